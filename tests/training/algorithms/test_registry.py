@@ -67,7 +67,7 @@ def test_an_option_must_be_named_by_the_function(registry: Registry) -> None:
     for options in ({"facter": 2.0}, {"clip": 1}):
         with pytest.raises(SettingsError, match=r"has no option '\w+'; it has factor"):
             registry.check(name, "rows", clip=0.2, options=options)
-    with pytest.raises(SettingsError, match="cannot be called as it will be: missing a required argument: 'rows'"):
+    with pytest.raises(SettingsError, match="has the wrong arguments: missing a required argument: 'rows'"):
         registry.check(name)
 
 

@@ -78,7 +78,7 @@ def test_settings_are_frozen_and_overridden_by_copies() -> None:
         ),
         ({"reward": {"mu_options": {"x": 1}}}, "mu=cosine has no option 'x'; it has none"),
         ({"loss": {"policy": "gspo", "policy_options": {"share": 0.1}}}, "policy=gspo has no option 'share'"),
-        ({"advantage": {"estimator": "math:sqrt"}}, r"math:sqrt\(x, /\) cannot be called as it will be"),
+        ({"advantage": {"estimator": "math:sqrt"}}, r"math:sqrt\(x, /\) has the wrong arguments"),
         ({"reward": {"mu": "entropy"}}, r"spear\.reward\.mu cannot be 'entropy'"),
         ({"filter": {"custom": ["mine"]}}, r"spear\.filter\.custom cannot be 'mine'"),
     ],

@@ -122,13 +122,13 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
     other.write_text(yaml.safe_dump({**CONTENT, "seeds": 4}))
     result = made / "whole" / "result.json"
     refused = invoke("report", str(other), str(result))
-    assert isinstance(refused.exception, SpearError) and "was not made by this file" in str(refused.exception)
+    assert isinstance(refused.exception, SpearError) and "is not of this file" in str(refused.exception)
     begun = invoke("run", str(other), "--out", str(made / "whole"))
-    assert "was begun with another comparison" in str(begun.exception)
+    assert "is of another comparison" in str(begun.exception)
     content = json.loads(result.read_text())
     content["runs"].pop()
     (made / "short.json").write_text(json.dumps(content))
-    assert "has not all 3 seeds of si" in str(
+    assert "lacks some of 3 seeds of si" in str(
         invoke("report", str(made / "trial.yaml"), str(made / "short.json")).exception
     )
     (made / "broken.json").write_text("{}")

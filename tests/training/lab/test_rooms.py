@@ -89,7 +89,7 @@ def test_the_start_reaches_the_success_that_was_asked_for(rooms: Rooms) -> None:
     first = examiner.examine(BoardPolicy(rooms.cells)).mean()
     made = clone_expert(rooms, examiner, first + 0.05, turns=TURNS, hidden=128)
     assert first + 0.05 <= examiner.examine(made).mean() < first + 0.25
-    with pytest.raises(SpearError, match="untrained policy wins"):
+    with pytest.raises(SpearError, match="untrained policy already wins"):
         clone_expert(rooms, examiner, first / 2, turns=TURNS, hidden=128)
     with pytest.raises(SpearError, match="ends at"):
         clone_expert(rooms, examiner, 0.9999, turns=TURNS, hidden=128)

@@ -53,7 +53,7 @@ assert isinstance(COMPARISON, TrainerComparison)
     [
         ({"engine": "verl"}, "comparison.engine cannot be 'verl'; choose trainer"),
         ({"looks": 4}, "comparison.looks is not a setting"),
-        ({"arms": {"a": {"tree": {"turns": [1]}}}, "compare": []}, "arm a: the trainer plays no trees"),
+        ({"arms": {"a": {"tree": {"turns": [1]}}}, "compare": []}, "arm a: the trainer does not support trees"),
         ({"training": {"minibatch": 9, "group": 2}}, "a multiple of training.group"),
         ({"arms": {"a": {"spear": {"replay": {"capacty": 1}}}}, "compare": []}, "capacty"),
     ],
@@ -116,7 +116,7 @@ def test_a_stopped_comparison_goes_on_and_is_reported(tmp_path: Path, trainer: F
     """Policy, panels, registry and report are the real ones; what trains is not."""
     registry = Registry(COMPARISON, tmp_path / "out")
     trainer.stops_after = 1
-    with pytest.raises(SpearError, match="ended before it had written 60 tokens"):
+    with pytest.raises(SpearError, match="ended before 60 tokens"):
         run_all(registry, 2, lambda: None)
     trainer.stops_after = 100
     run_all(registry, 2, lambda: None)

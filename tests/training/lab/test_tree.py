@@ -225,5 +225,5 @@ def test_the_trainer_refuses_trees() -> None:
         "engine": "trainer", "title": "Trial", "rates": [0.001], "compare": [],
         "training": {"group": 8, "minibatch": 16}, "arms": {"a": {"tree": {"turns": [4]}}},
     }  # fmt: skip
-    with pytest.raises(SettingsError, match="the trainer plays no trees"):
+    with pytest.raises(SettingsError, match="the trainer does not support trees"):
         Comparison.of(content)

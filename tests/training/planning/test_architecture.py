@@ -94,7 +94,7 @@ def test_a_folder_is_read_and_one_that_was_fetched_is_found_by_name(tmp_path: Pa
 
 
 def test_what_is_not_known_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=r"the size of some/Model is not known here: name its folder, or one of Qwen/"):
+    with pytest.raises(SpearError, match=r"the size of some/Model is unknown: name its folder, or one of Qwen/"):
         find_architecture("some/Model")
     for config, told in (
         ({"model_type": "klingon"}, "the sizes of a klingon model cannot be computed"),

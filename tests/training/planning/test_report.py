@@ -117,7 +117,7 @@ def test_lengths_come_from_another_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_metrics_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="has no metrics of a training step"):
+    with pytest.raises(SpearError, match="lacks metrics of a training step"):
         CliRunner().invoke(plan, ["--like", str(tmp_path)], catch_exceptions=False)
 
 

@@ -45,12 +45,12 @@ def group_advantages(
 
     Args:
         rewards: [N] float, the reward of the row's trajectory.
-        group_ids: N hashables; rows of a group may stand anywhere.
-        trajectory_ids: N hashables, where a trajectory has several rows.
+        group_ids: N hashables, in any order.
+        trajectory_ids: N hashables, if trajectories have several rows.
         normalize_std: divide by the sample deviation (ddof 1) plus ``eps``.
         weight: ``"trajectory"`` counts each trajectory once in mean and deviation, ``"row"`` each row.
         singleton: advantage in a group with one valid member: ``"zero"``, or ``"raw"`` for the reward itself.
-        valid: [N] flags; rows that are off enter no statistic and get 0.
+        valid: [N] flags; other rows are left out of all statistics and get 0.
 
     Returns:
         [N], dtype and device of ``rewards``.
@@ -61,7 +61,7 @@ def group_advantages(
     per_row = GroupWeight(weight) is GroupWeight.ROW
     grouping, valid = gather_groups(rewards, group_ids, None if per_row else trajectory_ids, valid)
     if per_row and trajectory_ids is not None:
-        encode_ids(trajectory_ids, rewards.numel(), "trajectory_ids", rewards.device)  # the length still has to fit
+        encode_ids(trajectory_ids, rewards.numel(), "trajectory_ids", rewards.device)  # the length must still match
     group = grouping.group_of_row
     deviation = grouping.offset - grouping.mean_offset[group]
     scale = grouping.std(ddof=1) + eps if normalize_std else torch.ones_like(grouping.count)
@@ -93,7 +93,7 @@ def rloo_advantages(
 def _finish(
     advantages: Tensor, grouping: Grouping, rewards: Tensor, singleton: str, valid: Tensor, alone_scale: float
 ) -> Tensor:
-    """Settle singletons and invalid rows, and go back to the caller's dtype."""
+    """Set singletons and invalid rows, and restore the caller's dtype."""
     if Singleton(singleton) is Singleton.RAW:
         alone = rewards.detach().to(torch.float64) / alone_scale
     else:
@@ -103,11 +103,7 @@ def _finish(
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """Return of each step of one trajectory: the sum of gamma^k r_{t+k}. ``rewards`` [T] float in order of time -> [T].
-
-    Raises:
-        ValueError: not a floating-point vector.
-    """
+    """Return of each step of a trajectory, sum of gamma^k r_{t+k}. ``rewards`` [T] float in order of time -> [T]."""
     values = check_rewards(rewards)
     same = torch.zeros(values.numel(), dtype=torch.int64, device=values.device)
     return discount_rows(values, same, same, gamma).to(rewards.dtype)
@@ -132,13 +128,13 @@ def gigpo_advantages(
     """GiGPO: the episode advantage of the group plus ``step_weight`` times a step advantage (``tab:ALFWorldwebshop``).
 
     The step advantage compares the discounted returns of the environment's own rewards, from this turn on, among all
-    rows of the group that stand at an equal anchor; a lone anchor gets 0.
+    rows of the group with an equal anchor; a unique anchor gets 0.
 
     Args:
         rewards: [N] float, reward of the row's trajectory.
         step_rewards: [N] float, what the environment paid at the row's turn (no tool-call or format bonus).
         group_ids, trajectory_ids, anchors: N hashables each.
-        turn_ids: [N] order in time inside a trajectory; None: the order of the rows.
+        turn_ids: [N] order in time within a trajectory; None: the order of the rows.
         gamma: discount of step returns.
         normalize_std, weight, singleton, valid, eps: as in :func:`group_advantages`; the deviation divides both parts.
 
@@ -175,10 +171,10 @@ def gigpo_advantages(
 
 
 def discount_rows(rewards: Tensor, trajectories: Tensor, order: Tensor, gamma: float) -> Tensor:
-    """Discounted return of each row of many trajectories [N]; ``order`` [N] is that in time inside a trajectory.
+    """Discounted return of each row of many trajectories [N]; ``order`` [N] is that in time within a trajectory.
 
-    Rows are sorted by how far they stand from the end of their trajectory; each such level then needs only the level
-    before it. The work is proportional to the rows plus the longest trajectory, and nothing is padded.
+    Rows are sorted by their distance from the end of their trajectory; each level only needs the previous one. The work
+    is proportional to the rows plus the longest trajectory, without padding.
     """
     rows = rewards.numel()
     if rows == 0:

@@ -16,10 +16,7 @@ from spear_training.algorithms.errors import StateMismatchError
 class BaselineBuffer:
     """First-in-first-out buffer D_R of group means (``sec:self-imitation-learning``, ``alg:sal``).
 
-    Holds at most ``capacity`` numbers, one for each group; the oldest leaves first, one by one. Capacity 0 holds none.
-
-    Raises:
-        ValueError: the capacity is negative.
+    Holds at most ``capacity`` numbers, one for each group, and drops the oldest first.
     """
 
     def __init__(self, capacity: int = 10240) -> None:
@@ -37,11 +34,7 @@ class BaselineBuffer:
         return list(self._values)
 
     def extend(self, values: Iterable[float] | Tensor) -> None:
-        """Append group means in order.
-
-        Raises:
-            ValueError: one is not finite; nothing is appended then.
-        """
+        """Append group means in order. Raises ValueError, without appending any, if one is not finite."""
         new = [float(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
         if not all(map(math.isfinite, new)):
             raise ValueError("a group mean is not finite; mask out the rows with broken rewards first")
@@ -51,22 +44,18 @@ class BaselineBuffer:
         """Percentile with linear interpolation; P50 is the baseline of ``eq:recalibrateadv``.
 
         Raises:
-            ValueError: the buffer is empty, or ``q`` lies outside 0 to 100.
+            ValueError: the buffer is empty, or ``q`` is not in 0 to 100.
         """
         if not self._values:
             raise ValueError("the baseline buffer is empty: extend it with this step's group means first")
         return float(np.percentile(np.fromiter(self._values, np.float64, len(self._values)), q))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as JSON-able data."""
+        """State for :meth:`load_state_dict`, as JSON-able data."""
         return {"capacity": self.capacity, "values": self.values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state, exactly.
-
-        Raises:
-            StateMismatchError: it comes from a buffer of another capacity.
-        """
+        """Restore a saved state. Raises StateMismatchError if it is of another capacity."""
         if int(state["capacity"]) != self.capacity:
             raise StateMismatchError(
                 f"the checkpoint has spear.baseline.capacity={state['capacity']}, this run {self.capacity}: "
@@ -76,11 +65,11 @@ class BaselineBuffer:
 
 
 def recalibrate_advantages(rewards: Tensor, baseline: BaselineBuffer | float, *, q: float = 50.0) -> Tensor:
-    """Recalibrated advantage: reward minus P50 of the baseline buffer (``eq:recalibrateadv``); no deviation.
+    """Recalibrated advantage: reward minus P50 of the baseline buffer (``eq:recalibrateadv``), not normalised.
 
     Args:
         rewards: [N] float.
-        baseline: the buffer, or its percentile where that is already known.
+        baseline: the buffer, or its percentile.
         q: percentile.
 
     Returns:

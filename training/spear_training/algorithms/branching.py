@@ -1,4 +1,4 @@
-"""Which groups of a step begin in a state of an earlier episode, and in which (``spear.branch``)."""
+"""Groups that start in states of earlier episodes (``spear.branch``)."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ State = TypeVar("State")
 
 
 class BranchMode(str, Enum):
-    """Which states of earlier episodes are begun in."""
+    """States of earlier episodes in which groups start."""
 
     SUCCESS = "success"
-    """Of wins, backwards from the end, as far as groups still win (a reverse curriculum)."""
+    """Of wins, from the end backwards as long as groups win (a reverse curriculum)."""
     NEAR_MISS = "near_miss"
-    """Of losses: the last state that a win of the same task also passed through, or half-way where there is none."""
+    """Of losses: the last state shared with a win of the same task, or half-way if there is none."""
 
 
 @checked(frozen=True, config=STRICT)
 class BranchSettings(Record):
-    """Groups that begin in a state of an earlier episode: all members in the same, so that advantages are of it."""
+    """Groups that start in a state of an earlier episode, the same for all members, so that advantages refer to it."""
 
     PATH: ClassVar[str] = "spear.branch"
 
     share: float = number(0.0, at_least=0, at_most=1)
-    """Of the groups of a step; 0 switches branching off."""
+    """Share of the groups of a step; 0 switches branching off."""
     mode: BranchMode = BranchMode.SUCCESS
     capacity: int = number(256, at_least=1)
-    """Episodes that are kept, the oldest leave first."""
+    """Maximum number of episodes; the oldest are dropped first."""
     target: float = number(0.5, above=0, below=1)
-    """Success at which a reverse curriculum goes one move further back."""
+    """Success at which a reverse curriculum moves one step back."""
 
     def keeps(self, *, won: bool) -> bool:
-        """Whether an episode that ended so is remembered."""
+        """Whether episodes with this end are kept."""
         return self.share > 0 and (won or self.mode is BranchMode.NEAR_MISS)
 
     def begins_in(self, *, won: bool) -> bool:
-        """Whether groups begin in states of such an episode; of others only the names of states are needed."""
+        """Whether groups start in states of episodes with this end; others only need the names of states."""
         return self.share > 0 and won is (self.mode is BranchMode.SUCCESS)
 
 
 @dataclass
 class _Past(Generic[Task, State]):
-    """An episode: the states before its turns, their names, whether it won, and how far back groups begin in it."""
+    """An episode: the states before its turns, their names, whether it won, and how far back groups start in it."""
 
     number: int
     task: Task
@@ -67,7 +67,7 @@ class _Past(Generic[Task, State]):
 
 @dataclass(frozen=True)
 class Branch(Generic[Task, State]):
-    """Where a group begins: in the state before turn ``turn`` (from 0) of the remembered episode ``episode``."""
+    """The state in which a group starts: before turn ``turn`` (from 0) of the archived episode ``episode``."""
 
     episode: int
     task: Task
@@ -76,7 +76,7 @@ class Branch(Generic[Task, State]):
 
 
 class Archive(Generic[Task, State]):
-    """Earlier episodes, all from their task's own start, as snapshots to begin in.
+    """Snapshots of earlier episodes that started at the start of their task.
 
     Args:
         settings: of the branching.
@@ -91,7 +91,7 @@ class Archive(Generic[Task, State]):
         return len(self._episodes)
 
     def draw(self, groups: int, rng: np.random.Generator) -> list[Branch[Task, State]]:
-        """Where the first of ``groups`` groups begin: ``share`` of them, or none while there is nothing to begin in."""
+        """Draw states in which the first of ``groups`` groups start: ``share`` of them, or none without states."""
         usable = [past for past in self._episodes if self._can_begin(past)]
         return [
             self._choose(usable[int(rng.integers(len(usable)))])
@@ -112,19 +112,19 @@ class Archive(Generic[Task, State]):
         return Branch(past.number, past.task, turn, past.states[turn])
 
     def tell(self, episode: int, wins: float, played: int) -> None:
-        """Take in how a group went that began in ``episode``: where enough of it won, the next goes one move back."""
+        """Record the result of a group from ``episode``: if enough of it won, the next starts one move earlier."""
         for past in self._episodes:
             if past.number == episode and played and wins >= self._settings.target * played:
                 past.back += 1
 
     def remember(self, task: Task, anchors: Sequence[Hashable], states: Sequence[State], *, won: bool) -> None:
-        """Keep an episode from its task's own start, if the settings keep those that ended so.
+        """Keep an episode from the start of its task, if the settings keep those with its end.
 
         Args:
             task: of the episode.
-            anchors: names of the states before each of its turns, equal ones of one task for equal states.
-            states: these states; may be empty if no group begins in them.
-            won: whether it did.
+            anchors: names of the states before each of its turns, equal for equal states of a task.
+            states: these states; may be empty if no group starts in them.
+            won: its end.
         """
         if self._settings.keeps(won=won):
             self._episodes.append(_Past(self._count, task, list(anchors), list(states), won))
@@ -135,10 +135,6 @@ class Archive(Generic[Task, State]):
         return {"episodes": [vars(past).copy() for past in self._episodes], "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state.
-
-        Raises:
-            LookupError, TypeError, ValueError: it is damaged.
-        """
+        """Restore a saved state. Raises LookupError, TypeError or ValueError if it is damaged."""
         self._episodes = deque((_Past(**past) for past in state["episodes"]), maxlen=self._settings.capacity)
         self._count = state["count"]

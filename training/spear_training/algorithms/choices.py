@@ -6,19 +6,19 @@ from enum import Enum
 
 
 class Coupling(str, Enum):
-    """How the self-imitation term meets the on-policy term."""
+    """Combination of the self-imitation term and the on-policy term."""
 
     SEQUENTIAL = "sequential"
-    """Replay mini-batches are optimiser steps of their own, after the on-policy ones, as in the authors' code."""
+    """Replay mini-batches are separate optimiser steps after the on-policy ones, as in the authors' code."""
     JOINT = "joint"
-    """Replayed rows are dealt into the on-policy mini-batches; one loss reads both (``eq:grpo_sal``)."""
+    """Replayed rows are dealt into the on-policy mini-batches, with one loss for both (``eq:grpo_sal``)."""
 
 
 class FormatMode(str, Enum):
-    """How well-formed responses are paid."""
+    """Reward of well-formed responses."""
 
     BONUS = "bonus"
-    """+0.1 for a trajectory whose every turn is well formed (``eq:formatreward``)."""
+    """+0.1 for a trajectory with all turns well-formed (``eq:formatreward``)."""
     PENALTY_PER_TURN = "penalty_per_turn"
     """-0.1 on each malformed turn, as in the authors' agent code."""
     NONE = "none"
@@ -26,19 +26,19 @@ class FormatMode(str, Enum):
 
 
 class ToolCount(str, Enum):
-    """What counts as a tool call."""
+    """Definition of a tool call."""
 
     VALID = "valid"
     """Turns whose call was valid and executed (``eq:actionreward``)."""
     STEPS = "steps"
     """Every step of the environment, as in the authors' agent code."""
     ENVIRONMENT = "environment"
-    """What the environment's own term counts, which its keyword ``tool_reward`` chooses: with ``distinct`` calls of
-    turns that led to something new."""
+    """The environment's own term, chosen by its keyword ``tool_reward``: ``distinct`` counts turns that led to
+    something new."""
 
 
 class ToolShape(str, Enum):
-    """How tool calls turn into a reward."""
+    """Reward of tool calls."""
 
     LINEAR = "linear"
     """min(1, 0.1 n) (``eq:actionreward``)."""
@@ -47,19 +47,19 @@ class ToolShape(str, Enum):
 
 
 class ReplayUnit(str, Enum):
-    """What the capacity of the replay buffer counts."""
+    """Unit of the capacity of the replay buffer."""
 
     SAMPLE = "sample"
-    """Rows: a turn, or a whole trajectory where it is one row."""
+    """Rows: a turn, or a trajectory that is one row."""
     TRAJECTORY = "trajectory"
     """Trajectories; their rows stay together."""
 
 
 class BoundsMode(str, Enum):
-    """Where the covariance bounds come from."""
+    """Origin of the covariance bounds."""
 
     RUNNING = "running"
-    """Quantiles of the covariances of replayed tokens: those of the batch and of the replays so far, the wider ones."""
+    """Quantiles of the covariances of replayed tokens: the wider of those of the batch and of the replays so far."""
     PERCENTILE = "percentile"
     """Means of the largest covariances at the first replay, then frozen (``sec:implementation_detail_appdx``)."""
     FIXED = "fixed"
@@ -67,7 +67,7 @@ class BoundsMode(str, Enum):
 
 
 class CovarianceScope(str, Enum):
-    """Over which tokens the means of the covariance run."""
+    """Tokens in the means of the covariance."""
 
     BATCH = "batch"
     """All valid tokens of the batch."""
@@ -76,7 +76,7 @@ class CovarianceScope(str, Enum):
 
 
 class ClipBudget(str, Enum):
-    """Of what the number of clipped tokens is a share."""
+    """Total of which the number of clipped tokens is a share."""
 
     BATCH = "batch"
     """Of all valid tokens of the batch."""
@@ -85,25 +85,25 @@ class ClipBudget(str, Enum):
 
 
 class GroupWeight(str, Enum):
-    """What counts once in a group mean."""
+    """Unit of a group mean."""
 
     TRAJECTORY = "trajectory"
-    """Each trajectory, however many rows it has."""
+    """Each trajectory once, regardless of its rows."""
     ROW = "row"
     """Each row, so that long trajectories weigh more."""
 
 
 class Singleton(str, Enum):
-    """Advantage in a group that has one valid member only."""
+    """Advantage in a group with one valid member."""
 
     ZERO = "zero"
-    """0: there is nothing to compare with."""
+    """0, without a comparison."""
     RAW = "raw"
     """The reward itself."""
 
 
 class Aggregation(str, Enum):
-    """How token losses become one number. B: non-empty sequences of the mini-batch, L: a constant length."""
+    """Aggregation of token losses. B: non-empty sequences of the mini-batch, L: a constant length."""
 
     SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
     """Sum / (B L); does not depend on the cut into micro-batches (``sec:botdetails``)."""
@@ -118,7 +118,7 @@ class Aggregation(str, Enum):
 
 
 class VoidFilter(str, Enum):
-    """Which rows a void turn takes out of the loss."""
+    """Rows removed from the loss for a void turn."""
 
     TRAJECTORY = "trajectory"
     """All rows of the trajectory (``sec:botdetails``)."""

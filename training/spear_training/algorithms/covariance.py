@@ -1,4 +1,4 @@
-"""Covariance-based clipping: tokens whose log-prob and advantage go together are taken out of the loss."""
+"""Covariance-based clipping: tokens with a large covariance of log-prob and advantage leave the loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spear_training.algorithms.choices import ClipBudget, CovarianceScope
 from spear_training.algorithms.tokens import check_tokens, expand_advantages
 
 SMALL = 1e-6
-"""Covariances below it are rounding errors of equal advantages or equal log-probs."""
+"""Smaller covariances are rounding errors of equal advantages or equal log-probs."""
 
 
 def covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor, *, scope: str = "batch") -> Tensor:
@@ -53,14 +53,14 @@ def covariance_clip_mask(
     floor_one: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Mask M of ``eq:regularizationmask``: floor(ratio N) candidates, drawn uniformly, are taken out.
+    """Mask M of ``eq:regularizationmask``: floor(ratio N) candidates, drawn uniformly, are removed.
 
     Candidates are valid tokens with ``lower <= covariance <= upper`` (``eq:clipuniform``), bounds included.
 
     Args:
         log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].
-        ratio: lambda, the share of the N valid tokens that may be taken out; 0 takes out none.
-        exclude: [B, T], on for tokens that are not candidates, such as those the ratio clip already silenced.
+        ratio: lambda, the maximum share of the N valid tokens to remove.
+        exclude: [B, T], on for tokens that are not candidates, such as those silenced by the ratio clip.
         scope: of the means, as in :func:`covariance`.
         budget: N counts the valid tokens of the batch (``"batch"``) or of each sequence (``"trajectory"``).
         floor_one: raise a budget of 0 to 1, as the authors' code does.
@@ -73,7 +73,7 @@ def covariance_clip_mask(
         ValueError: shapes, ratio or choices do not fit.
     """
     if not 0.0 <= ratio <= 1.0:
-        raise ValueError(f"ratio must lie in 0 to 1, not {ratio}")
+        raise ValueError(f"ratio must be in 0 to 1, not {ratio}")
     on = check_tokens(log_probs, mask)
     stays = torch.ones_like(on)
     if ratio == 0.0:
@@ -83,8 +83,8 @@ def covariance_clip_mask(
     if exclude is not None:
         candidates &= ~(exclude > 0)
     rows, columns = candidates.nonzero(as_tuple=True)
-    # One shuffle serves both budgets: the first k of a shuffled list are a uniform choice, and so are the first k of
-    # each row in it.
+    # One shuffle serves both budgets: the first k of a shuffled list are a uniform choice, and so are its first k of
+    # each row.
     device = generator.device if generator is not None else rows.device
     shuffle = torch.randperm(rows.numel(), generator=generator, device=device).to(rows.device)
     rows, columns = rows[shuffle], columns[shuffle]
@@ -103,7 +103,7 @@ def covariance_clip_mask(
 
 
 def _count_budget(tokens: Tensor, ratio: float, floor_one: bool) -> Tensor:
-    # The small term keeps 0.29 * 100 = 28.999999999999996 at 29.
+    # The small term rounds 0.29 * 100 = 28.999999999999996 to 29.
     size = torch.floor(tokens.to(torch.float64) * ratio + 1e-9).to(torch.int64)
     return size.clamp(min=1) if floor_one else size
 
@@ -146,10 +146,10 @@ def find_covariance_quantiles(
     lower_top: float = 0.2,
     upper_top: float = 0.0002,
 ) -> tuple[float, float]:
-    """Bounds between which the (``lower_top`` - ``upper_top``) share of tokens with large covariances lies.
+    """Bounds around the (``lower_top`` - ``upper_top``) share of tokens with large covariances.
 
-    Each is the ceil(share n)-th largest covariance of the n valid tokens. A token that does not go together with its
-    advantage is not a candidate, so neither bound falls below a small positive number.
+    Each is the ceil(share n)-th largest covariance of the n valid tokens. Only positive covariances are candidates, so
+    both bounds are at least a small positive number.
 
     Args:
         log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].

@@ -19,14 +19,14 @@ def gae_advantages(
     lam: float = 1.0,
     whiten: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the tokens the policy wrote (``sec:ppogrpo``).
+    """Generalised advantage estimation over the tokens of the policy (``sec:ppogrpo``).
 
-    Tokens off the mask (prompts, observations) are stepped over: the token before one looks ahead to the next token of
-    the policy, without a discount for the gap.
+    Tokens off the mask (prompts, observations) are skipped: the token before them looks ahead to the next token of the
+    policy, without a discount for the gap.
 
     Args:
-        token_rewards, values: [B, T] float. Rewards off the mask are not seen: pay them on the policy's tokens.
-        mask: [B, T], on where the policy wrote the token.
+        token_rewards, values: [B, T] float. Rewards off the mask are ignored: put them on the policy's tokens.
+        mask: [B, T], on for the policy's tokens.
         whiten: shift and scale the advantages to mean 0 and (unbiased) variance 1 over all tokens on the mask.
 
     Returns:
@@ -66,25 +66,24 @@ def episode_advantages(
     gamma: float = 1.0,
     lam: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`gae_advantages` over whole episodes, whose tokens may lie in several rows (one for each turn).
+    """:func:`gae_advantages` over episodes, whose tokens may be in several rows (one for each turn).
 
-    The rows of an episode, in their order, are one sequence: the last token of the policy in a turn looks ahead to the
-    first of the next turn, as if the prompt between them were an observation. So the layout of the rows changes
-    nothing. The reward stands on the last token of the policy; after it nothing follows, also where the turn limit
-    ended the episode (the limit belongs to the task).
+    The rows of an episode, in order, are one sequence: the last token of the policy in a turn looks ahead to the first
+    of the next turn, as if the prompt between them were an observation, so the layout of the rows has no effect. The
+    reward is on the last token of the policy, which is terminal also at the turn limit (part of the task).
 
     Args:
         values: [S] float, concatenated over N rows.
-        mask: [S], on where the policy wrote the token.
+        mask: [S], on for the policy's tokens.
         lengths: N row lengths with sum S.
-        episodes: N episode numbers from 0; the rows of an episode stand in order of time.
+        episodes: N episode numbers from 0; the rows of an episode are in order of time.
         rewards: the reward of each episode.
 
     Returns:
         advantages (not whitened) and returns, each [S], 0 off the mask.
 
     Raises:
-        ValueError: lengths do not fit.
+        ValueError: lengths do not match.
     """
     sizes, numbers = torch.as_tensor(lengths, dtype=torch.int64), torch.as_tensor(episodes, dtype=torch.int64)
     if (
@@ -118,7 +117,7 @@ def episode_advantages(
 
 
 def whiten_advantages(values: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale ``values`` to mean 0 and (unbiased) variance 1 over the tokens on ``mask``; 0 elsewhere."""
+    """Shift and scale ``values`` to mean 0 and (unbiased) variance 1 over the tokens on ``mask``; 0 off it."""
     on = mask > 0
     values = torch.where(on, values, 0.0)
     count = on.sum().clamp(min=1)

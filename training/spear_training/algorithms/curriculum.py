@@ -1,4 +1,4 @@
-"""Which tasks a step plays: at random, or those whose groups are likely to differ (Thompson sampling)."""
+"""Choice of a step's tasks: random, or those whose groups are likely to differ (Thompson sampling)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spear_training.algorithms.rows import Array
 
 
 class Choice(str, Enum):
-    """How the tasks of a step are drawn."""
+    """Choice of the tasks of a step."""
 
     UNIFORM = "uniform"
     """Each once, in random order, then all again."""
@@ -31,20 +31,20 @@ class CurriculumSettings(Record):
 
     choice: Choice = Choice.UNIFORM
     forget: float = number(0.9, above=0, at_most=1)
-    """What is left of a task's counts when new ones are added: the policy has moved since."""
+    """Factor of a task's old counts when new ones are added, since the policy has changed."""
     prior: float = number(4.0, above=0)
-    """Episodes that the success of the tasks of equal difficulty counts as."""
+    """Weight of the success of tasks of equal difficulty, in episodes."""
 
 
 class TaskSource:
-    """Draws tasks, and learns from how they went.
+    """Draws tasks, and learns from their results.
 
-    Thompson sampling: of each task a success rate is drawn from its Beta posterior, and the tasks with the highest
-    chance that a group of ``group`` episodes differs are taken. What is not known of a task comes from those of its
+    Thompson sampling: a success rate is drawn for each task from its Beta posterior, and the tasks with the highest
+    probability that a group of ``group`` episodes differs are taken. The prior of a task comes from those of equal
     difficulty.
 
     Args:
-        difficulties: of the tasks, [N]; equal ones tell of each other.
+        difficulties: of the tasks, [N]; equal ones share evidence.
         settings: of the curriculum.
         group: episodes of a group.
     """
@@ -58,11 +58,11 @@ class TaskSource:
 
     @property
     def known(self) -> Array:
-        """Which tasks have been played [N]."""
+        """Flags of played tasks [N]."""
         return (self._wins + self._losses) > 0
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """Numbers of ``count`` different tasks [count]; different as far as there are as many."""
+        """Draw numbers of ``count`` tasks [count], different if there are enough."""
         size = len(self._bands)
         if self._settings.choice is Choice.UNIFORM:
             while len(self._order) < count:
@@ -75,14 +75,14 @@ class TaskSource:
         return np.resize(best[:count], count)
 
     def tell(self, tasks: Array, wins: Array, episodes: ArrayLike) -> None:
-        """Take in how groups went from the tasks' own starts: ``wins`` [G] of ``episodes``, [G] or one for all."""
+        """Add results of groups from the start of their tasks: ``wins`` [G] of ``episodes``, [G] or one for all."""
         keep, played = self._settings.forget, np.broadcast_to(np.asarray(episodes), len(tasks))
         for task, won, count in zip(tasks.tolist(), wins.tolist(), played.tolist(), strict=True):
             self._wins[task] = keep * self._wins[task] + won
             self._losses[task] = keep * self._losses[task] + count - won
 
     def estimate(self) -> tuple[Array, Array]:
-        """Success expected of each task, and the chance that a group of it differs at that rate: [N] each."""
+        """Expected success of each task, and the probability that a group of it differs: [N] each."""
         prior, mean = self._settings.prior, self._pool()
         rate = (self._wins + prior * mean) / (self._wins + self._losses + prior)
         return rate, self._differ(rate)
@@ -90,7 +90,7 @@ class TaskSource:
     def _pool(self) -> Array:
         """Success of the tasks of each task's difficulty [N]."""
         wins, losses = (np.bincount(self._bands, weights=counts) for counts in (self._wins, self._losses))
-        # A difficulty of which nothing is known starts at one half, and so is looked at.
+        # An unknown difficulty starts at one half, and so is explored.
         mean: Array = ((wins + 0.5) / (wins + losses + 1.0))[self._bands]
         return mean
 
@@ -98,10 +98,10 @@ class TaskSource:
         return 1.0 - rate**self._group - (1.0 - rate) ** self._group
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been learnt and is still to be drawn."""
+        """Evidence and remaining tasks."""
         return {"wins": self._wins.tolist(), "losses": self._losses.tolist(), "order": list(self._order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore a saved state."""
         self._wins, self._losses = np.asarray(state["wins"]), np.asarray(state["losses"])
         self._order = list(state["order"])

@@ -9,7 +9,7 @@ from spear_training.algorithms.objective import aggregate_loss
 
 
 def token_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of the distribution behind each token: logits [B, T, V] float -> [B, T].
+    """Entropy in nats of the distribution of each token: logits [B, T, V] float -> [B, T].
 
     A logit of minus infinity is a token of probability 0. Half-precision logits are summed in float32.
     """

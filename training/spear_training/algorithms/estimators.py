@@ -1,9 +1,9 @@
-"""Advantage estimators over the table of rows: what ``spear.advantage.estimator`` may name.
+"""Advantage estimators over the table of rows: choices of ``spear.advantage.estimator``.
 
-One is a function ``f(rows, settings) -> advantages``: [N] of the rows, or of their response tokens, concatenated. It is
-given all rows of the step that count, those too that a filter keeps out of the loss, with ``reward``, ``group``,
-``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. One that :func:`needs_critic` also has
-``mask`` and ``values``, and only the episodes with a row in the loss.
+An estimator is a function ``f(rows, settings) -> advantages``: [N] of the rows, or of their response tokens,
+concatenated. It gets all rows of the step that count, including those that a filter removed from the loss, with
+``reward``, ``group``, ``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. With
+:func:`needs_critic` it also gets ``mask`` and ``values``, and only the episodes with a row in the loss.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def estimate_gigpo(rows: RowTable, settings: SpearSettings) -> Tensor:
 @ESTIMATORS.register("gae")
 @needs_critic
 def estimate_gae(rows: RowTable, settings: SpearSettings) -> Tensor:
-    """Generalised advantage estimation over whole episodes with the critic's values: PPO (``sec:ppogrpo``)."""
+    """Generalised advantage estimation over episodes with the critic's values: PPO (``sec:ppogrpo``)."""
     _, first, episode = np.unique(rows.trajectory.astype(str), return_index=True, return_inverse=True)
     return episode_advantages(
         torch.from_numpy(rows.values),
@@ -100,8 +100,8 @@ def estimate_gae(rows: RowTable, settings: SpearSettings) -> Tensor:
 def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
     """Credit for each turn: the group's episode advantage plus ``step_weight`` times an advantage of the turn.
 
-    The latter compares what the environment paid from this turn on, discounted by ``gamma``, with the mean of the group
-    at the same turn. In a conversation, whose turns share a row, tokens of one turn have one advantage.
+    The latter compares the environment's rewards from this turn on, discounted by ``gamma``, with the mean of the group
+    at the same turn. In a conversation, whose turns share a row, tokens of one turn have equal advantages.
     """
     choice = settings.advantage
     episode = np.asarray(estimate_grpo(rows, settings))
@@ -119,7 +119,7 @@ def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
 
 
 def _measure_turns(rows: RowTable) -> Array:
-    """Response tokens of each turn, from the end of the one before to its own; the last takes what follows it."""
+    """Response tokens of each turn, from the end of the previous one; the last includes all that follow."""
     last = np.cumsum(rows.turns) - 1
     ends = rows.turn_end.copy()
     ends[last] = rows.response_length
@@ -133,7 +133,7 @@ def estimate(rows: RowTable, settings: SpearSettings) -> Array:
     """Advantages by the estimator of ``settings``, float64: [N] of the rows, or [S] of their response tokens.
 
     Raises:
-        SettingsError: the estimator's answer has another shape or holds numbers that are not finite.
+        SettingsError: the result has another shape or non-finite numbers.
     """
     name = settings.advantage.estimator
     found = ESTIMATORS.call(name, rows, settings)

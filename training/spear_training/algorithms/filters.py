@@ -1,6 +1,6 @@
 """Filters of Dr.BoT (``sec:botdetails``): low-variance groups, over-long, void and repetitive responses.
 
-``spear.filter.custom`` names further ones: ``f(rows, settings) -> flags`` [N], True to keep the row out of the loss.
+``spear.filter.custom`` names further ones: ``f(rows, settings) -> flags`` [N], True to remove the row from the loss.
 Its reward still counts in its group.
 """
 
@@ -24,19 +24,19 @@ from spear_training.algorithms.settings import SpearSettings
 
 
 def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str, Array]:
-    """Rows that each filter keeps out of the loss: bool [N] by name, all False where it is switched off.
+    """Rows that each filter removes from the loss: bool [N] by name, all False if it is switched off.
 
     Args:
         rows: of the step.
-        settings: ``filter`` says which filters are on.
+        settings: ``filter`` has the switches.
         limit: of a response, tokens.
 
     Raises:
-        SettingsError: the answer of a user's filter has another shape.
+        SettingsError: the result of a user's filter has another shape.
     """
     choice = settings.filter
     lengths, finished = torch.from_numpy(rows.response_length), torch.from_numpy(rows.finished)
-    # An episode that outgrew the context failed for lack of room, as a response does that ran into its limit.
+    # An episode that outgrew the context failed for lack of room, like a response at its limit.
     overlong = overlong_mask(lengths, limit, finished=finished).numpy() | rows.truncated
     found = {
         "overlong": overlong & choice.overlong,
@@ -63,7 +63,7 @@ def keep_high_variance_groups(
     ddof: int = 0,
     valid: Tensor | Sequence[Any] | None = None,
 ) -> Tensor:
-    """Keep the max(1, floor(ratio n)) groups of largest reward deviation; a tie goes to the group seen first.
+    """Keep the max(1, floor(ratio n)) groups of largest reward deviation, the first in case of a tie.
 
     Args:
         rewards: [N] float, the reward of the row's trajectory.
@@ -71,7 +71,7 @@ def keep_high_variance_groups(
         ratio: share of groups to keep, in (0, 1].
         trajectory_ids: N hashables where a trajectory has several rows; each then counts once.
         ddof: 0 for the population deviation.
-        valid: [N] flags; rows that are off count nowhere and are never kept.
+        valid: [N] flags; other rows are ignored and never kept.
 
     Returns:
         bool [N], True where the row stays.
@@ -80,12 +80,12 @@ def keep_high_variance_groups(
         ValueError: wrong lengths, dtype or ratio.
     """
     if not 0.0 < ratio <= 1.0:
-        raise ValueError(f"ratio must lie in (0, 1], not {ratio}")
+        raise ValueError(f"ratio must be in (0, 1], not {ratio}")
     grouping, valid = gather_groups(rewards, group_ids, trajectory_ids, valid)
     present = grouping.count > 0
     size = max(1, math.floor(ratio * int(present.sum()) + 1e-9))
     std = grouping.std(ddof)
-    # Rounded, so that equal deviations stay equal whatever the order of the members.
+    # Rounded, so that equal deviations stay equal for any order of the members.
     largest = float(std.max()) if std.numel() else 0.0
     rank = torch.where(present, torch.round(std / (largest or 1.0) * 1e9), -1.0)
     order = torch.argsort(rank, descending=True, stable=True)[:size]
@@ -95,13 +95,13 @@ def keep_high_variance_groups(
 
 
 def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None) -> Tensor:
-    """Which responses ran into the limit: bool [N], True to take the row out of the loss.
+    """Responses at the limit: bool [N], True to remove the row from the loss.
 
     Args:
         lengths: [N] response lengths in tokens.
         limit: the maximum response length.
-        finished: [N], on where the response ended by itself; at exactly the limit such a row stays. None: unknown, so
-            that every row at the limit is taken out.
+        finished: [N], on if the response ended by itself; such a row stays at exactly the limit. None: unknown, so
+            every row at the limit is removed.
     """
     if finished is None:
         return lengths >= limit
@@ -109,12 +109,12 @@ def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None
 
 
 def void_turn_mask(void: Tensor, trajectory_ids: Ids, *, scope: str = "trajectory") -> Tensor:
-    """Which rows void turns take out of the loss: bool [N], True to take the row out.
+    """Rows to remove from the loss for void turns: bool [N].
 
     Args:
-        void: [N], on where the turn holds neither an action (or tool call) nor a final answer.
+        void: [N], on if the turn has neither an action (or tool call) nor a final answer.
         trajectory_ids: N hashables.
-        scope: ``"trajectory"`` takes out all rows of the trajectory, ``"turn"`` the void row alone, ``"off"`` none.
+        scope: ``"trajectory"`` removes all rows of the trajectory, ``"turn"`` only the void row, ``"off"`` none.
 
     Raises:
         ValueError: wrong lengths or an unknown scope.
@@ -132,18 +132,14 @@ def void_turn_mask(void: Tensor, trajectory_ids: Ids, *, scope: str = "trajector
 
 
 def has_repetition(token_ids: Sequence[int] | Tensor, *, ngram: int = 20, times: int = 10) -> bool:
-    """Whether some run of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap.
-
-    Raises:
-        ValueError: ``ngram`` or ``times`` is below 1.
-    """
+    """Whether a sequence of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap."""
     if ngram < 1 or times < 1:
         raise ValueError(f"ngram and times must be 1 or more, not {ngram} and {times}")
     ids = np.asarray(token_ids, dtype=np.int64)
     windows = ids.size - ngram + 1
     if windows < times:
         return False
-    # A polynomial hash of every window modulo 2^64; windows that repeat often enough are then compared in full.
+    # A polynomial hash of every window modulo 2^64; windows with frequent hashes are then compared in full.
     tokens = ids.view(np.uint64)
     hashes = np.zeros(windows, np.uint64)
     for shift in range(ngram):

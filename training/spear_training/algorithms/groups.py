@@ -1,4 +1,4 @@
-"""Rows and the groups they belong to: the bookkeeping under the estimators and filters."""
+"""Rows and their groups: bookkeeping of the estimators and filters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Ids = Sequence[Hashable] | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Reward statistics of G groups, in the order in which the groups appear first.
+    """Reward statistics of G groups, in order of first appearance.
 
     ``ids`` has G group ids, ``mean`` [G] the R-bar of ``eq:adv_vanilla``, ``std`` [G] the deviation and ``count`` [G]
-    the number of trajectories (or rows, where no trajectory ids were given) behind them.
+    the number of trajectories (or rows, without trajectory ids).
     """
 
     ids: tuple[Hashable, ...]
@@ -49,7 +49,7 @@ def encode_ids(ids: Ids, rows: int, name: str, device: torch.device) -> tuple[Te
 
 
 def combine_codes(first: Tensor, second: Tensor) -> tuple[Tensor, int]:
-    """Number the pairs of two code vectors [N]; returns codes [N] and how many distinct pairs there are."""
+    """Number the pairs of two code vectors [N]; return codes [N] and the number of distinct pairs."""
     if first.numel() == 0:
         return first.clone(), 0
     distinct, codes = torch.unique(first * (int(second.max()) + 1) + second, return_inverse=True)
@@ -57,22 +57,14 @@ def combine_codes(first: Tensor, second: Tensor) -> tuple[Tensor, int]:
 
 
 def check_rewards(rewards: Tensor, name: str = "rewards") -> Tensor:
-    """``rewards`` [N] as detached float64, in which all statistics are computed.
-
-    Raises:
-        ValueError: not a floating-point vector.
-    """
+    """Detach ``rewards`` [N] as float64. Raises ValueError unless it is a floating-point vector."""
     if rewards.dim() != 1 or not rewards.is_floating_point():
         raise ValueError(f"{name} must be a floating-point tensor [N], not {rewards.dtype} {tuple(rewards.shape)}")
     return rewards.detach().to(torch.float64)
 
 
 def check_valid(valid: Tensor | Sequence[Any] | None, rows: int, device: torch.device) -> Tensor:
-    """``valid`` [N] as bool; all rows where it is None.
-
-    Raises:
-        ValueError: wrong length.
-    """
+    """``valid`` [N] as bool; all rows if None. Raises ValueError for a wrong length."""
     if valid is None:
         return torch.ones(rows, dtype=torch.bool, device=device)
     mask = torch.as_tensor(valid, device=device) > 0
@@ -85,8 +77,8 @@ def check_valid(valid: Tensor | Sequence[Any] | None, rows: int, device: torch.d
 class Grouping:
     """Valid rows gathered into units (trajectories or rows) and units into groups; rewards relative to ``reference``.
 
-    Subtracting a member of the group first makes a group of equal rewards come out as exactly zero, whatever the
-    rounding: otherwise noise would pass for a positive advantage and enter the replay buffer.
+    Subtracting a member of the group first makes a group of equal rewards exactly zero: otherwise rounding errors would
+    be positive advantages and enter the replay buffer.
     """
 
     ids: list[Hashable]
@@ -108,7 +100,7 @@ class Grouping:
     """[G] sum of squared deviations of unit offsets from their mean."""
 
     def std(self, ddof: int) -> Tensor:
-        """Deviation of each group [G]; 0 where there are not more than ``ddof`` units."""
+        """Deviation of each group [G]; 0 for at most ``ddof`` units."""
         degrees = self.count - ddof
         return (self.squares / degrees.clamp(min=1.0)).sqrt() * (degrees > 0)
 
@@ -119,15 +111,15 @@ def gather_groups(
     trajectory_ids: Ids | None,
     valid: Tensor | Sequence[Any] | None,
 ) -> tuple[Grouping, Tensor]:
-    """Group rows by id; units are the trajectories inside a group, or the rows where ``trajectory_ids`` is None.
+    """Group rows by id; units are the trajectories within a group, or the rows if ``trajectory_ids`` is None.
 
     Args:
         rewards: [N] float.
         group_ids, trajectory_ids: one hashable for each row. Equal trajectory ids in two groups are two trajectories.
-        valid: [N] flags; rows that are off count nowhere.
+        valid: [N] flags; other rows are ignored.
 
     Returns:
-        the grouping and ``valid`` as bool [N].
+        The grouping and ``valid`` as bool [N].
 
     Raises:
         ValueError: wrong lengths or dtype.
@@ -143,7 +135,7 @@ def gather_groups(
         units, n_units = combine_codes(groups, trajectories)
 
     n_groups, on = len(ids), present_rows.to(torch.float64)
-    # Any valid member will do as the reference; the largest does not depend on the order of the rows.
+    # Any valid member can be the reference; the largest does not depend on the order of the rows.
     reference = values.new_full((n_groups,), -torch.inf).scatter_reduce_(
         0, groups[present_rows], values[present_rows], "amax"
     )
@@ -174,8 +166,8 @@ def group_statistics(
     Args:
         rewards: [N] float.
         group_ids: N hashables; members need not be next to each other.
-        trajectory_ids: N hashables; rows of one trajectory are averaged first, so that each counts once. None: each
-            row is a trajectory.
+        trajectory_ids: N hashables; rows of a trajectory are averaged first, so that each counts once. None: each row
+            is a trajectory.
         ddof: 0 for the population deviation, 1 for the sample deviation (0 where a group has one member).
         valid: [N] flags; a group without a valid row is left out.
 

@@ -1,9 +1,9 @@
-"""Policy losses of tokens: what ``spear.loss.policy`` may name, and the KL term.
+"""Policy losses of tokens (choices of ``spear.loss.policy``), and the KL term.
 
-One is a function ``f(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high, dual_clip, max_log_ratio,
-**options)``. All tensors are [B, T] (advantages also [B]), and a row is a sequence. The answer is a
-:class:`PolicyLoss`, or its loss [B, T] alone. ``options`` are ``spear.loss.policy_options``. Sums over rows and tokens
-are the trainer's.
+A policy loss is a function ``f(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high, dual_clip,
+max_log_ratio, **options)``. All tensors are [B, T] (advantages also [B]), and a row is a sequence. The result is a
+:class:`PolicyLoss`, or only its loss [B, T]. ``options`` are ``spear.loss.policy_options``. The trainer sums over rows
+and tokens.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ class PolicyLoss:
 
 
 def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tensor, Tensor], PolicyLoss]:
-    """The policy loss of ``settings`` with its options, as a function of (log_probs, old_log_probs, advantages, mask).
-
-    Raises:
-        SettingsError: there is no such loss.
-    """
+    """The policy loss of ``settings`` with its options, a function of (log_probs, old_log_probs, advantages, mask)."""
     clip = settings.clip
     bound = partial(
         POLICY_LOSSES.call,
@@ -98,7 +94,7 @@ def policy_loss(
         clip_low, clip_high: epsilon_lb and epsilon_ub.
         dual_clip: C; for negative A the loss is at most -C A (``tab:hyperparams_definition``). None: no cap.
         max_log_ratio: log ratios are clamped to this size, with gradient 0 beyond it. None: no clamp.
-        keep: [B, T], off for tokens taken out (M of ``eq:regularizationmask``); their loss is 0, their flags stay.
+        keep: [B, T], off for removed tokens (M of ``eq:regularizationmask``); their loss is 0, their flags stay.
 
     Returns:
         loss (0 off mask and keep), ratio (1 off the mask) and flags.
@@ -138,10 +134,10 @@ def gspo_loss(
     dual_clip: float | None = None,
     max_log_ratio: float | None = None,
 ) -> PolicyLoss:
-    """GSPO: the clipped loss with the ratio of the whole sequence, s = exp(mean of log ratios), in each of its tokens.
+    """GSPO: the clipped loss with the ratio of the sequence, s = exp(mean of log ratios), for each of its tokens.
 
     Its clip is much narrower than a token's: the authors have ``clip_low`` 3e-4 and ``clip_high`` 4e-4. Arguments and
-    result as in :func:`policy_loss`; there is no dual clip, and log ratios end at 10.
+    result as in :func:`policy_loss`, without a dual clip; log ratios are clamped at 10.
     """
     on = check_tokens(log_probs, mask)
     weights = expand_advantages(advantages, log_probs).detach()
@@ -168,7 +164,7 @@ def cispo_loss(
     dual_clip: float | None = None,
     max_log_ratio: float | None = 20.0,
 ) -> PolicyLoss:
-    """CISPO: -sg(clip(r)) A log pi. The clip limits a token's weight and never takes its gradient away.
+    """CISPO: -sg(clip(r)) A log pi. The clip limits a token's weight without removing its gradient.
 
     Arguments and result as in :func:`policy_loss`, without the dual clip.
     """
@@ -195,7 +191,7 @@ def kl_cov_loss(
     share: float = 0.0002,
     coefficient: float = 1.0,
 ) -> PolicyLoss:
-    """KL-Cov: no clip, but a KL penalty on the ``share`` of tokens of largest covariance, at least one.
+    """KL-Cov: a KL penalty instead of a clip, on the ``share`` of tokens of largest covariance, at least one.
 
     The loss is -r A, and -r A + ``coefficient`` |log r| on those tokens. Arguments and result are those of
     :func:`policy_loss`.

@@ -1,4 +1,4 @@
-"""The loss of SPEAR, the one that trains, and how token losses become one number."""
+"""The loss of SPEAR, and the aggregation of token losses."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def aggregate_loss(
     num_sequences: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None,
 ) -> Tensor:
-    """One number from token losses (``sec:botdetails``); see :class:`~spear_training.algorithms.choices.Aggregation`.
+    """Aggregate token losses (``sec:botdetails``); see :class:`~spear_training.algorithms.choices.Aggregation`.
 
-    With ``loss_scale_factor`` and ``num_sequences`` (or ``num_tokens``) of the whole mini-batch given, the sum over
-    micro-batches is the value of the mini-batch, for every mode but ``sum-norm``, whose sum needs no count.
+    With ``loss_scale_factor`` and ``num_sequences`` (or ``num_tokens``) of the full mini-batch, the sum over
+    micro-batches is the value of the mini-batch, for every mode except ``sum-norm``, which needs no count.
 
     Args:
         loss: [B, T] float; mask: [B, T], on for loss tokens.
@@ -77,7 +77,7 @@ def weigh_rows(loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_fac
     """Weight of each row [N] of one mini-batch, such that its loss is the sum of weight times summed token losses.
 
     On-policy and replayed rows are each divided by their own number, so that both terms of the objective
-    (``eq:grpo_sal``) keep their scale however many rows were drawn. A row without a loss token weighs 0.
+    (``eq:grpo_sal``) keep their scale for any number of drawn rows. A row without a loss token weighs 0.
 
     Args:
         loss_tokens: of each row [N].
@@ -106,7 +106,7 @@ def weigh_rows(loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_fac
 class CovarianceClip:
     """Options of :func:`~spear_training.algorithms.covariance.covariance_clip_mask` for one of the two terms.
 
-    Without ``lower`` and ``upper`` the bounds are those of the batch itself, measured as ``bounds`` says.
+    Without ``lower`` and ``upper`` the bounds are those of the batch, measured according to ``bounds``.
     """
 
     ratio: float = 0.02
@@ -120,7 +120,7 @@ class CovarianceClip:
     upper_top: float = 0.0002
 
     def measure(self, log_probs: Tensor, advantages: Tensor, mask: Tensor) -> tuple[float, float]:
-        """Bounds of a batch, [B, T] each; those given where they are fixed, or where nothing is on the mask."""
+        """Bounds of a batch, [B, T] each; the given ones if they are fixed or the mask is empty."""
         if self.bounds is BoundsMode.FIXED or self.ratio == 0 or not bool((mask > 0).any()):
             return float(self.lower or 0.0), float(self.upper or 0.0)
         tops = {"lower_top": self.lower_top, "upper_top": self.upper_top}
@@ -139,8 +139,8 @@ class CovarianceClip:
     ) -> Tensor:
         """Tokens that stay, bool [B, T].
 
-        ``measured`` stands in for bounds that are not given, and widens running ones: however far the policy has moved
-        since they were taken, lambda finds its share among the largest covariances of the batch.
+        ``measured`` replaces missing bounds and widens running ones, so that lambda finds its share among the largest
+        covariances of the batch even if the policy has moved since.
         """
         lower, upper = measured if self.lower is None or self.upper is None else (self.lower, self.upper)
         if self.bounds is BoundsMode.RUNNING:
@@ -162,10 +162,10 @@ class CovarianceClip:
 
 @dataclass(frozen=True)
 class SpearLoss:
-    """Loss of ``eq:grpo_sal`` (negated objective) and what is counted beside it; only ``loss`` carries a gradient.
+    """Loss of ``eq:grpo_sal`` (negated objective) and its counts; only ``loss`` has a gradient.
 
-    All but ``bounds`` are scalars. ``self_imitation`` is before its weight gamma. The rest are sums over tokens, which
-    add up over micro-batches and ranks.
+    All except ``bounds`` are scalars. ``self_imitation`` is before its weight gamma. The others are sums over tokens,
+    which add up over micro-batches and ranks.
     """
 
     loss: Tensor
@@ -174,11 +174,11 @@ class SpearLoss:
     tokens: Tensor
     replay_tokens: Tensor
     clipped: Tensor
-    """Tokens that the ratio clip decided."""
+    """Tokens decided by the ratio clip."""
     dual_clipped: Tensor
-    """Tokens that the dual clip decided."""
+    """Tokens decided by the dual clip."""
     covariance_clipped: Tensor
-    """Replayed tokens that the covariance clip took out."""
+    """Replayed tokens removed by the covariance clip."""
     kl: Tensor
     """KL divergence to the reference policy, before its coefficient; 0 without one."""
     kl_old: Tensor
@@ -191,17 +191,17 @@ class SpearLoss:
 
     @property
     def clip_fraction(self) -> Tensor:
-        """Share of all loss tokens that the ratio clip decided."""
+        """Share of all loss tokens decided by the ratio clip."""
         return self.clipped / self.tokens.clamp(min=1)
 
     @property
     def dual_fraction(self) -> Tensor:
-        """Share of all loss tokens that the dual clip decided."""
+        """Share of all loss tokens decided by the dual clip."""
         return self.dual_clipped / self.tokens.clamp(min=1)
 
     @property
     def cov_fraction(self) -> Tensor:
-        """Share of replayed loss tokens that the covariance clip took out."""
+        """Share of replayed loss tokens removed by the covariance clip."""
         return self.covariance_clipped / self.replay_tokens.clamp(min=1)
 
 
@@ -235,12 +235,12 @@ def spear_loss(
         gamma: weight of the self-imitation term.
         policy: token losses of both terms (:func:`~spear_training.algorithms.losses.bind_policy_loss`).
         cov_ratio: lambda of the replayed rows' covariance clip, its other options at their defaults; or
-        cov: that clip with all its options. Tokens that the ratio clip silenced are not candidates.
+        cov: that clip with all its options. Tokens silenced by the ratio clip are not candidates.
         on_policy_cov: a covariance clip of the on-policy rows.
         mode, loss_scale_factor: as in :func:`aggregate_loss`, of this batch as one mini-batch (:func:`weigh_rows`); or
-        weights: [B], of the rows in the mini-batch that this is a part of.
-        ref_log_probs: [B, T], needed where ``kl_coefficient`` (beta of ``eq:grpo_vanilla``) is above 0.
-        rollout_weights: [B, T], factors of the policy loss of each token; the KL term has none.
+        weights: [B], of the rows in the mini-batch that contains this batch.
+        ref_log_probs: [B, T], needed if ``kl_coefficient`` (beta of ``eq:grpo_vanilla``) is above 0.
+        rollout_weights: [B, T], factors of the policy loss of each token, without the KL term.
         generator: of the covariance clips.
 
     Raises:
@@ -290,7 +290,7 @@ def _diverge(log_probs: Tensor, ref_log_probs: Tensor | None, on: Tensor) -> Ten
     """KL divergence of each token to the reference, 0 off the mask."""
     if ref_log_probs is None:
         raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
-    # Blank off the mask: what stands there must not overflow, not even in the gradient.
+    # Zero off the mask: values there must not overflow, not even in the gradient.
     current, reference = (torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs))
     return kl_divergence(current, reference)
 
@@ -302,9 +302,9 @@ def _clip_covariances(
     clips: tuple[tuple[CovarianceClip | None, Tensor], ...],
     generator: torch.Generator | None,
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Tokens that the covariance clips take out, bool [B, T], and the bounds that the first of them measured.
+    """Tokens removed by the covariance clips, bool [B, T], and the bounds measured by the first of them.
 
-    The choice is made on the CPU, where the generator lives.
+    The choice is made on the CPU, the device of the generator.
     """
     removed = torch.zeros_like(tokens.clipped)
     values, weights = log_probs.detach().cpu(), advantages.detach().cpu()

@@ -1,4 +1,4 @@
-"""Frozen records of settings: pydantic checks them, and what is wrong is said in one line with its dotted path."""
+"""Frozen records of settings, checked by pydantic, with one-line errors that name the dotted path."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def number(
 class Record:
     """Base of a settings node. Fields are numbers, booleans, enums, ``None`` where optional, or further records.
 
-    Whichever way one is made, a SettingsError says what is wrong with it.
+    Invalid values raise a SettingsError.
     """
 
     PATH: ClassVar[str] = ""
 
     def check(self) -> None:
-        """Hold the fields against one another; overridden where they depend on each other."""
+        """Check fields that depend on each other."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -63,26 +63,25 @@ class Record:
     @field_validator("*", mode="before")
     @classmethod
     def _read_word(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic would turn into a number or a boolean, and take YAML's words for choices."""
+        """Refuse values that pydantic would convert to numbers or booleans, and accept YAML's words for choices."""
         kind = _find_kind(cls, str(info.field_name))
         is_word = isinstance(value, (bool, str))
         if (kind is bool and not is_word) or (kind in (int, float) and is_word):
             raise ValueError(value)
         if kind is str and value is None and cls.__pydantic_fields__[str(info.field_name)].annotation is str:  # type: ignore[attr-defined]
-            return "none"  # a schedule that YAML's `null` names
+            return "none"  # YAML's `null` as a schedule
         if isinstance(kind, type) and issubclass(kind, Enum):
-            # YAML reads a bare `off` as false, and `null` is a natural way to say none.
+            # YAML reads a bare `off` as false, and `null` may mean none.
             word = "off" if value is False else "none" if value is None else value
             return word if word in [member.value for member in kind] else value
         return value
 
     @classmethod
     def from_mapping(cls: type[R], mapping: Mapping[str, Any] | None) -> R:
-        """Build the record from a nested mapping; what is not mentioned keeps its default.
+        """Build the record from a nested mapping and defaults.
 
         Raises:
-            SettingsError: a key does not exist (the message names the nearest one), or a value is of the wrong type or
-                out of range.
+            SettingsError: an unknown key (with the nearest one), or a value of the wrong type or out of range.
         """
         return TypeAdapter(cls).validate_python({} if mapping is None else mapping)
 
@@ -107,14 +106,14 @@ def _list_names(cls: type[Record]) -> list[str]:
 
 
 def _find_kind(cls: type[Record], name: str) -> Any:
-    """Type of a field, without the None of an optional one; a union of several types as it is."""
+    """Type of a field, without the None of an optional one; unions stay unchanged."""
     kind = cls.__pydantic_fields__[name].annotation  # type: ignore[attr-defined]
     options = [option for option in get_args(kind) if option is not type(None)]
     return options[0] if len(options) == 1 else kind
 
 
 def _explain(cls: type[Record], error: ValidationError) -> str:
-    """The first thing that is wrong, in one line."""
+    """Describe the first error in one line."""
     first = error.errors(include_url=False)[0]
     fault, value = first["type"], first["input"]
     if not first["loc"]:
@@ -142,9 +141,9 @@ def _explain(cls: type[Record], error: ValidationError) -> str:
 
 
 def _suggest(cls: type[Record], key: str) -> str:
-    """The nearest valid key: a sibling, or else one anywhere below, or else all siblings."""
+    """Suggest the nearest valid key: a sibling, else one below, else all siblings."""
     siblings = {name: f"{cls.PATH}.{name}" for name in _list_names(cls)}
-    below = {path.rpartition(".")[2]: path for path in cls.keys()}  # noqa: SIM118 - a class method, no mapping
+    below = {path.rpartition(".")[2]: path for path in cls.keys()}  # noqa: SIM118 - a class method
     for names, cutoff in ((siblings, 0.6), (below, 0.8)):
         if near := difflib.get_close_matches(key, list(names), 1, cutoff):
             return f"did you mean {names[near[0]]}?"

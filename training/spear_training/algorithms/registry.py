@@ -1,4 +1,4 @@
-"""Open registries: what a setting may name, and how a user adds to it."""
+"""Open registries of the functions that a setting may name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Registry(Generic[F]):
     """Functions by name. A setting names one of them, or a user's own as ``package.module:function``.
 
     Args:
-        setting: the setting whose values these are, as ``spear.advantage.estimator``.
+        setting: the setting whose values these are, such as ``spear.advantage.estimator``.
     """
 
     def __init__(self, setting: str) -> None:
@@ -32,11 +32,7 @@ class Registry(Generic[F]):
         return list(self._functions)
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Decorate a function that the setting can then name.
-
-        Raises:
-            ValueError: the name is taken, or has a colon.
-        """
+        """Register the decorated function. Raises ValueError if the name is taken or has a colon."""
         if name in self._functions or ":" in name:
             raise ValueError(f"{self.setting}={name} is taken, or not a plain name")
 
@@ -47,10 +43,10 @@ class Registry(Generic[F]):
         return put
 
     def find(self, name: str) -> F:
-        """The function that ``name`` stands for.
+        """Find the function ``name``.
 
         Raises:
-            SettingsError: nothing has this name (the nearest one is given), or the user's module cannot be imported.
+            SettingsError: an unknown name (with the nearest one), or the user's module cannot be imported.
         """
         if name in self._functions:
             return self._functions[name]
@@ -61,11 +57,7 @@ class Registry(Generic[F]):
         raise SettingsError(f"{self.setting} cannot be {name!r}; {hint}A function of yours is package.module:function")
 
     def check(self, name: str, *arguments: Any, options: Mapping[str, Any] = NO_OPTIONS, **keywords: Any) -> None:
-        """See that the function of ``name`` can be called with these; it must name each of the user's ``options``.
-
-        Raises:
-            SettingsError: it cannot, or as :meth:`find`.
-        """
+        """Raise SettingsError unless the function ``name`` takes these arguments and names each of the ``options``."""
         signature = inspect.signature(self.find(name))
         named = [key for key, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
         for key in options:
@@ -77,14 +69,10 @@ class Registry(Generic[F]):
         try:
             signature.bind(*arguments, **keywords, **options)
         except TypeError as error:
-            raise SettingsError(f"{self.setting}={name}{signature} cannot be called as it will be: {error}") from error
+            raise SettingsError(f"{self.setting}={name}{signature} has the wrong arguments: {error}") from error
 
     def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
-        """What the function of ``name`` gives.
-
-        Raises:
-            SettingsError: a user's function raised; says where and what.
-        """
+        """Call the function ``name``. Raises SettingsError with the place if a user's function raised."""
         function = self.find(name)
         try:
             return function(*arguments, **keywords)
@@ -100,7 +88,7 @@ class Registry(Generic[F]):
         path, _, attribute = name.partition(":")
         try:
             module = import_module(path)
-        except Exception as error:  # a module of a user's may raise anything
+        except Exception as error:  # a user's module may raise anything
             mend = ""
             if isinstance(error, ModuleNotFoundError) and error.name == path.partition(".")[0]:
                 mend = ": start from the folder of the module, install it, or put its folder on PYTHONPATH"
@@ -114,7 +102,7 @@ class Registry(Generic[F]):
 
 
 def _tell(error: Exception) -> str:
-    """Kind and message of an error in one line."""
+    """Describe an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

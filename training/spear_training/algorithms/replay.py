@@ -18,14 +18,14 @@ from spear_training.algorithms.rows import Array, RowTable
 
 FACTS = ("trajectory", "origin", "prompt_length", "response_length", "loss_tokens", "reward", "advantage", "tool_calls")
 STORED = (*FACTS, "won", "ids", "mask", "log_probs", "picture_bytes", "pictures")
-"""Columns that the buffer keeps, as far as the rows have them."""
+"""Columns kept in the buffer, as far as they exist."""
 ROW_BYTES = 200
-"""What a stored row costs besides its tokens: its numbers and the name of its trajectory."""
+"""Bytes of a stored row besides its tokens: its numbers and the name of its trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReplayEntry:
-    """One row of D = {(tau_j, R_j, A_j)} (``sec:self-imitation-learning``): a turn, or a whole trajectory.
+    """One row of D = {(tau_j, R_j, A_j)} (``sec:self-imitation-learning``): a turn, or a trajectory.
 
     ``prompt_ids`` has P token ids; ``response_ids``, ``response_mask`` (on: loss token) and ``old_log_probs`` have R
     entries each. ``reward`` is R_j, ``advantage`` the advantage at collection, ``step`` the global step of collection.
@@ -43,11 +43,7 @@ class ReplayEntry:
 
 
 def tabulate_entries(entries: Sequence[ReplayEntry]) -> RowTable:
-    """Single rows as a table.
-
-    Raises:
-        ValueError: lengths differ, or ids are not whole numbers of 32 bits.
-    """
+    """Put single rows into a table. Raises ValueError if lengths differ or ids are not 32-bit integers."""
     prompts = [_read_ids(entry.prompt_ids, "prompt_ids") for entry in entries]
     responses = [_read_ids(entry.response_ids, "response_ids") for entry in entries]
     masks = [np.asarray(entry.response_mask) > 0 for entry in entries]
@@ -80,14 +76,14 @@ def _read_ids(values: Any, name: str) -> Array:
     if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
         raise ValueError(f"{name} must be a sequence of token ids, not {raw.dtype} {raw.shape}")
     if raw.dtype != np.int32 and raw.size and (raw.min() < -(2**31) or raw.max() >= 2**31):
-        raise ValueError(f"{name} holds ids that do not fit 32 bits")
+        raise ValueError(f"{name} has ids beyond 32 bits")
     return raw
 
 
 @dataclass(frozen=True)
 class ReplayGate:
-    """Which rows the buffer takes: ``open`` [N] flags; how many it does not for lack of a positive advantage, and how
-    many for lack of a loss token, or of a tool call where one is required.
+    """Rows accepted by the buffer (``open``, [N] flags), and the numbers refused for lack of a positive advantage, and
+    of a loss token or a required tool call.
     """
 
     open: Array
@@ -99,7 +95,7 @@ class ReplayGate:
 class ReplayDraw:
     """Rows drawn for self-imitation.
 
-    ``rows`` are K rows as they were stored, and ``advantages`` [K] float64 their recalibrated advantages, all above 0.
+    ``rows`` are K stored rows, and ``advantages`` [K] float64 their recalibrated advantages, all above 0.
     ``considered`` (size before the draw), ``eligible`` (of these, above the baseline) and ``drawn`` count in the unit
     of the buffer.
     """
@@ -112,7 +108,7 @@ class ReplayDraw:
 
     @property
     def discarded(self) -> int:
-        """What the reset threw away undrawn."""
+        """Number of units dropped without being drawn."""
         return self.considered - self.drawn
 
     @property
@@ -127,7 +123,7 @@ class ReplayDraw:
         ]
 
     def mean_age(self, step: int) -> float:
-        """Mean age of the drawn rows at global step ``step``, in steps; 0 where nothing was drawn."""
+        """Mean age of the drawn rows at global step ``step``, in steps; 0 if none were drawn."""
         return float(np.mean(step - self.rows.origin)) if len(self.rows) else 0.0
 
 
@@ -136,7 +132,7 @@ _FACTS_OF_ENTRY = ("reward", "advantage", "origin", "trajectory", "tool_calls")
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """Rows of one :meth:`ReplayBuffer.add`, with a bit for an entry of the mask and log-probs of loss tokens alone."""
+    """Rows of one :meth:`ReplayBuffer.add`, with a bit per mask entry and log-probs of loss tokens only."""
 
     rows: RowTable
     bits: Array
@@ -215,10 +211,7 @@ class ReplayBuffer:
         return sum(part.nbytes for part in self._slices)
 
     def check(self, rows: RowTable) -> ReplayGate:
-        """Which rows :meth:`add` takes (the gate A_j > 0 of ``eq:silvanilla``).
-
-        They have an advantage above 0, a loss token, and a tool call where one is required.
-        """
+        """Rows accepted by :meth:`add`: with A_j > 0 (``eq:silvanilla``), a loss token, and a tool call if required."""
         positive = rows.advantage > 0
         usable = rows.loss_tokens > 0
         if self.require_tool_call:
@@ -226,14 +219,14 @@ class ReplayBuffer:
         return ReplayGate(positive & usable, int((~positive).sum()), int((positive & ~usable).sum()))
 
     def add(self, rows: RowTable | Iterable[ReplayEntry]) -> int:
-        """Copy the rows in that pass :meth:`check`; returns how many.
+        """Copy the rows that pass :meth:`check`; return their number.
 
         Args:
-            rows: a table with :data:`STORED` columns (pictures where there are any), or single rows.
+            rows: a table with :data:`STORED` columns (pictures if any), or single rows.
 
         Raises:
             ValueError: a row to keep is malformed, or a reward, an advantage or a log-prob of a loss token is not
-                finite; the buffer is left as it was.
+                finite; the buffer is unchanged.
         """
         if not isinstance(rows, RowTable):
             rows = tabulate_entries(list(rows))
@@ -247,7 +240,7 @@ class ReplayBuffer:
         return len(new)
 
     def evict(self, step: int) -> int:
-        """Remove rows that are older than ``max_age`` at ``step``; returns how many."""
+        """Remove rows older than ``max_age`` at ``step``; return their number."""
         if self.max_age is None:
             return 0
         before = sum(len(part.rows) for part in self._slices)
@@ -262,7 +255,7 @@ class ReplayBuffer:
         return before - sum(len(part.rows) for part in left)
 
     def is_ready(self) -> bool:
-        """Whether there is enough to replay: not empty, and at least ``trigger_ratio * capacity`` units."""
+        """Whether the buffer is not empty and has at least ``trigger_ratio * capacity`` units."""
         return bool(self._slices) and len(self) >= self.trigger_ratio * self.capacity
 
     def draw(self, baseline: BaselineBuffer | None) -> ReplayDraw:
@@ -274,7 +267,7 @@ class ReplayBuffer:
             baseline: D_R. None, or a buffer of capacity 0, switches recalibration off: the stored advantages are used.
 
         Raises:
-            ValueError: the baseline buffer is empty; nothing is drawn then.
+            ValueError: the baseline buffer is empty.
         """
         facts = [part.rows for part in self._slices] or [tabulate_entries([])]
         if baseline is None or baseline.capacity == 0:
@@ -300,7 +293,7 @@ class ReplayBuffer:
         return ReplayDraw(rows, advantages[torch.from_numpy(indices)], considered, len(candidates), size)
 
     def _take(self, indices: Array) -> RowTable:
-        """Rows by their number in the whole buffer; slices are unpacked one at a time."""
+        """Rows by their number in the buffer; slices are unpacked one at a time."""
         ends = np.cumsum([len(part.rows) for part in self._slices])
         parts, order = [], []
         for part, end in zip(self._slices, ends.tolist(), strict=True):
@@ -329,11 +322,7 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; further draws are those of the buffer that was saved.
-
-        Raises:
-            StateMismatchError: it comes from a buffer of another capacity or unit.
-        """
+        """Restore a saved state, with its random stream. Raises StateMismatchError for another capacity or unit."""
         for key, own in (("capacity", self.capacity), ("unit", self.unit.value)):
             if state[key] != own:
                 raise StateMismatchError(
@@ -358,5 +347,5 @@ def _read_column(values: Any) -> Any:
 
 
 def _name_trajectories(rows: RowTable) -> list[Hashable]:
-    """Trajectories are told apart by name inside a step only."""
+    """Names of trajectories, which are unique within a step only."""
     return list(zip(rows.origin.tolist(), rows.trajectory.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The table of rows: what a training knows of each row, from the rollout to the update and into the replay buffer."""
+"""The table of rows, from the rollout to the update and the replay buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Span(Enum):
-    """What a column has one entry for; all but ``ROW`` are concatenated over the rows, without padding."""
+    """Unit of a column's entries; all except ``ROW`` are concatenated over the rows, without padding."""
 
     ROW = "row"
     RESPONSE = "response token"
@@ -23,7 +23,7 @@ class Span(Enum):
 
 
 COLUMNS: Mapping[str, tuple[Span, Any]] = {
-    # which row
+    # identity
     "key": (Span.ROW, object),
     "group": (Span.ROW, object),
     "trajectory": (Span.ROW, object),
@@ -31,7 +31,7 @@ COLUMNS: Mapping[str, tuple[Span, Any]] = {
     "anchor": (Span.ROW, object),
     "origin": (Span.ROW, np.int64),
     "version": (Span.ROW, np.int64),
-    # how long, and how it ended
+    # length and end
     "prompt_length": (Span.ROW, np.int64),
     "response_length": (Span.ROW, np.int64),
     "loss_tokens": (Span.ROW, np.int64),
@@ -41,11 +41,11 @@ COLUMNS: Mapping[str, tuple[Span, Any]] = {
     "repetitive": (Span.ROW, np.bool_),
     "won": (Span.ROW, np.bool_),
     "tool_calls": (Span.ROW, np.int64),
-    # what it earned
+    # rewards
     "step_reward": (Span.ROW, np.float64),
     "reward": (Span.ROW, np.float64),
     "advantage": (Span.ROW, np.float64),
-    # what the update does with it
+    # update
     "kept": (Span.ROW, np.bool_),
     "replayed": (Span.ROW, np.bool_),
     "weight": (Span.ROW, np.float64),
@@ -64,34 +64,32 @@ COLUMNS: Mapping[str, tuple[Span, Any]] = {
     "values": (Span.RESPONSE, np.float64),
     "returns": (Span.RESPONSE, np.float64),
     "token_advantages": (Span.RESPONSE, np.float64),
-    # what a model with a vision tower saw
+    # pictures of a model with a vision tower
     "picture_bytes": (Span.ROW, np.int64),
     "pictures": (Span.PICTURE, np.uint8),
 }
-"""Every column there is, with its span and type; a table has those that are known so far.
+"""All columns, with span and type; a table has those known so far.
 
 ``trajectory`` is unique within a step. ``origin`` is the global step (from 1) that collected the row, ``version`` that
-of the oldest weights that wrote some of it (-1 where nobody knows), ``turn`` the first turn of the row.
-``loss_tokens`` counts the tokens of the policy, ``mask`` says which they are. ``finished``: the response ended by
-itself, not at its token limit. ``truncated``: the episode ended because the next prompt did not fit. ``void``: some
-turn holds no action. ``anchor``: key of the state before the row's first turn. ``step_reward``: what the environment
-itself paid in the row's turns. ``reward``: R of the trajectory; ``advantage``: of the row, with ``token_advantages``
-where they differ inside it. ``kept``: no filter took the row out. ``weight``: see
-:func:`~spear_training.algorithms.objective.weigh_rows`. ``turn_end``: tokens of the response up to the end of what the
-policy wrote in the turn; ``turn_reward``: what the environment paid for it. ``log_probs`` are those of the policy that
-played (pi_old), ``ref_log_probs`` of the reference policy, ``rollout_weights`` factors of rollout correction,
-``values`` the critic's, ``returns`` what it learns from.
+of the oldest weights that wrote some of it (-1 if unknown), ``turn`` the first turn of the row. ``loss_tokens`` counts
+the tokens of the policy, ``mask`` marks them. ``finished``: the response ended by itself, not at its token limit.
+``truncated``: the episode ended because the next prompt did not fit. ``void``: some turn lacks an action. ``anchor``:
+key of the state before the row's first turn. ``step_reward``: the environment's own reward in the row's turns.
+``reward``: R of the trajectory; ``advantage``: of the row, with ``token_advantages`` if they differ within it.
+``kept``: passed all filters. ``weight``: see :func:`~spear_training.algorithms.objective.weigh_rows`. ``turn_end``:
+tokens of the response up to the end of the policy's text in the turn; ``turn_reward``: its reward by the environment.
+``log_probs`` are those of the policy that played (pi_old), ``ref_log_probs`` of the reference policy,
+``rollout_weights`` factors of rollout correction, ``values`` the critic's, ``returns`` its targets.
 """
 
 
 class RowTable:
     """N rows in columns (:data:`COLUMNS`); a column is an attribute: ``rows.reward`` [N], ``rows.ids`` [sum of P + R].
 
-    A table is not changed: :meth:`add`, :meth:`take`, :meth:`select` and :meth:`join` make others, which may share
-    arrays with it.
+    Immutable: :meth:`add`, :meth:`take`, :meth:`select` and :meth:`join` make other tables, which may share arrays.
 
     Raises:
-        ValueError: a column has another length than its rows say, or there is no column of that name.
+        ValueError: an unknown column, or one of a wrong length.
     """
 
     def __init__(self, **columns: Any) -> None:
@@ -124,7 +122,7 @@ class RowTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the arrays in bytes, without that of the objects in columns of names."""
+        """Memory of the arrays in bytes, without the objects in columns of names."""
         return sum(values.nbytes for values in self._columns.values())
 
     def sizes(self, span: Span) -> Array:
@@ -138,20 +136,20 @@ class RowTable:
         return self.turns if span is Span.TURN else self.picture_bytes
 
     def spread(self, values: Array) -> Array:
-        """Values of rows [N] as values of their response tokens."""
+        """Repeat values of rows [N] for their response tokens."""
         return np.repeat(values, self.response_length)
 
     def split(self, name: str) -> list[Array]:
-        """A column as one array a row: views."""
+        """Split a column into one view per row."""
         ends = np.cumsum(self.sizes(COLUMNS[name][0]))
         return np.split(self._columns[name], ends[:-1]) if self._length else []
 
     def add(self, **columns: Any) -> RowTable:
-        """The same rows with these columns besides, or instead of those they have."""
+        """The same rows with these columns added or replaced."""
         return RowTable(**{**self._columns, **columns})
 
     def select(self, names: Iterable[str]) -> RowTable:
-        """The same rows with no columns but these, of which those that are missing stay missing."""
+        """The same rows with only these columns, as far as they exist."""
         return RowTable(**{name: self._columns[name] for name in names if name in self._columns})
 
     def drop(self, *names: str) -> RowTable:
@@ -159,7 +157,7 @@ class RowTable:
         return self.select(name for name in self._columns if name not in names)
 
     def take(self, index: Sequence[int] | Array) -> RowTable:
-        """Some rows, by flags [N] or by numbers, in that order."""
+        """Select rows by flags [N], or by numbers in that order."""
         chosen = np.asarray(index)
         if chosen.dtype == np.bool_:
             if chosen.all():
@@ -186,11 +184,7 @@ class RowTable:
 
     @staticmethod
     def join(tables: Sequence[RowTable]) -> RowTable:
-        """The rows of several tables, one after another, with the columns that all of them have.
-
-        Raises:
-            ValueError: there is no table.
-        """
+        """Concatenate tables, with the columns that all of them have. Raises ValueError without tables."""
         if not tables:
             raise ValueError("no table to join")
         if len(tables) == 1:
@@ -201,7 +195,7 @@ class RowTable:
 
 def _read_column(name: str, values: Any) -> Array:
     if name not in COLUMNS:
-        raise ValueError(f"a table of rows has no column {name!r}; there are {', '.join(COLUMNS)}")
+        raise ValueError(f"{name!r} is not a column of rows; there are {', '.join(COLUMNS)}")
     kind = COLUMNS[name][1]
     if kind is object and not (isinstance(values, np.ndarray) and values.dtype == object):
         array = np.empty(len(values), dtype=object)

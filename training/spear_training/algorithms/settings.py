@@ -38,7 +38,7 @@ NO_METRICS: Metrics = {}
 
 @dataclass(frozen=True, config=STRICT)
 class SilSettings(Record):
-    """Self-imitation: whether, how and how strongly replayed rows are learned from."""
+    """Self-imitation from replayed rows."""
 
     PATH: ClassVar[str] = "spear.sil"
 
@@ -52,7 +52,7 @@ class SilSettings(Record):
     trigger_ratio: float = number(1.0, above=0)
     """Replay starts when the buffer holds this multiple of its capacity."""
     always_add: bool = True
-    """Whether a step that replays also adds its own rows."""
+    """Whether a step with replay also adds its own rows."""
 
     def check(self) -> None:
         GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, options=self.gamma_options)
@@ -62,7 +62,7 @@ class SilSettings(Record):
 
         Args:
             t: global step.
-            metrics: those of the step before.
+            metrics: of the previous step.
         """
         if not self.enabled:
             return 0.0
@@ -96,7 +96,7 @@ class RewardSettings(Record):
             )
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
-        """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the step before."""
+        """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the previous step."""
         return _read_weight(MU, self.mu, MU.call(self.mu, t, self.decay_steps, metrics, **self.mu_options))
 
 
@@ -137,14 +137,14 @@ class CovarianceSettings(Record):
     lower: float | None = None
     upper: float | None = None
     lower_top: float = number(0.2, above=0, at_most=1)
-    """Share of largest covariances that the lower bound lets in (running), or whose mean it is (percentile)."""
+    """Share of largest covariances above the lower bound (running), or whose mean it is (percentile)."""
     upper_top: float = number(0.0002, above=0, at_most=1)
     momentum: float = number(0.5, at_least=0, at_most=1)
-    """Weight of the bounds so far at each replay, where they are running."""
+    """Weight of the earlier bounds at each replay, if they are running."""
     scope: CovarianceScope = CovarianceScope.BATCH
     budget: ClipBudget = ClipBudget.BATCH
     floor_one: bool = False
-    """Clip at least one token where there is a candidate, however small the budget."""
+    """Clip at least one token if there is a candidate, even if the budget is smaller."""
     on_policy: bool = False
     on_policy_ratio: float = number(0.0002, at_least=0, at_most=1)
     on_policy_lower: float = 1.0
@@ -208,31 +208,31 @@ class AdvantageSettings(Record):
         ESTIMATORS.check(self.estimator, "rows", "settings")
         if self.estimator in ("rloo", "gae") and self.normalize_std:
             raise SettingsError(
-                f"spear.advantage.normalize_std has no meaning with estimator {self.estimator}: set it to false"
+                f"spear.advantage.normalize_std has no effect with estimator {self.estimator}: set it to false"
             )
 
 
 @dataclass(frozen=True, config=STRICT)
 class CriticSettings(Record):
-    """PPO's critic, where the estimator needs one (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
+    """PPO's critic, if the estimator needs one (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
 
     PATH: ClassVar[str] = "spear.critic"
 
     gamma: float = number(1.0, at_least=0, at_most=1)
     """Discount from one token of the policy to the next."""
     lam: float = number(1.0, at_least=0, at_most=1)
-    """lambda of the estimator: 1 compares the whole return with the value, 0 one step."""
+    """lambda of the estimator: 1 compares the full return with the value, 0 one step."""
     whiten: bool = True
     """Shift and scale the advantages of a step to mean 0 and variance 1 over its loss tokens."""
     clip: float | None = number(0.5, above=0)
     """Largest change of a value that still has a gradient; ``null`` switches the clip off."""
     warmup: int = number(0, at_least=0)
-    """Steps at the start in which the critic learns alone."""
+    """Initial steps in which only the critic learns."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class LossSettings(Record):
-    """The policy's loss of a token, and how these become one number."""
+    """Policy loss of tokens and its aggregation."""
 
     PATH: ClassVar[str] = "spear.loss"
 
@@ -263,9 +263,9 @@ class FilterSettings(Record):
     void: VoidFilter = VoidFilter.TRAJECTORY
     repetition: bool = True
     exclude_from_baseline: bool = False
-    """Whether filtered rows stay out of group means too."""
+    """Whether filtered rows are also left out of group means."""
     custom: tuple[str, ...] = ()
-    """Filters of rows besides these: ``module:function`` of each."""
+    """Further filters of rows, each as ``module:function``."""
 
     def check(self) -> None:
         for name in self.custom:
@@ -274,18 +274,18 @@ class FilterSettings(Record):
 
 @dataclass(frozen=True, config=STRICT)
 class SamplingSettings(Record):
-    """Dynamic sampling (DAPO): more tasks are drawn while too many groups earn the same in all their episodes."""
+    """Dynamic sampling (DAPO): more tasks are drawn while too many groups have equal rewards."""
 
     PATH: ClassVar[str] = "spear.sampling"
 
     enabled: bool = False
     max_rounds: int = number(3, at_least=1)
-    """Rollouts of a whole batch of tasks that a step makes at most; then it trains on what differs so far."""
+    """Maximum batches of tasks in a step, which then trains on the groups that differ."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class SpearSettings(Record):
-    """All settings of SPEAR. Immutable: a changed copy comes from :func:`dataclasses.replace` or :meth:`override`."""
+    """All settings of SPEAR. Immutable: :func:`dataclasses.replace` and :meth:`override` make changed copies."""
 
     PATH: ClassVar[str] = "spear"
 
@@ -305,11 +305,7 @@ class SpearSettings(Record):
     branch: BranchSettings = field(default_factory=BranchSettings)
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
-        """A copy in which the settings of a nested mapping replace these.
-
-        Raises:
-            SettingsError: as :meth:`from_mapping`.
-        """
+        """A copy with the settings of a nested mapping. Raises SettingsError like :meth:`from_mapping`."""
         merged: dict[str, Any] = self.to_mapping()
         for node, values in mapping.items():
             merged[node] = {**merged[node], **values} if node in merged and isinstance(values, Mapping) else values
@@ -317,11 +313,7 @@ class SpearSettings(Record):
 
 
 def _read_weight(registry: Registry[Any], name: str, value: Any) -> float:
-    """What a schedule gave, as a weight.
-
-    Raises:
-        SettingsError: it is not a finite number of 0 or more.
-    """
+    """Check a schedule's weight. Raises SettingsError unless it is a finite number of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")
     return float(value)

@@ -6,11 +6,7 @@ from torch import Tensor
 
 
 def check_tokens(values: Tensor, mask: Tensor, name: str = "log_probs") -> Tensor:
-    """The mask as bool [B, T].
-
-    Raises:
-        ValueError: ``values`` is not [B, T], or the mask has another shape.
-    """
+    """The mask as bool [B, T]. Raises ValueError unless ``values`` and the mask have this shape."""
     if values.dim() != 2 or values.shape != mask.shape:
         raise ValueError(
             f"{name} and mask must have one shape [B, T], not {tuple(values.shape)} and {tuple(mask.shape)}"
@@ -19,11 +15,7 @@ def check_tokens(values: Tensor, mask: Tensor, name: str = "log_probs") -> Tenso
 
 
 def expand_advantages(advantages: Tensor, values: Tensor) -> Tensor:
-    """Advantages [B] or [B, T] as [B, T].
-
-    Raises:
-        ValueError: another shape.
-    """
+    """Expand advantages [B] or [B, T] to [B, T]. Raises ValueError for other shapes."""
     if advantages.shape == values.shape:
         return advantages
     if advantages.shape != values.shape[:1]:

@@ -114,7 +114,7 @@ def test_what_was_not_registered_is_marked(made: Path) -> None:
     head, explored = done.output.split("**Explored, not registered:**")
     assert explored.count("| grpo | si |") == 1 and "| grpo | si |" not in head and "| si | grpo |" not in explored
     assert invoke("report", str(file), str(result), "--explore", "grpo").exit_code == 2
-    assert "no arm 'gpro'" in str(invoke("report", str(file), str(result), "--explore", "gpro:si").exception)
+    assert "'gpro' is not an arm" in str(invoke("report", str(file), str(result), "--explore", "gpro:si").exception)
 
 
 def test_results_of_another_file_are_refused(made: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_digest_is_of_what_is_compared_alone() -> None:
     ("change", "message"),
     [
         ({"rates": []}, "rates above 0"),
-        ({"compare": [["si", "gpro"]]}, "no arm 'gpro': choose grpo, si"),
+        ({"compare": [["si", "gpro"]]}, "'gpro' is not an arm: choose grpo, si"),
         ({"arms": {"A b": {}}}, "cannot name a file"),
         ({"arms": {"a": {"algorithm": "grpoo"}}}, "did you mean grpo"),
         ({"arms": {"a": {"spear": {"sil": {"gama": 1}}}}}, "spear.sil.gama is not a setting"),

@@ -103,7 +103,7 @@ def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
 
 @pytest.mark.parametrize(("name", "node"), [("curriculum", {"choice": "thompson"}), ("branch", {"share": 0.5})])
 def test_what_an_arm_has_itself_is_given_in_one_place(rooms: Rooms, name: str, node: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=rf"arm\.spear\.{name}: {name} is a key of the arm itself"):
+    with pytest.raises(SettingsError, match=rf"arm\.spear\.{name}: {name} is a key of the arm, arm"):
         make(rooms, spear={name: node})
 
 

@@ -87,7 +87,7 @@ def test_the_configuration_is_verls_with_the_papers_numbers(settings: SftSetting
     ("override", "expected"),
     [
         ("optim.lrr=1", "did you mean optim.lr?"),
-        ("xyzzy=1", "no key 'xyzzy'; sft_trainer_engine.yaml in .* lists all keys"),
+        ("xyzzy=1", "'xyzzy' is not a key of the configuration; sft_trainer_engine.yaml in .* lists all keys"),
         ("fast", "'fast' is not an override"),
         ("trainer.nnodes=2", "trainer.nnodes can only be 1 here"),
         ("data.val_files=x", "data.val_files can only be None here"),

@@ -164,7 +164,7 @@ def test_success_and_the_curriculum_are_of_whole_episodes() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"program": "agent.py:play"}, "cannot begin agent.py:play in mid-episode: leave out spear.agent"),
+        ({"program": "agent.py:play"}, "cannot start agent.py:play in mid-episode: leave out spear.agent"),
         ({"layout": Layout.CONVERSATION}, "set spear.env.layout=per_turn"),
         ({"staleness": 2}, "set spear.rollout.staleness=0"),
         ({"obstacle": "it has a server"}, "states of this environment: it has a server. Change it"),

@@ -98,7 +98,7 @@ def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=r"has no spear\.json.*another run folder") as caught:
+    with pytest.raises(SpearError, match=r"lacks spear\.json.*another run folder") as caught:
         SpearState(choose(), 0).load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 

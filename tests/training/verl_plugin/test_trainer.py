@@ -370,7 +370,7 @@ def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 0))
     trainer._load_checkpoint()
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
-    with pytest.raises(SpearError, match=r"has no spear\.json"):
+    with pytest.raises(SpearError, match=r"lacks spear\.json"):
         trainer._load_checkpoint()
 
 

@@ -110,11 +110,7 @@ class Evaluation:
         return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"
 
     def to_pandas(self) -> DataFrame:
-        """A row for each episode, in the order of the tasks.
-
-        Raises:
-            SpearError: pandas is not installed.
-        """
+        """A row for each episode, in the order of the tasks. Raises SpearError if pandas is not installed."""
         try:
             from pandas import DataFrame
         except ImportError as error:

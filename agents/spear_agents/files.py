@@ -29,11 +29,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it.
-
-    Raises:
-        SpearError: the folder cannot be written.
-    """
+    """Write a text file under a temporary name and rename it. Raises SpearError if the folder cannot be written."""
     with draft_file(path) as draft:
         draft.write_text(text, encoding="utf-8")
 

@@ -133,10 +133,6 @@ class EvalSettings:
     def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
         """The settings with the defaults of environment, engine and method filled in, and the model as a folder.
 
-        Args:
-            split: of the tasks.
-            templates: those of the environment.
-
         Raises:
             SpearError: a layout that the method does not support, or a model that is not available.
         """

@@ -22,13 +22,7 @@ from spear_training.supervise import Observer
 
 
 class Adviser:
-    """Prints each piece of advice about a run once.
-
-    Args:
-        console: to print on.
-        settings: of the run's algorithm.
-        shape: sizes of the run.
-    """
+    """Prints each piece of advice about a run once."""
 
     def __init__(self, console: Console, settings: SpearSettings, shape: RunShape) -> None:
         self._console = console

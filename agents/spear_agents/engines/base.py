@@ -128,12 +128,7 @@ class EngineFaultKind(str, Enum):
 
 
 class EngineFault(SpearError):
-    """There was no response through no fault of the policy: the episode ends as a fault.
-
-    Args:
-        kind: for counting.
-        message: what happened, in a clause.
-    """
+    """There was no response through no fault of the policy: the episode ends as a fault."""
 
     def __init__(self, kind: EngineFaultKind, message: str) -> None:
         super().__init__(kind, message)

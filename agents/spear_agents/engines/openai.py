@@ -131,9 +131,6 @@ class OpenAIEngine:
     :class:`~spear_agents.engines.base.EngineFault`. Permanent errors (a wrong key, an unknown model, no credit left)
     are a SpearError and stop the run.
 
-    Args:
-        server: its address.
-
     Raises:
         SpearError: httpx is not installed.
     """

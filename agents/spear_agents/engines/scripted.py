@@ -25,10 +25,6 @@ class ScriptedEngine:
 
     Its log-probabilities are 0, since scripts lack a distribution. The random stream of a call is seeded with
     ``sampling.seed``.
-
-    Args:
-        policy: called once for each response.
-        tokenizer: of prompts and responses.
     """
 
     def __init__(self, policy: Policy, tokenizer: Tokenizer | None = None) -> None:
@@ -78,11 +74,7 @@ def random_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
 
 
 def scripted_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
-    """Play the environment's script.
-
-    Raises:
-        SpearError: the environment has none.
-    """
+    """Play the environment's script. Raises SpearError if there is none."""
     core: Any = env.unwrapped
 
     def respond(prompt: str, dice: random.Random) -> str:

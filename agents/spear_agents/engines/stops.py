@@ -23,10 +23,6 @@ class StopFinder:
     """Detects that the last token of a response completes a stop string.
 
     A token with more than the end of the string, such as ``>\\n``, stays as it was sampled.
-
-    Args:
-        tokenizer: of the response.
-        strings: any of them ends a response.
     """
 
     def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:

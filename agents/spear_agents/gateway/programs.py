@@ -199,11 +199,6 @@ class ProgramPlayer:
 
     Each episode has its own thread, so a program may be async or plain, and one that hangs does not delay others.
     Errors of the program are faults of its episode, with their own kinds in the records.
-
-    Args:
-        program: called with an :class:`AgentTask`.
-        gateway: serves the addresses.
-        limits: of each episode.
     """
 
     def __init__(self, program: Program, gateway: Addresses, limits: Limits | None = None) -> None:
@@ -223,11 +218,7 @@ class ProgramPlayer:
         seed: int,
         env_id: str,
     ) -> Trajectory:
-        """Play one episode.
-
-        Raises:
-            SpearError: the engine or the environment is broken.
-        """
+        """Play one episode. Raises SpearError if the engine or the environment is broken."""
         world = World(env, task_id, seed, env_id)
         stop = await world.begin(prompts.measure)
         if stop is not None:

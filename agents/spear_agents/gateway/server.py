@@ -48,12 +48,7 @@ class StepRequest(BaseModel):
 
 
 class Gateway:
-    """Serves sessions, each with its own address and key.
-
-    Args:
-        host: to listen on.
-        port: 0 for any free one.
-    """
+    """Serves sessions, each with its own address and key."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host

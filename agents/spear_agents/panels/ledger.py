@@ -202,11 +202,7 @@ def _publish(settings: Mapping[str, Any], name: str, folder: Path) -> str:
 
 
 def read_entries(folder: Path) -> Iterator[Entry]:
-    """Read the entries of a ledger, in order of names.
-
-    Raises:
-        SpearError: there is none, or a file is not an entry.
-    """
+    """Read the entries of a ledger, by name. Raises SpearError if there is none, or a file is not an entry."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise SpearError(f"{folder} does not contain an entry: spear ledger add writes one.")

@@ -220,11 +220,7 @@ class Game:
 
 
 class Stage:
-    """A game on its own thread, for a server with many threads.
-
-    Args:
-        open_game: called on the game's thread.
-    """
+    """A game on its own thread, for a server with many threads."""
 
     def __init__(self, open_game: Callable[[], Game]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stage")

@@ -76,11 +76,7 @@ class Branch(Generic[Task, State]):
 
 
 class Archive(Generic[Task, State]):
-    """Snapshots of earlier episodes that started at the start of their task.
-
-    Args:
-        settings: of the branching.
-    """
+    """Snapshots of earlier episodes that started at the start of their task."""
 
     def __init__(self, settings: BranchSettings) -> None:
         self._settings = settings

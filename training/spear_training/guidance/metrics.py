@@ -39,12 +39,7 @@ class History:
 
 
 def review_history(records: Sequence[Mapping[str, Any]], settings: SpearSettings) -> list[Advice]:
-    """Advice from the metrics of a run.
-
-    Args:
-        records: metrics as :func:`spear_agents.metrics.read_history` returns them.
-        settings: ``spear`` node of the run.
-    """
+    """Advice from the metrics of a run."""
     history = History(records)
     return [advice for rule in _RULES if (advice := rule(history, settings)) is not None]
 

@@ -30,13 +30,7 @@ class Policy(Protocol):
 
 
 class BoardPolicy(nn.Module):
-    """Two hidden layers over the cells of a board, one of :data:`CODES` each; a response is one of four moves.
-
-    Args:
-        cells: number inside the border.
-        hidden: width.
-        seed: of the initial weights.
-    """
+    """Two hidden layers over the cells of a board, one of :data:`CODES` each; a response is one of four moves."""
 
     def __init__(self, cells: int, hidden: int = 128, seed: int = 0) -> None:
         super().__init__()
@@ -89,13 +83,6 @@ NOISE = 0.5
 
 def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int, hidden: int) -> BoardPolicy:
     """A policy that imitates shortest solutions until its exact success reaches ``success``.
-
-    Args:
-        rooms: levels to learn from.
-        examiner: measures the success.
-        success: above what the untrained policy has.
-        turns: of the expert's episodes.
-        hidden: width of the policy.
 
     Raises:
         SpearError: the untrained policy is already better, or these levels do not teach enough.

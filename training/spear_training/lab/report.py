@@ -43,10 +43,6 @@ class Difference:
 class Findings:
     """Results of a comparison, checked against its file.
 
-    Args:
-        comparison: of the file.
-        path: results of ``spear lab run``.
-
     Raises:
         SpearError: the results are of another comparison, or incomplete.
     """

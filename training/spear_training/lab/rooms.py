@@ -44,11 +44,7 @@ class Rooms:
 
     @classmethod
     def build(cls, tasks: Sequence[Task]) -> Rooms:
-        """Tabulate the levels of ``tasks``.
-
-        Raises:
-            SpearError: a level has several boxes, or another size than the first.
-        """
+        """Tabulate the levels of ``tasks``. Raises SpearError unless all have one box and the same size."""
         levels = [read_level(task.content["level"]) for task in tasks]
         if not levels or {len(level.boxes) for level in levels} != {1} or len({level.width for level in levels}) != 1:
             raise SpearError("the lab plays rooms of one size with one box: change height, width and boxes")

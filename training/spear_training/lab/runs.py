@@ -231,13 +231,7 @@ def open_bench(registry: Registry, cache: Path) -> AnyBench:
 
 
 def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
-    """Make all missing runs, then the file with all results.
-
-    Args:
-        registry: of the comparison.
-        jobs: processes; the trainer only uses one.
-        on_run: called after each run.
-    """
+    """Make all missing runs, then the file with all results."""
     cache = registry.out.parent / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     bench = open_bench(registry, cache)  # makes the data that all processes read

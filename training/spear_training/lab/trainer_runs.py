@@ -57,11 +57,6 @@ class _Spent(Exception):
 class TrainerBench:
     """Shared data of the runs of a comparison: levels and the initial policy.
 
-    Args:
-        comparison: registered.
-        cache: folder of the initial policy.
-        out: folder of the runs.
-
     Raises:
         SpearError: the initial policy wins more than ``start.most``.
     """

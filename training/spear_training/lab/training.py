@@ -41,16 +41,7 @@ class StepLine:
 
 
 class Training:
-    """A training.
-
-    Args:
-        rooms: training tasks.
-        policy: trained in place.
-        arm: of the comparison.
-        settings: of all arms.
-        rate: the learning rate.
-        seed: of tasks, moves, mini-batches and replay.
-    """
+    """A training, which changes ``policy`` in place."""
 
     def __init__(
         self, rooms: Rooms, policy: BoardPolicy, arm: Arm, settings: TrainingSettings, *, rate: float, seed: int

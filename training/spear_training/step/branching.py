@@ -62,12 +62,7 @@ def list_walks(
 
 
 class Branching:
-    """Chooses the groups of a batch that start in snapshots, and learns from their episodes.
-
-    Args:
-        settings: of the branching.
-        seed: of the run.
-    """
+    """Chooses the groups of a batch that start in snapshots, and learns from their episodes."""
 
     def __init__(self, settings: BranchSettings, seed: int) -> None:
         self._archive: Archive[str, Snapshot] = Archive(settings)

@@ -33,14 +33,7 @@ def rate_difficulty(task: Task) -> Hashable:
 
 
 class Curriculum:
-    """Draws the tasks of batches, and learns from their episodes.
-
-    Args:
-        tasks: of the training.
-        settings: of the curriculum.
-        group: episodes of a group.
-        seed: of the run.
-    """
+    """Draws the tasks of batches, and learns from their episodes."""
 
     def __init__(self, tasks: Sequence[Task], settings: CurriculumSettings, group: int, seed: int) -> None:
         self._ids = [task.id for task in tasks]

@@ -74,16 +74,7 @@ class StepReport:
 
 
 class SpearStep:
-    """A training step over any policy and critic.
-
-    Args:
-        settings: of the algorithm.
-        state: kept between steps.
-        actor: the policy.
-        critic: if the estimator needs one.
-        max_response_length: tokens, for the over-long filter.
-        sizes: of an update.
-    """
+    """A training step over any policy and critic."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class SilSettings(Record):
         GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, options=self.gamma_options)
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
-        """gamma at global step ``t``, from 1 (``eq:gamma``), given the previous step's metrics; 0 without self-imitation."""
+        """gamma at global step ``t`` from 1 (``eq:gamma``), by the last step's metrics; 0 without self-imitation."""
         if not self.enabled:
             return 0.0
         return _read_weight(

@@ -66,7 +66,7 @@ def test_a_model_that_vllm_does_not_take_is_refused(tmp_path: Path, model: dict[
         ("actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib=0", "must be above 0 GiB"),
         ("+actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.enforce_eager=true", "knows kv_cache_gib only"),
         ("actor_rollout_ref.rollout.dtype=int8", "no dtype 'int8'"),
-        ("actor_rollout_ref.model={lora_rank: 8, lora: {merge: false}}", "take whole weights: set .*lora.merge=true"),
+        ("actor_rollout_ref.model={lora_rank: 8, lora: {merge: false}}", "take full weights: set .*lora.merge=true"),
     ],
 )
 def test_a_choice_that_cannot_play_is_refused(tmp_path: Path, override: str, message: str) -> None:

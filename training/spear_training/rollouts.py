@@ -37,7 +37,7 @@ def check_rollouts(config: DictConfig) -> None:
         raise SpearError(f"{_KEY}.name={name} is for a CPU: on {device} choose {VLLM}")
     model = config.actor_rollout_ref.model
     if name in ON_CPU and model.lora_rank > 0 and not OmegaConf.select(model, "lora.merge"):
-        raise SpearError(f"rollouts by {name} take whole weights: set actor_rollout_ref.model.lora.merge=true")
+        raise SpearError(f"rollouts by {name} take full weights: set actor_rollout_ref.model.lora.merge=true")
     check_ahead(config)
     if name != VLLM_CPU:
         return

@@ -1,1 +1,1 @@
-"""Pretrained models: which are known by name, how they come here, and where they lie (``spear models``)."""
+"""Pretrained models: known names, downloads and folders (``spear models``)."""

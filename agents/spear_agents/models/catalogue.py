@@ -47,7 +47,7 @@ KNOWN = {
 
 
 def models_folder() -> Path:
-    """Where converted models lie: ``models`` in the data folder (``$SPEAR_DATA``)."""
+    """Folder of converted models: ``models`` in the data folder (``$SPEAR_DATA``)."""
     return data_folder() / "models"
 
 
@@ -87,7 +87,7 @@ def find_snapshot(hub_id: str) -> Path | None:
 
 
 def is_begun(hub_id: str) -> bool:
-    """Whether a part of a model of the hub lies in the cache."""
+    """Whether a part of a model of the hub is in the cache."""
     folder = _locate(hub_id)
     return any(True for _ in _list_snapshots(folder)) or any(folder.glob("blobs/*"))
 

@@ -13,7 +13,7 @@ WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def check_folder(folder: Path) -> None:
-    """Look at ``config.json`` and at the headers of the weights; what is absent is left to whoever opens it.
+    """Look at ``config.json`` and at the headers of the weights; absent files are left to the caller.
 
     Raises:
         SpearError: another kind of model, weights that are cut off or of another model than the configuration.
@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """Names of a file's tensors, with their facts. Raises SpearError where the file is not whole."""
+    """Names of a file's tensors, with their facts. Raises SpearError if the file is not complete."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 READABLE = 50
-"""Columns that a text needs beside a table; where there are fewer, it goes below its row."""
+"""Columns that a text needs next to a table; with fewer, it goes below its row."""
 NONE = "–"
 
 
@@ -21,7 +21,7 @@ NONE = "–"
 def models() -> None:
     """List pretrained models and bring them here.
 
-    What stands under `name` goes wherever a model is named: spear eval --model NAME, spear sft --model NAME.
+    Each `name` works wherever a model is named: spear eval --model NAME, spear sft --model NAME.
     """
 
 
@@ -97,7 +97,7 @@ def _format_size(parameters: int | None) -> str:
 
 
 def print_rows(console: Console, headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
-    """A table of short cells, each row with a text: beside it where there is room, else below it."""
+    """A table of short cells, each row with a text next to it if there is room, else below it."""
     widths = [max(map(len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
     if console.width >= sum(widths) + 2 * len(widths) + READABLE:
         table = Table(*headings, "what it is", box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -53,7 +53,7 @@ def read_gguf(path: Path) -> GGUFFacts:
     """Reads the metadata of a GGUF file.
 
     Raises:
-        SpearError: there is no such file, it is not a GGUF file or not whole.
+        SpearError: the file does not exist, is not a GGUF file or not complete.
     """
     from gguf import GGUFReader
 
@@ -77,12 +77,12 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
 
     Args:
         path: of the file.
-        out: a new folder, which is not whole before this returns.
-        origin: what else is to be known of where the model is from.
+        out: a new folder, incomplete until this returns.
+        origin: further data on the origin of the model.
 
     Raises:
-        SpearError: the file is not whole, of an architecture that transformers does not read, without a tokenizer, a
-            chat template or an end token; the disk has no room.
+        SpearError: the file is incomplete, of an architecture that transformers does not read, without a tokenizer, a
+            chat template or an end token; the disk is full.
     """
     facts = read_gguf(path)
     architecture = facts.fields.get("general.architecture")

@@ -57,7 +57,7 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenize
         fields: its metadata by name.
 
     Raises:
-        SpearError: the file holds no tokenizer, or splits texts in a way that is not known here.
+        SpearError: the file does not contain a tokenizer, or one with an unknown way to split texts.
     """
     tokens = fields.get("tokenizer.ggml.tokens")
     if not tokens:

@@ -114,14 +114,14 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
     good = [way for way in ways if found[way] >= max(wish.longest, min(wish.tokens, wish.share, ENOUGH))]
     best = max(ways, key=lambda way: found[way])
     way = good[0] if good else best if found[best] else ways[-1]
-    # What else lies there is a rough estimate: it narrows the choice, and refuses nothing.
+    # The other memory is a rough estimate: it narrows the choice, but never refuses.
     least = need(wish.longest, ways[-1]) - taken
     if least > room:
         raise SpearError(
             f"one row of {wish.longest:,} tokens takes about {least / GIB:.1f} GiB to update, and {room / GIB:.1f} GiB "
             "are free: take a smaller model, shorter rows, or more memory"
         )
-    tokens = found[way] or (wish.tokens if wish.given_tokens else wish.longest)  # none fits beside the rest
+    tokens = found[way] or (wish.tokens if wish.given_tokens else wish.longest)  # none fits with the rest
     chosen = tokens < min(wish.tokens, wish.share) or way != wish.checkpointing
     return Fit(tokens, way, need(tokens, way), room, chosen)
 

@@ -43,7 +43,7 @@ CHANGEABLE = ("trainer.save_freq", "trainer.logger", "trainer.max_ckpt_to_keep",
               "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.num_workers")  # fmt: skip
 """What may differ when a run is resumed."""
 KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
-"""Where all overrides of a fine-tuning stand."""
+"""File with all overrides of a fine-tuning."""
 FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
          "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
 """Keys of verl that can only have this value here."""
@@ -52,7 +52,7 @@ STRATEGIES = ("fsdp2", "fsdp")
 
 @dataclass(frozen=True)
 class SftSettings:
-    """What a fine-tuning is told beside verl's own keys.
+    """Settings of a fine-tuning besides verl's own keys.
 
     Attributes:
         model: folder or name of any causal language model.
@@ -163,7 +163,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
 
 
 def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
-    """Optimiser steps of an epoch and of the whole run.
+    """Optimiser steps of an epoch and of the run.
 
     Raises:
         SpearError: a batch that does not divide over the ranks, or that is larger than the data.
@@ -180,7 +180,7 @@ def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
 def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     """Prepares the samples, trains with a progress bar and returns the folder of the new model.
 
-    Run again with the same settings it goes on after the last checkpoint.
+    Run again with the same settings, it resumes after the last checkpoint.
 
     Raises:
         SpearError: anything a user can mend.
@@ -225,7 +225,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         raise explain_unwritable(out, error) from error
     left = found.samples - each * int(config.data.train_batch_size)
     if left:
-        console.print(f"{left:,} samples, drawn anew in each epoch, do not fill a batch and wait", soft_wrap=True)
+        console.print(f"{left:,} samples, drawn again in each epoch, do not fill a batch and wait", soft_wrap=True)
     if (out / MODEL).is_dir():
         console.print(f"{out} has its {total:,} steps already: {out / MODEL}", soft_wrap=True)
         return out / MODEL

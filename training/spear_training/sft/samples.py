@@ -41,7 +41,7 @@ class Sample:
 
 
 def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
-    """The sample up to the last token of the policy's; None where there is none."""
+    """The sample up to the policy's last token, or None."""
     mask = [0, *mask[1:]]
     end = max((place for place, bit in enumerate(mask, 1) if bit), default=0)
     return Sample(tuple(ids[:end]), tuple(mask[:end])) if end else None
@@ -64,7 +64,7 @@ class SampleReader:
     def read(self, record: Mapping[str, Any]) -> Sample | None:
         """The sample in a line: its recorded ids where it has some, else its messages through the chat template.
 
-        None where it holds no token of the policy's.
+        None if it has no token of the policy's.
 
         Raises:
             SpearError: the line is not a sample, or none for this model.
@@ -117,7 +117,7 @@ class SampleReader:
                 )
             read = self._tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)
             written = self._tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
-            # What the template sets behind the end token (a line break) is not the policy's.
+            # What the template adds after the end token (a line break) is not the policy's.
             end = max((place for place, token in enumerate(written, 1) if token in self._end_ids), default=len(written))
             ids += [*read, *written]
             mask += [0] * len(read) + [1] * end + [0] * (len(written) - end)

@@ -21,7 +21,7 @@ ARRAYS = ("tokens", "mask", "offsets")
 
 @dataclass(frozen=True)
 class SampleStore:
-    """Sample ``i`` is ``tokens[offsets[i] : offsets[i + 1]]`` (int32) with ``mask`` (uint8) beside it."""
+    """Sample ``i`` is ``tokens[offsets[i] : offsets[i + 1]]`` (int32), with ``mask`` (uint8) of the same length."""
 
     tokens: np.ndarray
     mask: np.ndarray
@@ -37,7 +37,7 @@ class SampleStore:
 
 
 def write_store(folder: Path, samples: Iterable[Sample]) -> None:
-    """Writes the samples to a folder that is whole or absent. Raises SpearError where it cannot be written."""
+    """Write the samples to a folder, atomically. Raises SpearError if it cannot be written."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     tokens, mask, offsets = array("i"), array("B"), array("q", [0])
     for sample in samples:

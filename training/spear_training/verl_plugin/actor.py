@@ -31,7 +31,7 @@ class VerlActor:
 
     Args:
         worker_group: verl's actor worker group, which holds the reference policy too.
-        config: whole configuration.
+        config: full configuration.
         settings: of the algorithm.
         queue: the step's rows.
         reference_in_actor: the reference is the actor without its LoRA adapter.
@@ -64,7 +64,7 @@ class VerlActor:
 
     # ---- log-probs ---------------------------------------------------------------------------------------------------
     def collect(self, rows: RowTable, metrics: dict[str, Any]) -> RowTable:
-        """Add ``mask`` and old log-probs to rows that lie in the queue; log the entropy.
+        """Add ``mask`` and old log-probs to rows in the queue; log the entropy.
 
         Old log-probs come from a forward pass of the actor, and metrics tell how far the rollout's are off. With
         ``algorithm.rollout_correction.bypass_mode`` they are the rollout's own: there is no forward pass, and the

@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 
 ADAPTER = "lora_adapter"
-"""Folder of the adapter alone, as peft writes it, in the folder of the whole model."""
+"""Folder of the adapter in peft's form, in the folder of the merged model."""
 _HEAD = "lm_head.weight"
 
 
 class MergesAdapter:
-    """A mixin of verl's FSDP engines of a policy: exact merged weights, and checkpoints that hold a whole model.
+    """A mixin of verl's FSDP engines of a policy: exact merged weights, and checkpoints with a full model.
 
     verl rounds merged weights to bfloat16, and saves those of a checkpoint under peft's names, which nothing loads.
     """
@@ -35,7 +35,7 @@ class MergesAdapter:
                 yield name, _gather(value).clone()
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Verl's checkpoint; with an adapter its ``huggingface`` holds the merged model, and the adapter beside it."""
+        """Verl's checkpoint; with an adapter its ``huggingface`` has the merged model and the adapter."""
         super().save_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
         if not self._is_lora:
             return
@@ -61,5 +61,5 @@ class MergesAdapter:
 
 
 def _gather(value: torch.Tensor) -> torch.Tensor:
-    """A whole weight of all ranks."""
+    """A full weight, gathered from all ranks."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()

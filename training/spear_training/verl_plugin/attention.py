@@ -1,6 +1,6 @@
-"""Attention over rows that lie one behind another without padding, with what torch itself has.
+"""Attention over concatenated rows without padding, with torch's own kernels.
 
-On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, elsewhere torch's attention row by row. Where
+On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, else torch's attention row by row. Where
 ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
 """
 
@@ -45,7 +45,7 @@ def attend_rows(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' interface in which each row sees itself alone.
+    """Attention with transformers' interface in which each row only attends to itself.
 
     Args:
         module: the layer.

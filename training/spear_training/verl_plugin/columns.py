@@ -24,7 +24,7 @@ def nest_flat(values: torch.Tensor, lengths: Sequence[int] | Array) -> torch.Ten
     sizes = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
     offsets = torch.zeros(len(sizes) + 1, dtype=torch.int64)
     offsets[1:] = sizes.cumsum(0)
-    # Without the longest length torch pads a row to the length of the whole batch.
+    # Without the longest length torch pads a row to the length of the full batch.
     shortest, longest = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
     offsets = offsets.to(values.device)
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)

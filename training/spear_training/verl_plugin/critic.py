@@ -50,7 +50,7 @@ class VerlCritic:
 
     Args:
         worker_group: verl's critic worker group.
-        config: whole configuration.
+        config: full configuration.
         rng: deals rows into mini-batches.
         queue: the step's rows.
     """
@@ -66,7 +66,7 @@ class VerlCritic:
         return count_ranks(self._workers, "train")
 
     def value(self, rows: RowTable) -> RowTable:
-        """Add ``mask`` and ``values`` to rows that lie in the queue."""
+        """Add ``mask`` and ``values`` to rows in the queue."""
         keys, lengths = rows.key.tolist(), rows.prompt_length + rows.response_length
         padding = self._queue.add_padding(-len(keys) % self._ranks)
         limit = self._config.critic.forward_max_token_len_per_gpu

@@ -26,7 +26,7 @@ def explain_death(error: BaseException) -> str | None:
 
 
 def stop_if_dead(fault: EngineFault) -> None:
-    """End the run where a rollout engine has died: as a fault it would end this episode alone, and then all others.
+    """End the run if a rollout engine has died: as a fault it would end this episode, and then all others.
 
     Raises:
         SpearError: it has died.

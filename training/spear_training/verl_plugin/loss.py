@@ -30,7 +30,7 @@ def actor_loss(
     """verl's loss function after ``functools.partial(actor_loss, settings)``; installed with ``set_loss_fn``.
 
     FSDP averages gradients over ranks, so the loss is multiplied by their number: the row weights already speak of the
-    whole mini-batch.
+    full mini-batch.
     """
     lengths = data["loss_mask"].offsets().diff()
     prompts = data["input_ids"].offsets().diff() - lengths

@@ -63,7 +63,7 @@ def run_packed(network: Qwen2ForCausalLM, rows: list[torch.Tensor], kind: str) -
 
 
 def compare_attention(device: str, size: str) -> dict[str, Any]:
-    """Each attention that can be had, forwards and backwards, against rows alone in float32 on the CPU."""
+    """Each available attention, forwards and backwards, against single rows in float32 on the CPU."""
     network, rows = make_network(size), make_rows(size)
     with torch.no_grad():
         wanted = torch.cat([network.model(input_ids=row[None], use_cache=False).last_hidden_state[0] for row in rows])

@@ -48,7 +48,7 @@ class StepQueue:
     def put_tokens(
         self, keys: Sequence[str], lengths: Array, columns: dict[str, np.ndarray], rows: dict[str, np.ndarray]
     ) -> None:
-        """Write float columns of response tokens (concatenated over rows) and of whole rows ([N, *])."""
+        """Write float columns of response tokens (concatenated over rows) and of rows ([N, *])."""
         made = {name: nest_flat(_float(values), lengths) for name, values in columns.items()}
         made |= {name: _float(values) for name, values in rows.items()}
         self.put(keys, TensorDict(made, batch_size=len(keys)))
@@ -59,7 +59,7 @@ class StepQueue:
         Args:
             count: how many.
             columns: float columns of one token that the rows need besides.
-            rows: float columns of whole rows with their widths.
+            rows: float columns of rows with their widths.
         """
         if not count:
             return []

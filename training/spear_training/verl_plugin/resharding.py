@@ -2,7 +2,7 @@
 
 verl saves what each rank holds, and loads the same files by the same number of ranks. Here each rank puts every tensor
 together from all files and keeps its own part, one tensor at a time; files are mapped, not read, so that no rank holds
-more than its share and one whole tensor.
+more than its share and one full tensor.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ReshardingManager(FSDPCheckpointManager):
         if fsdp_version(self.model) != 2:
             raise SpearError(
                 f"{folder} was saved by {ranks} ranks, and there are {self.world_size}: only shards of "
-                "actor_rollout_ref.actor.strategy=fsdp2 are cut anew, so resume on as many ranks as before"
+                "actor_rollout_ref.actor.strategy=fsdp2 are resharded, so resume on as many ranks as before"
             )
         if self.should_load_model:
             saved = _open_shards(folder, "model", ranks)
@@ -109,7 +109,7 @@ def _open_shards(folder: Path, what: str, ranks: int) -> list[dict[str, Any]]:
     paths = [folder / f"{what}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise SpearError(f"{missing[0]} is missing: a checkpoint is cut anew from the files of all its {ranks} ranks")
+        raise SpearError(f"{missing[0]} is missing: resharding a checkpoint needs the files of all its {ranks} ranks")
     # Checked before: check_files lets no name through that torch and verl do not use themselves.
     return [torch.load(path, map_location="cpu", mmap=True, weights_only=False) for path in paths]
 
@@ -132,7 +132,7 @@ def _join(parts: Sequence[Any]) -> Any:
 
 
 def _share(whole: Any, like: Any) -> Any:
-    """This rank's part of a tensor that is cut as ``like``; the count of Adam's steps, say, is whole everywhere."""
+    """This rank's part of a tensor that is sharded like ``like``; others, such as Adam's step count, are unchanged."""
     if not isinstance(like, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != like.shape:
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)

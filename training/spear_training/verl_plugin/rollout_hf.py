@@ -47,7 +47,7 @@ class HFServer(OwnServer):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run behind whatever batch is being decoded."""
+        """Run after the batch being decoded."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _answer(self, requests: list[Request]) -> list[Generation]:
@@ -80,7 +80,7 @@ class HFServer(OwnServer):
         return make_output(answer)
 
     async def update_weights(self, state: dict[str, torch.Tensor], version: int | None) -> None:
-        """Replace the weights; runs behind whatever batch is being decoded, so each response is of one version."""
+        """Replace the weights after the batch being decoded, so each response is of one version."""
         await self._run(self._take_weights, state, version)
 
 

@@ -38,7 +38,7 @@ _CACHE_SHARE = 0.25
 class Gate:
     """Holds new responses back while the weights change, and the change until no response is under way.
 
-    So each response is of one version: vLLM would go on with keys and values of other weights.
+    So each response is of one version: vLLM would continue with keys and values of other weights.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Gate:
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
-        """Be alone."""
+        """Wait for exclusive use."""
         async with self._moved:
             self._shut = True
             await self._moved.wait_for(lambda: not self._inside)

@@ -63,7 +63,7 @@ ROWS_PER_WRITE = 4096
 class EpisodeOrder:
     """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
 
-    With ``recorded`` the whole episode comes back, for people to look at. ``begin`` is the snapshot that it begins in,
+    With ``recorded`` the full episode is returned, to be recorded. ``begin`` is the snapshot that it begins in,
     where not at the start of the task.
     """
 
@@ -364,7 +364,7 @@ class RolloutManager(AgentLoopManager):
     def collect(self, shares: Sequence[Share]) -> Rollout:
         """Wait for all workers. A worker's error is raised here.
 
-        The share of one that has died goes to another one, which plays it anew: with the same seeds, and its rows have
+        The share of one that has died goes to another one, which plays it again: with the same seeds, and its rows have
         the same keys. A dead worker gets no more, so a training outlives all but one.
         """
         return Rollout.join([self._wait(share) for share in shares])
@@ -382,6 +382,6 @@ class RolloutManager(AgentLoopManager):
                 left = [worker for worker in self.agent_loop_workers if worker is not share.worker]
                 if not left:
                     raise
-                _log.warning("a rollout worker has died: another one of %d plays its episodes anew", len(left))
+                _log.warning("a rollout worker has died: another one of %d plays its episodes again", len(left))
                 self.agent_loop_workers = left
                 share = self._give(left[0], share.asked)

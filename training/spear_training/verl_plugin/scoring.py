@@ -31,10 +31,10 @@ Forbid = Callable[[torch.Tensor], None]
 
 @dataclass(frozen=True)
 class Learnt:
-    """Where the K tokens of a micro-batch lie that are learnt.
+    """Places of the K learnt tokens of a micro-batch.
 
     Attributes:
-        places: positions that predict them [K], in rows one behind another.
+        places: positions that predict them [K], in concatenated rows.
         hidden: the same positions in the model's hidden states, flat, where rows may be padded [K].
         labels: the tokens [K].
         rows: of each token [K].
@@ -60,7 +60,7 @@ def find_learnt(micro_batch: TensorDict, *, padded: bool) -> Learnt:
 
     Args:
         micro_batch: jagged columns [N, *].
-        padded: whether the model reads rows padded to the longest one, or one behind another.
+        padded: whether the model reads padded or concatenated rows.
     """
     ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
     lengths, responses = ids.offsets().diff(), mask.offsets().diff()
@@ -192,7 +192,7 @@ class ScoresLearnt:
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
-        """Log-probs, and the entropy if asked for, as jagged tensors [B, *] over whole sequences."""
+        """Log-probs, and the entropy if asked for, as jagged tensors [B, *] over sequences."""
         learnt: Learnt | None = output_args.get("learnt")
         if learnt is None:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[misc]

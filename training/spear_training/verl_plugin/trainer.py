@@ -1,6 +1,6 @@
 """SPEAR's training step on verl's workers, TransferQueue, checkpoints and loggers.
 
-The algorithm is :class:`~spear_training.step.step.SpearStep`. verl's own loop around it stays as it is: ``fit``
+The algorithm is :class:`~spear_training.step.step.SpearStep`. verl's own loop around it is unchanged: ``fit``
 prepares a step, runs it, checkpoints, pushes weights to the rollout engine, validates and logs.
 """
 
@@ -284,7 +284,7 @@ class SpearTrainer(PPOTrainerSync):
 
     # ---- validation --------------------------------------------------------------------------------------------------
     def _validate(self) -> dict[str, float]:
-        """Play the whole validation split ``val_kwargs.n`` times, always with the same seeds."""
+        """Play the validation split ``val_kwargs.n`` times, always with the same seeds."""
         start = time.perf_counter()
         tasks, recorded = len(self.val_dataset), self.config.trainer.log_val_generations
         orders = [

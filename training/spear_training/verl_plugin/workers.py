@@ -95,7 +95,7 @@ class CpuLanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, PacksRo
 class ValueModelEngine(PacksRows, FSDPEngineWithValueHead):
     """verl's FSDP engine of a critic: the actor's network under a value head, with the attention it is configured for.
 
-    verl's own loads such a model with flash-attention, whatever its configuration says.
+    verl's own always loads this model with flash-attention.
     """
 
     def _build_module(self) -> Any:
@@ -116,7 +116,7 @@ class CpuValueModelEngine(CpuEngine, ValueModelEngine):
 
 
 def join_process_group(timeout_second: int | None = None) -> None:
-    """verl's way into the process group, but on a CPU with gloo alone.
+    """verl's way into the process group, but on a CPU with gloo only.
 
     verl would ask for the backend "cpu:gloo,cpu:gloo", which torch refuses as a duplicate.
     """

@@ -184,5 +184,5 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
     with pytest.raises(SpearError, match="cannot be written"):
         run_evaluation(settings, tmp_path / "file" / "out")
     (tmp_path / EPISODES).write_text("")
-    with pytest.raises(SpearError, match=r"no settings\.json"):
+    with pytest.raises(SpearError, match=r"without settings\.json"):
         run_evaluation(settings, tmp_path)

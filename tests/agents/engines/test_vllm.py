@@ -73,7 +73,7 @@ def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.M
     with pytest.raises(SpearError, match=r"does not contain config\.json"):
         VLLMEngine(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SpearError, match="no LoRA adapter"):
+    with pytest.raises(SpearError, match="is not a LoRA adapter"):
         VLLMEngine(tmp_path, VLLMOptions(lora=str(tmp_path)))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 1000}))
     with pytest.raises(SpearError, match="rank 1000"):

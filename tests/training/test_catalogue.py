@@ -222,5 +222,5 @@ def test_names_are_not_taken_twice_and_a_missing_folder_is_told(own: Path, monke
     with pytest.raises(SpearError, match=r"grpo\.yaml has the name of an existing choice"):
         list_algorithms(own)
     monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own / "none"))
-    with pytest.raises(SpearError, match=r"there is no folder .*none"):
+    with pytest.raises(SpearError, match=r"folder of configurations .*none .*does not exist"):
         list_algorithms()

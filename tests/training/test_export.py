@@ -44,10 +44,10 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     run, out = tmp_path / "run", tmp_path / "out"
     with pytest.raises(SpearError, match="a complete checkpoint yet"):
         export_policy(run, out)
-    with pytest.raises(SpearError, match="no best checkpoint"):
+    with pytest.raises(SpearError, match="does not contain a best checkpoint"):
         export_policy(run, out, best=True)
     folder = save_policy(run, 2)
-    with pytest.raises(SpearError, match="of step 7; there are 2"):
+    with pytest.raises(SpearError, match="of step 7, only of 2"):
         export_policy(run, out, step=7)
     with pytest.raises(SpearError, match="exists: choose another"):
         export_policy(run, run)
@@ -55,7 +55,7 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     with pytest.raises(SpearError, match="missing, torn or changed"):
         export_policy(run, out)
     write_manifest(folder)
-    with pytest.raises(SpearError, match=r"no config\.json"):
+    with pytest.raises(SpearError, match=r"lacks weights in safetensors or config\.json"):
         export_policy(run, out)
     (folder / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
     (folder / "actor" / "huggingface" / "config.json").write_text("{}")

@@ -1,9 +1,9 @@
 """A real language model on two cores: from nothing to its first episode, its cold start, and a training step.
 
 SmolLM2-135M comes from the package index, learns from games of ALFWorld's searching expert (small rooms, prompts
-without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` goes on
-to train it with SPEAR and plays 240 unseen games before and after. Everything runs through the commands that
-docs/real-models.md shows.
+without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` trains it
+with GRPO and with SPEAR, some seeds of each, and plays unseen games before and after. Everything runs through the
+commands that docs/real-models.md shows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from spear_agents.evaluation import SUMMARY, compare_runs
+from spear_agents.crossed import compare_pairs
+from spear_agents.evaluation import SUMMARY
 from spear_agents.metrics import read_history
+from spear_agents.records import EPISODES
+from spear_agents.trajectory import Trajectory, read_trajectories
 
 BARS = (
     Bar("from an empty cache to a first episode", "min", at_most=5.0),
@@ -40,8 +43,10 @@ ENV = "spear/ALFWorld-v0"
 ROOMS = ("--env", "rooms=small", "--layout", "conversation")
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
-STEPS = 24
-"""Training steps of ``--full``."""
+ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
+"""Algorithms of ``--full``, and what they are called; the second is the preset's own."""
+SEEDS, STEPS, GAMES = 2, 12, "120"
+"""Of each arm of ``--full``: trainings, their steps, and unseen games."""
 
 
 class Peak:
@@ -105,26 +110,25 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if options.size is Size.QUICK:
         return
     os.environ["XDG_CACHE_HOME"] = str(cache)
+    yield from _start_cold(work)
     for template in ("unlisted", "default"):
-        yield from _start_cold(work, template)
         yield from _train_steps(work, template)
     if options.size is Size.FULL:
         yield from _learn(work)
 
 
-def _start_cold(work: Path, template: str) -> Iterator[Figure]:
-    data, out = work / f"{template}.jsonl", work / f"cold-{template}"
+def _start_cold(work: Path) -> Iterator[Figure]:
+    data, out = work / "games.jsonl", work / "cold"
     if (out / "model").exists():
         return
-    collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", template, "--tasks", "160")
+    collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", "unlisted", "--tasks", "160")
     run_spear("collect", ENV, "--out", str(data), *collect, *ROOMS, threads=1)
     rates = ("--batch", "4", "--learning-rate", "3e-4")
     before = os.times()
     run_spear("sft", "--model", MODEL, "--data", str(data), "--out", str(out), *rates, threads=1)
     after = os.times()
     minutes = (after.children_user + after.children_system - before.children_user - before.children_system) / 60
-    name = "cold start of 160 games on one core" + ("" if template == "unlisted" else ", with lists")
-    yield Figure(name, minutes, "CPU-min", note=_count_tokens(data))
+    yield Figure("cold start of 160 games on one core", minutes, "CPU-min", note=_count_tokens(data))
 
 
 def _count_tokens(data: Path) -> str:
@@ -144,7 +148,7 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         "trainer.save_freq=-1",
     )
     with watch_memory(mark) as peak:
-        _train(work, template, out, 2, keys, {MARK: mark})
+        _train(work, template, out, 2, keys, 2, **{MARK: mark})
     last = read_history(out)[-1]
     words = "without lists" if template == "unlisted" else "with lists"
     note = f"{last['timing_s/gen']:.0f} s of it to play the episodes"
@@ -158,44 +162,55 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
 
 
 def _train(
-    work: Path, template: str, out: Path, steps: int, overrides: Sequence[str], variables: dict[str, str]
+    work: Path, template: str, out: Path, steps: int, overrides: Sequence[str], threads: int, **variables: str
 ) -> None:
     keys = (
-        f"actor_rollout_ref.model.path={work / f'cold-{template}' / 'model'}",
+        f"actor_rollout_ref.model.path={work / 'cold' / 'model'}",
         f"spear.env.template={template}",
         f"trainer.total_training_steps={steps}",
     )
-    run_spear(
-        "train",
-        "preset=alfworld_smollm2",
-        "cluster=cpu_vllm",
-        *keys,
-        *overrides,
-        "--out",
-        str(out),
-        threads=2,
-        **variables,
-    )
+    start = ("train", "preset=alfworld_smollm2", "cluster=cpu_vllm")
+    run_spear(*start, *keys, *overrides, "--out", str(out), threads=threads, **variables)
 
 
 def _learn(work: Path) -> Iterator[Figure]:
-    """240 unseen games before and after SPEAR, paired by game."""
-    out = work / "spear"
-    _train(work, "unlisted", out, STEPS, (), {})
-    run_spear("export", str(out), "--out", str(work / "trained"), threads=1)
-    folders = {"cold start": work / "cold-unlisted" / "model", "SPEAR": work / "trained"}
-    summaries: dict[str, Any] = {}
-    for name, model in folders.items():
-        run = work / f"eval-{name.replace(' ', '-')}"
-        play = ("--engine", "vllm", "--template", "unlisted", "--split", "valid_unseen", "--max-tokens", "48")
-        run_spear(
-            "eval", ENV, "--model", str(model), *play, *ROOMS, "--env", "max_turns=12", "--out", str(run), threads=2
-        )
-        summaries[name] = json.loads((run / SUMMARY).read_text("utf-8"))["overall"]["success"]
-        yield Figure(f"unseen games won after {name}", 100 * summaries[name]["mean"], "%")
-    difference = compare_runs(work / "eval-cold-start", work / "eval-SPEAR").difference
-    note = f"95 % interval over games [{100 * difference.low:.1f}, {100 * difference.high:.1f}]"
-    yield Figure("SPEAR − cold start, paired", 100 * difference.mean, "points", note=note)
+    """Unseen games before and after a training of each arm and seed, paired by game; two trainings at a time."""
+    runs = [(arm, seed) for seed in range(SEEDS) for arm in ARMS]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda run: _train_arm(work, *run), runs))
+    before = _play(work, "cold", work / "cold" / "model")
+    after = {run: _play(work, f"{run[0]}-{run[1]}", work / f"{run[0]}-{run[1]}" / "policy") for run in runs}
+    for arm in ARMS:
+        played = [after[arm, seed] for seed in range(SEEDS)]
+        yield from _compare(f"{ARMS[arm]} − cold start", [(before, run) for run in played])
+        if arm != "grpo":
+            base = [after["grpo", seed] for seed in range(SEEDS)]
+            yield from _compare(f"{ARMS[arm]} − GRPO", list(zip(base, played, strict=True)))
+
+
+def _train_arm(work: Path, arm: str, seed: int) -> None:
+    folder = work / f"{arm}-{seed}"
+    if not (folder / "policy").exists():
+        _train(work, "unlisted", folder, STEPS, (f"algorithm={arm}", f"spear.seed={seed}"), 1)
+        run_spear("export", str(folder), "--out", str(folder / "policy"), threads=1)
+
+
+def _play(work: Path, name: str, model: Path) -> list[Trajectory]:
+    run = work / f"eval-{name}"
+    if not (run / SUMMARY).exists():
+        play = ("--engine", "vllm", "--template", "unlisted", "--split", "valid_unseen", "--tasks", GAMES)
+        options = ("--max-tokens", "48", "--env", "max_turns=12", "--out", str(run))
+        run_spear("eval", ENV, "--model", str(model), *play, *ROOMS, *options, threads=2)
+    return list(read_trajectories(run / EPISODES))
+
+
+def _compare(name: str, pairs: Sequence[tuple[list[Trajectory], list[Trajectory]]]) -> Iterator[Figure]:
+    found = compare_pairs(pairs)
+    values = (found.before.mean, found.after.mean, found.difference.low, found.difference.high)
+    before, after, low, high = (100 * value for value in values)
+    seeds = ", ".join(f"{100 * step:+.1f}" for step in found.by_seed)
+    note = f"{before:.1f} to {after:.1f} %; [{low:.1f}, {high:.1f}] over seeds and games; by seed {seeds}"
+    yield Figure(name, 100 * found.difference.mean, "points", note=note)
 
 
 def main() -> int:

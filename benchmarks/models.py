@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +40,7 @@ BARS = (
 MODEL = "smollm2-135m"
 ENV = "spear/ALFWorld-v0"
 ROOMS = ("--env", "rooms=small", "--layout", "conversation")
+CACHE = "actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib"
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
 ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
@@ -113,22 +113,28 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield from _start_cold(work)
     for template in ("unlisted", "default"):
         yield from _train_steps(work, template)
+    yield from _compare_log_probs(work)
     if options.size is Size.FULL:
         yield from _learn(work)
 
 
 def _start_cold(work: Path) -> Iterator[Figure]:
-    data, out = work / "games.jsonl", work / "cold"
-    if (out / "model").exists():
-        return
-    collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", "unlisted", "--tasks", "160")
-    run_spear("collect", ENV, "--out", str(data), *collect, *ROOMS, threads=1)
-    rates = ("--batch", "4", "--learning-rate", "3e-4")
-    before = os.times()
-    run_spear("sft", "--model", MODEL, "--data", str(data), "--out", str(out), *rates, threads=1)
-    after = os.times()
-    minutes = (after.children_user + after.children_system - before.children_user - before.children_system) / 60
-    yield Figure("cold start of 160 games on one core", minutes, "CPU-min", note=_count_tokens(data))
+    if not (work / "cold" / "model").exists():
+        before = os.times()
+        data = _fine_tune(work, "cold", games=160, rate="3e-4", threads=1)
+        after = os.times()
+        minutes = (after.children_user + after.children_system - before.children_user - before.children_system) / 60
+        yield Figure("cold start of 160 games on one core", minutes, "CPU-min", note=_count_tokens(data))
+
+
+def _fine_tune(work: Path, name: str, games: int, rate: str, threads: int) -> Path:
+    """Teach the model games of the searching expert; returns the file of the games."""
+    data, out = work / f"{name}.jsonl", work / name
+    collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", "unlisted", "--tasks", str(games))
+    run_spear("collect", ENV, "--out", str(data), *collect, *ROOMS, threads=threads)
+    rates = ("--batch", "4", "--learning-rate", rate)
+    run_spear("sft", "--model", MODEL, "--data", str(data), "--out", str(out), *rates, threads=threads)
+    return data
 
 
 def _count_tokens(data: Path) -> str:
@@ -144,55 +150,59 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         f"data.max_response_length={longest}",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "algorithm.rollout_correction.bypass_mode=false",  # else nobody computes log-probs a second time
+        f"{CACHE}=2",  # 64 conversations without lists
         "trainer.save_freq=-1",
     )
     with watch_memory(mark) as peak:
-        _train(work, template, out, 2, keys, 2, **{MARK: mark})
+        _train(work / "cold", template, out, 2, keys, **{MARK: mark})
     last = read_history(out)[-1]
     words = "without lists" if template == "unlisted" else "with lists"
-    note = f"{last['timing_s/gen']:.0f} s of it to play the episodes"
+    equal = round(8 * last["groups/equal"])
+    note = f"{last['timing_s/gen']:.0f} s of it to play the episodes; {equal} of 8 groups without an advantage"
     yield Figure(f"training step of 64 episodes {words}", last["timing_s/step"] / 60, "min", note=note)
     yield Figure(
         f"peak memory of a training step{'' if template == 'unlisted' else ', with lists'}", peak.bytes / 1e9, "GB"
     )
-    if template == "unlisted":
-        apart = last["training/rollout_log_probs_diff_mean"]
-        yield Figure("log-probs of rollout and trainer apart, mean", apart)
 
 
-def _train(
-    work: Path, template: str, out: Path, steps: int, overrides: Sequence[str], threads: int, **variables: str
-) -> None:
+def _compare_log_probs(work: Path) -> Iterator[Figure]:
+    """A step whose log-probs the trainer computes a second time."""
+    out = work / "log-probs"
+    keys = ("algorithm.rollout_correction.bypass_mode=false", f"{CACHE}=1", "trainer.save_freq=-1")
+    _train(work / "cold", "unlisted", out, 1, keys)
+    apart = read_history(out)[-1]["training/rollout_log_probs_diff_mean"]
+    yield Figure("log-probs of rollout and trainer apart, mean", apart)
+
+
+def _train(start: Path, template: str, out: Path, steps: int, overrides: Sequence[str], **variables: str) -> None:
     keys = (
-        f"actor_rollout_ref.model.path={work / 'cold' / 'model'}",
+        f"actor_rollout_ref.model.path={start / 'model'}",
         f"spear.env.template={template}",
         f"trainer.total_training_steps={steps}",
     )
-    start = ("train", "preset=alfworld_smollm2", "cluster=cpu_vllm")
-    run_spear(*start, *keys, *overrides, "--out", str(out), threads=threads, **variables)
+    preset = ("preset=alfworld_smollm2", "cluster=cpu_vllm")
+    run_spear("train", *preset, *keys, *overrides, "--out", str(out), threads=2, **variables)
 
 
 def _learn(work: Path) -> Iterator[Figure]:
-    """Unseen games before and after a training of each arm and seed, paired by game; two trainings at a time."""
-    runs = [(arm, seed) for seed in range(SEEDS) for arm in ARMS]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda run: _train_arm(work, *run), runs))
-    before = _play(work, "cold", work / "cold" / "model")
-    after = {run: _play(work, f"{run[0]}-{run[1]}", work / f"{run[0]}-{run[1]}" / "policy") for run in runs}
-    for arm in ARMS:
+    """Unseen games before and after a training of each arm and seed, paired by game."""
+    start = work / "start"
+    if not (start / "model").exists():
+        _fine_tune(work, "start", games=320, rate="5e-4", threads=2)
+    before, after = _play(work, "start", start / "model"), {}
+    for seed in range(SEEDS):
+        for arm in ARMS:
+            run = work / f"{arm}-{seed}"
+            if not (run / "policy").exists():
+                _train(start, "unlisted", run, STEPS, (f"algorithm={arm}", f"spear.seed={seed}"))
+                run_spear("export", str(run), "--out", str(run / "policy"), threads=2)
+            after[arm, seed] = _play(work, f"{arm}-{seed}", run / "policy")
+    for arm, title in ARMS.items():
         played = [after[arm, seed] for seed in range(SEEDS)]
-        yield from _compare(f"{ARMS[arm]} − cold start", [(before, run) for run in played])
+        yield from _compare(f"{title} − cold start", [(before, run) for run in played])
         if arm != "grpo":
             base = [after["grpo", seed] for seed in range(SEEDS)]
-            yield from _compare(f"{ARMS[arm]} − GRPO", list(zip(base, played, strict=True)))
-
-
-def _train_arm(work: Path, arm: str, seed: int) -> None:
-    folder = work / f"{arm}-{seed}"
-    if not (folder / "policy").exists():
-        _train(work, "unlisted", folder, STEPS, (f"algorithm={arm}", f"spear.seed={seed}"), 1)
-        run_spear("export", str(folder), "--out", str(folder / "policy"), threads=1)
+            yield from _compare(f"{title} − GRPO", list(zip(base, played, strict=True)))
 
 
 def _play(work: Path, name: str, model: Path) -> list[Trajectory]:

@@ -45,7 +45,7 @@ MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
 ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
 """Algorithms of ``--full``, and what they are called; the second is the preset's own."""
-SEEDS, STEPS, GAMES = 2, 24, "120"
+SEEDS, STEPS, GAMES = 2, 20, "120"
 """Of each arm of ``--full``: trainings, their steps, and unseen games."""
 
 

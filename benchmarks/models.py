@@ -23,7 +23,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from spear_agents.crossed import compare_pairs
+from benchmarks._models_plot import plot_learning
+from spear_agents.crossed import CrossedComparison, compare_pairs
 from spear_agents.evaluation import SUMMARY
 from spear_agents.metrics import read_history
 from spear_agents.records import EPISODES
@@ -47,6 +48,8 @@ ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
 """Algorithms of ``--full``, and what they are called; the second is the preset's own."""
 SEEDS, STEPS, GAMES = 2, 20, "120"
 """Of each arm of ``--full``: trainings, their steps, and unseen games."""
+GAMES_OF_A_STEP = 32
+"""Of the preset."""
 
 
 class Peak:
@@ -197,12 +200,21 @@ def _learn(work: Path) -> Iterator[Figure]:
                 _train(start, "unlisted", run, STEPS, (f"algorithm={arm}", f"spear.seed={seed}"))
                 run_spear("export", str(run), "--out", str(run / "policy"), threads=2)
             after[arm, seed] = _play(work, f"{arm}-{seed}", run / "policy")
-    for arm, title in ARMS.items():
-        played = [after[arm, seed] for seed in range(SEEDS)]
-        yield from _compare(f"{title} − cold start", [(before, run) for run in played])
-        if arm != "grpo":
-            base = [after["grpo", seed] for seed in range(SEEDS)]
-            yield from _compare(f"{title} − GRPO", list(zip(base, played, strict=True)))
+    against = {
+        title: compare_pairs([(before, after[arm, seed]) for seed in range(SEEDS)]) for arm, title in ARMS.items()
+    }
+    won = {title: [_read_success(work / f"{arm}-{seed}") for seed in range(SEEDS)] for arm, title in ARMS.items()}
+    unseen = {title: found.after for title, found in against.items()}
+    plot_learning(won, unseen, against["GRPO"].before, GAMES_OF_A_STEP, work / "learning.png")
+    for title, found in against.items():
+        yield _report(f"{title} − cold start", found)
+    pairs = [(after["grpo", seed], after["drbot_spear", seed]) for seed in range(SEEDS)]
+    yield _report("SPEAR − GRPO", compare_pairs(pairs))
+
+
+def _read_success(run: Path) -> list[float]:
+    """Share of won games of each step."""
+    return [record["success/all"] for record in read_history(run) if "success/all" in record]
 
 
 def _play(work: Path, name: str, model: Path) -> list[Trajectory]:
@@ -214,13 +226,12 @@ def _play(work: Path, name: str, model: Path) -> list[Trajectory]:
     return list(read_trajectories(run / EPISODES))
 
 
-def _compare(name: str, pairs: Sequence[tuple[list[Trajectory], list[Trajectory]]]) -> Iterator[Figure]:
-    found = compare_pairs(pairs)
+def _report(name: str, found: CrossedComparison) -> Figure:
     values = (found.before.mean, found.after.mean, found.difference.low, found.difference.high)
     before, after, low, high = (100 * value for value in values)
     seeds = ", ".join(f"{100 * step:+.1f}" for step in found.by_seed)
     note = f"{before:.1f} to {after:.1f} %; [{low:.1f}, {high:.1f}] over seeds and games; by seed {seeds}"
-    yield Figure(name, 100 * found.difference.mean, "points", note=note)
+    return Figure(name, 100 * found.difference.mean, "points", note=note)
 
 
 def main() -> int:

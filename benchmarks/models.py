@@ -1,9 +1,9 @@
 """A real language model on two cores: from nothing to its first episode, its cold start, and a training step.
 
 SmolLM2-135M comes from the package index, learns from games of ALFWorld's searching expert (small rooms, prompts
-without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` goes on
-to train it with SPEAR and plays 240 unseen games before and after. Everything runs through the commands that
-docs/real-models.md shows.
+without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` trains it
+with GRPO and with SPEAR, some seeds of each, and plays unseen games before and after. Everything runs through the
+commands that docs/real-models.md shows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from spear_agents.evaluation import SUMMARY, compare_runs
+from benchmarks._models_plot import plot_learning
+from spear_agents.crossed import CrossedComparison, compare_pairs
+from spear_agents.evaluation import SUMMARY
 from spear_agents.metrics import read_history
+from spear_agents.records import EPISODES
+from spear_agents.trajectory import Trajectory, read_trajectories
 
 BARS = (
     Bar("from an empty cache to a first episode", "min", at_most=5.0),
@@ -38,10 +41,15 @@ BARS = (
 MODEL = "smollm2-135m"
 ENV = "spear/ALFWorld-v0"
 ROOMS = ("--env", "rooms=small", "--layout", "conversation")
+CACHE = "actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib"
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
-STEPS = 24
-"""Training steps of ``--full``."""
+ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
+"""Algorithms of ``--full``, and what they are called; the second is the preset's own."""
+SEEDS, STEPS, GAMES = 2, 20, "120"
+"""Of each arm of ``--full``: trainings, their steps, and unseen games."""
+GAMES_OF_A_STEP = 32
+"""Of the preset."""
 
 
 class Peak:
@@ -105,26 +113,31 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if options.size is Size.QUICK:
         return
     os.environ["XDG_CACHE_HOME"] = str(cache)
+    yield from _start_cold(work)
     for template in ("unlisted", "default"):
-        yield from _start_cold(work, template)
         yield from _train_steps(work, template)
+    yield from _compare_log_probs(work)
     if options.size is Size.FULL:
         yield from _learn(work)
 
 
-def _start_cold(work: Path, template: str) -> Iterator[Figure]:
-    data, out = work / f"{template}.jsonl", work / f"cold-{template}"
-    if (out / "model").exists():
-        return
-    collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", template, "--tasks", "160")
-    run_spear("collect", ENV, "--out", str(data), *collect, *ROOMS, threads=1)
-    rates = ("--batch", "4", "--learning-rate", "3e-4")
-    before = os.times()
-    run_spear("sft", "--model", MODEL, "--data", str(data), "--out", str(out), *rates, threads=1)
-    after = os.times()
-    minutes = (after.children_user + after.children_system - before.children_user - before.children_system) / 60
-    name = "cold start of 160 games on one core" + ("" if template == "unlisted" else ", with lists")
-    yield Figure(name, minutes, "CPU-min", note=_count_tokens(data))
+def _start_cold(work: Path) -> Iterator[Figure]:
+    if not (work / "cold" / "model").exists():
+        before = os.times()
+        data = _fine_tune(work, "cold", games=160, rate="3e-4", threads=1)
+        after = os.times()
+        minutes = (after.children_user + after.children_system - before.children_user - before.children_system) / 60
+        yield Figure("cold start of 160 games on one core", minutes, "CPU-min", note=_count_tokens(data))
+
+
+def _fine_tune(work: Path, name: str, games: int, rate: str, threads: int) -> Path:
+    """Teach the model games of the searching expert; returns the file of the games."""
+    data, out = work / f"{name}.jsonl", work / name
+    collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", "unlisted", "--tasks", str(games))
+    run_spear("collect", ENV, "--out", str(data), *collect, *ROOMS, threads=threads)
+    rates = ("--batch", "4", "--learning-rate", rate)
+    run_spear("sft", "--model", MODEL, "--data", str(data), "--out", str(out), *rates, threads=threads)
+    return data
 
 
 def _count_tokens(data: Path) -> str:
@@ -140,62 +153,85 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         f"data.max_response_length={longest}",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "algorithm.rollout_correction.bypass_mode=false",  # else nobody computes log-probs a second time
+        f"{CACHE}=2",  # 64 conversations without lists
         "trainer.save_freq=-1",
     )
     with watch_memory(mark) as peak:
-        _train(work, template, out, 2, keys, {MARK: mark})
+        _train(work / "cold", template, out, 2, keys, **{MARK: mark})
     last = read_history(out)[-1]
     words = "without lists" if template == "unlisted" else "with lists"
-    note = f"{last['timing_s/gen']:.0f} s of it to play the episodes"
+    equal = round(8 * last["groups/equal"])
+    note = f"{last['timing_s/gen']:.0f} s of it to play the episodes; {equal} of 8 groups without an advantage"
     yield Figure(f"training step of 64 episodes {words}", last["timing_s/step"] / 60, "min", note=note)
     yield Figure(
         f"peak memory of a training step{'' if template == 'unlisted' else ', with lists'}", peak.bytes / 1e9, "GB"
     )
-    if template == "unlisted":
-        apart = last["training/rollout_log_probs_diff_mean"]
-        yield Figure("log-probs of rollout and trainer apart, mean", apart)
 
 
-def _train(
-    work: Path, template: str, out: Path, steps: int, overrides: Sequence[str], variables: dict[str, str]
-) -> None:
+def _compare_log_probs(work: Path) -> Iterator[Figure]:
+    """A step whose log-probs the trainer computes a second time."""
+    out = work / "log-probs"
+    keys = ("algorithm.rollout_correction.bypass_mode=false", f"{CACHE}=1", "trainer.save_freq=-1")
+    _train(work / "cold", "unlisted", out, 1, keys)
+    apart = read_history(out)[-1]["training/rollout_log_probs_diff_mean"]
+    yield Figure("log-probs of rollout and trainer apart, mean", apart)
+
+
+def _train(start: Path, template: str, out: Path, steps: int, overrides: Sequence[str], **variables: str) -> None:
     keys = (
-        f"actor_rollout_ref.model.path={work / f'cold-{template}' / 'model'}",
+        f"actor_rollout_ref.model.path={start / 'model'}",
         f"spear.env.template={template}",
         f"trainer.total_training_steps={steps}",
     )
-    run_spear(
-        "train",
-        "preset=alfworld_smollm2",
-        "cluster=cpu_vllm",
-        *keys,
-        *overrides,
-        "--out",
-        str(out),
-        threads=2,
-        **variables,
-    )
+    preset = ("preset=alfworld_smollm2", "cluster=cpu_vllm")
+    run_spear("train", *preset, *keys, *overrides, "--out", str(out), threads=2, **variables)
 
 
 def _learn(work: Path) -> Iterator[Figure]:
-    """240 unseen games before and after SPEAR, paired by game."""
-    out = work / "spear"
-    _train(work, "unlisted", out, STEPS, (), {})
-    run_spear("export", str(out), "--out", str(work / "trained"), threads=1)
-    folders = {"cold start": work / "cold-unlisted" / "model", "SPEAR": work / "trained"}
-    summaries: dict[str, Any] = {}
-    for name, model in folders.items():
-        run = work / f"eval-{name.replace(' ', '-')}"
-        play = ("--engine", "vllm", "--template", "unlisted", "--split", "valid_unseen", "--max-tokens", "48")
-        run_spear(
-            "eval", ENV, "--model", str(model), *play, *ROOMS, "--env", "max_turns=12", "--out", str(run), threads=2
-        )
-        summaries[name] = json.loads((run / SUMMARY).read_text("utf-8"))["overall"]["success"]
-        yield Figure(f"unseen games won after {name}", 100 * summaries[name]["mean"], "%")
-    difference = compare_runs(work / "eval-cold-start", work / "eval-SPEAR").difference
-    note = f"95 % interval over games [{100 * difference.low:.1f}, {100 * difference.high:.1f}]"
-    yield Figure("SPEAR − cold start, paired", 100 * difference.mean, "points", note=note)
+    """Unseen games before and after a training of each arm and seed, paired by game."""
+    start = work / "start"
+    if not (start / "model").exists():
+        _fine_tune(work, "start", games=320, rate="5e-4", threads=2)
+    before, after = _play(work, "start", start / "model"), {}
+    for seed in range(SEEDS):
+        for arm in ARMS:
+            run = work / f"{arm}-{seed}"
+            if not (run / "policy").exists():
+                _train(start, "unlisted", run, STEPS, (f"algorithm={arm}", f"spear.seed={seed}"))
+                run_spear("export", str(run), "--out", str(run / "policy"), threads=2)
+            after[arm, seed] = _play(work, f"{arm}-{seed}", run / "policy")
+    against = {
+        title: compare_pairs([(before, after[arm, seed]) for seed in range(SEEDS)]) for arm, title in ARMS.items()
+    }
+    won = {title: [_read_success(work / f"{arm}-{seed}") for seed in range(SEEDS)] for arm, title in ARMS.items()}
+    unseen = {title: found.after for title, found in against.items()}
+    plot_learning(won, unseen, against["GRPO"].before, GAMES_OF_A_STEP, work / "learning.png")
+    for title, found in against.items():
+        yield _report(f"{title} − cold start", found)
+    pairs = [(after["grpo", seed], after["drbot_spear", seed]) for seed in range(SEEDS)]
+    yield _report("SPEAR − GRPO", compare_pairs(pairs))
+
+
+def _read_success(run: Path) -> list[float]:
+    """Share of won games of each step."""
+    return [record["success/all"] for record in read_history(run) if "success/all" in record]
+
+
+def _play(work: Path, name: str, model: Path) -> list[Trajectory]:
+    run = work / f"eval-{name}"
+    if not (run / SUMMARY).exists():
+        play = ("--engine", "vllm", "--template", "unlisted", "--split", "valid_unseen", "--tasks", GAMES)
+        options = ("--max-tokens", "48", "--env", "max_turns=12", "--out", str(run))
+        run_spear("eval", ENV, "--model", str(model), *play, *ROOMS, *options, threads=2)
+    return list(read_trajectories(run / EPISODES))
+
+
+def _report(name: str, found: CrossedComparison) -> Figure:
+    values = (found.before.mean, found.after.mean, found.difference.low, found.difference.high)
+    before, after, low, high = (100 * value for value in values)
+    seeds = ", ".join(f"{100 * step:+.1f}" for step in found.by_seed)
+    note = f"{before:.1f} to {after:.1f} %; [{low:.1f}, {high:.1f}] over seeds and games; by seed {seeds}"
+    return Figure(name, 100 * found.difference.mean, "points", note=note)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
 from spear_training.planning import memory
 from spear_training.planning.architecture import Architecture
-from spear_training.planning.fitting import ACTOR_KEYS, Wish, find_room, fit_training, fit_tuning, fit_update
+from spear_training.planning.fitting import ACTOR_KEYS, ENOUGH, Wish, find_room, fit_training, fit_tuning, fit_update
 from spear_training.planning.memory import GIB, Item, Trainer, read_width
 
 SMOLLM = Architecture(134_515_008, 28_311_552, 49_152, 576, 1536, 30, 11_520)
@@ -125,13 +126,21 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
         "model": {"path": "smollm2-135m", "enable_gradient_checkpointing": False},
         "data": {"max_token_len_per_gpu": 16_384, "train_batch_size": 32},
         "engine": {"fsdp_size": -1, "mixed_precision": {"param_dtype": "bf16"}},
-        "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
+        "trainer": {"nnodes": 1, "n_gpus_per_node": 1, "device": "cpu"},
     }
     config = OmegaConf.create(settings)
     fit = fit_tuning(config, (), 7 * GIB, 1600, tmp_path / "none.yaml")
     assert fit is not None and config.data.max_token_len_per_gpu == fit.tokens < 16_384
     with pytest.raises(SpearError, match="one row of 9,000 tokens"):
         fit_tuning(OmegaConf.create(settings), (), 3 * GIB, 9000, tmp_path / "none.yaml")
+
+
+def test_on_a_cpu_the_choice_ends_where_more_is_hardly_faster() -> None:
+    most = replace(WISH, most=ENOUGH)
+    room = 12 * GIB
+    assert fit_update(TRAINER, WISH, room).tokens > fit_update(TRAINER, most, room).tokens == ENOUGH
+    assert fit_update(TRAINER, most, 100 * GIB).tokens == WISH.tokens
+    assert fit_update(TRAINER, replace(most, longest=2 * ENOUGH), room).tokens == 2 * ENOUGH
 
 
 def test_this_machine_has_some_room() -> None:

@@ -124,6 +124,28 @@ def test_sequential_coupling_is_a_step_for_each_term(
     assert step.metrics["sil/actor/grad_norm"] > 0 and step.metrics["loss/sil"] < 0
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("nodes", "skipped"), [({}, True), ({"kl": {"coefficient": 0.3}}, False), ({"cov": {"on_policy": True}}, False)]
+)
+def test_rows_without_an_advantage_are_computed_only_where_they_matter(
+    monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], nodes: dict[str, Any], skipped: bool
+) -> None:
+    step = Step(monkeypatch, choose("joint", loss={"scale_factor": SCALE}, **nodes), **layout)
+    replay = step.remember(step.collect())
+    fresh = step.collect()
+    silent = np.arange(len(fresh)) % 3 == 0
+    fresh = fresh.add(advantage=np.where(silent, 0.0, fresh.advantage))
+    start = step.workers.parameters.detach().clone()
+    step.updater.update(fresh, replay, GAMMA, step.metrics)
+    if "cov" not in nodes:  # that clip takes tokens out at random
+        expected = start - RATE * step.specify(start, fresh=fresh, replay=replay)
+        torch.testing.assert_close(step.workers.parameters.detach(), expected, atol=1e-6, rtol=0)
+    computed = {key for call in step.workers.calls for key in call.keys}
+    assert computed.isdisjoint(fresh.key[silent]) == skipped
+    assert computed >= {*fresh.key[~silent], *replay.key}
+
+
 @pytest.mark.parametrize("coupling", ["sequential", "joint"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("nodes", TERMS.values(), ids=TERMS.keys())

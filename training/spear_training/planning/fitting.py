@@ -18,7 +18,8 @@ from spear_training.planning.architecture import find_architecture, read_known
 from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_rollout_on_cpu
 
 ENOUGH = 2048
-"""Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again."""
+"""Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU
+the choice ends here, since memory that is touched for the first time costs time."""
 CPU_SHARE = 0.8
 """Of the free memory that a training may take: its parts are estimates, and Ray kills workers at 95 %."""
 GPU_SHARE = 0.9
@@ -73,6 +74,7 @@ class Wish:
         share: tokens of a rank's mini-batch, beyond which no micro-batch grows.
         given_tokens: the user said how many tokens.
         given_checkpointing: the user said whether.
+        most: tokens of a micro-batch that is chosen because not all fit; None: as many as fit.
     """
 
     tokens: int
@@ -81,6 +83,7 @@ class Wish:
     share: int
     given_tokens: bool = False
     given_checkpointing: bool = False
+    most: int | None = None
 
 
 def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item] = ()) -> Fit:
@@ -104,10 +107,10 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
     def capacity(checkpointing: bool) -> int:
         if wish.given_tokens:
             return wish.tokens if need(wish.tokens, checkpointing) <= room else 0
-        most = bisect_right(range(wish.tokens + 1), room, key=lambda tokens: need(tokens, checkpointing)) - 1
-        if most < wish.longest:
-            return 0
-        return most if most == wish.tokens else max(wish.longest, 1 << (most.bit_length() - 1))
+        fitting = bisect_right(range(wish.tokens + 1), room, key=lambda tokens: need(tokens, checkpointing)) - 1
+        if fitting == wish.tokens or fitting < wish.longest:
+            return fitting if fitting >= wish.longest else 0
+        return max(wish.longest, min(1 << (fitting.bit_length() - 1), wish.most or fitting))
 
     ways = [wish.checkpointing] if wish.given_checkpointing or wish.checkpointing else [False, True]
     found = {way: capacity(way) for way in ways}
@@ -153,7 +156,7 @@ def fit_training(
     sequence = actor.ulysses_sequence_parallel_size
     longest = data.max_prompt_length + data.max_response_length
     share = actor.ppo_mini_batch_size * rollout.n * longest // ranks
-    wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share)
+    wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share, config.trainer.device)
     others: Sequence[Item] = ()
     if config.trainer.device == "cpu":
         others = size_rollout_on_cpu(config, model, longest, room)
@@ -174,7 +177,8 @@ def fit_tuning(
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     shards = ranks if config.engine.fsdp_size < 1 else min(ranks, config.engine.fsdp_size)
     trainer = Trainer(find_architecture(str(config.model.path)), read_width(config.engine), shards)
-    wish = _read_wish(config, TUNING_KEYS, given, longest, config.data.train_batch_size * longest // ranks)
+    device = str(config.trainer.device)
+    wish = _read_wish(config, TUNING_KEYS, given, longest, config.data.train_batch_size * longest // ranks, device)
     fit = fit_update(trainer, wish, room)
     _write(config, dict(zip(TUNING_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
     return fit
@@ -190,7 +194,7 @@ def _keep_earlier(config: DictConfig, keys: Keys, overrides: Sequence[str], earl
     return given | set(keys)
 
 
-def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, share: int) -> Wish:
+def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, share: int, device: str) -> Wish:
     tokens, checkpointing = keys
     return Wish(
         tokens=max(longest, int(OmegaConf.select(config, tokens))),
@@ -199,6 +203,7 @@ def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, sh
         share=max(longest, share),
         given_tokens=tokens in given,
         given_checkpointing=checkpointing in given,
+        most=ENOUGH if device == "cpu" else None,
     )
 
 

@@ -25,6 +25,9 @@ from spear_training.verl_plugin.loss import STEERING, TOKEN_COLUMNS
 from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
 from spear_training.verl_plugin.vision import PICTURES
 
+PROPORTIONAL = ("vanilla", "gspo", "cispo")
+"""Policy losses that are 0, with their gradient, where the advantage is."""
+
 
 class VerlActor:
     """:class:`spear_training.step.update.Actor` over verl's actor worker group and TransferQueue.
@@ -49,6 +52,7 @@ class VerlActor:
         self._workers = worker_group
         self._actor, self._rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self._has_reference = settings.kl.coefficient > 0
+        self._skips_equal = settings.loss.policy in PROPORTIONAL and not (self._has_reference or settings.cov.on_policy)
         self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
         self._queue = queue
         self._reference_in_actor = reference_in_actor
@@ -146,13 +150,26 @@ class VerlActor:
 
     # ---- optimiser steps ---------------------------------------------------------------------------------------------
     def train(self, update: Pass) -> Sums:
-        """One ``update_actor`` call: an optimiser step of each mini-batch."""
+        """One ``update_actor`` call: an optimiser step of each mini-batch.
+
+        A fresh row without an advantage adds nothing to the gradient. Padding takes its place and draws its seed, so
+        that nothing else changes.
+        """
         rows, deal, ranks = update.rows, update.deal, self.ranks
         columns = [name for name in TOKEN_COLUMNS if name in rows]
-        self._write_columns(rows, columns)
+        steering = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], axis=1)
+        self._write_columns(rows, columns, steering)
+        silent = np.zeros(len(rows) + 1, dtype=bool)
+        if self._skips_equal and "token_advantages" not in rows:
+            silent[:-1] = (rows.advantage == 0) & ~rows.replayed
+        silent[-1] = True  # row -1 is padding already
+        order = np.asarray(deal.order(ranks))
+        padded = order[silent[order]]
+        seeds = np.zeros((len(padded), STEERING_WIDTH))
+        seeds[:, -1] = np.where(padded < 0, 0, rows.seed[padded])
         names = [TOKEN_COLUMNS[name] for name in columns]
-        padding = iter(self._queue.add_padding(deal.padding, names, {STEERING: STEERING_WIDTH}))
-        keys = [rows.key[row] if row >= 0 else next(padding) for row in deal.order(ranks)]
+        padding = iter(self._queue.add_padding(len(padded), names, {STEERING: seeds}))
+        keys = [next(padding) if silent[row] else rows.key[row] for row in order.tolist()]
         longest = int((rows.prompt_length + rows.response_length).max())
         lower, upper = update.bounds or (float("nan"), float("nan"))
         info = {
@@ -178,8 +195,7 @@ class VerlActor:
             "seconds": time.perf_counter() - start
         }
 
-    def _write_columns(self, rows: RowTable, columns: Sequence[str]) -> None:
-        steering = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], axis=1)
+    def _write_columns(self, rows: RowTable, columns: Sequence[str], steering: Array) -> None:
         tokens: dict[str, Array] = {TOKEN_COLUMNS[name]: getattr(rows, name) for name in columns}
         self._queue.put_tokens(rows.key.tolist(), rows.response_length, tokens, {STEERING: steering})
 

@@ -99,7 +99,9 @@ class VerlCritic:
         keys = rows.key.tolist()
         columns = {OLD_VALUES: rows.values, RETURNS: rows.returns}
         self._queue.put_tokens(keys, rows.response_length, columns, {WEIGHT: weights})
-        padding = iter(self._queue.add_padding(deal.padding, (OLD_VALUES, RETURNS), {WEIGHT: 1}))
+        padding = iter(
+            self._queue.add_padding(deal.padding, (OLD_VALUES, RETURNS), {WEIGHT: np.zeros((deal.padding, 1))})
+        )
         order = [keys[row] if row >= 0 else next(padding) for row in deal.order(ranks)]
         info = {
             **cut_rows(int(lengths.max()), deal.size, ranks, critic.ppo_max_token_len_per_gpu),

@@ -53,20 +53,22 @@ class StepQueue:
         made |= {name: _float(values) for name, values in rows.items()}
         self.put(keys, TensorDict(made, batch_size=len(keys)))
 
-    def add_padding(self, count: int, columns: Sequence[str] = (), rows: dict[str, int] | None = None) -> list[str]:
+    def add_padding(
+        self, count: int, columns: Sequence[str] = (), rows: dict[str, np.ndarray] | None = None
+    ) -> list[str]:
         """Write ``count`` rows without a loss token, which make a batch divisible; returns their keys.
 
         Args:
             count: how many.
             columns: float columns of one token that the rows need besides.
-            rows: float columns of rows with their widths.
+            rows: float columns of rows [count, *].
         """
         if not count:
             return []
         keys = [f"padding_{number}_0" for number in range(count)]
         made = build_columns(self._make_padding(count))
         made.update({name: nest_flat(torch.zeros(count), [1] * count) for name in columns})
-        made.update({name: torch.zeros(count, width) for name, width in (rows or {}).items()})
+        made.update({name: _float(values) for name, values in (rows or {}).items()})
         self.put(keys, made)
         return keys
 

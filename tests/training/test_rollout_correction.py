@@ -53,7 +53,10 @@ def test_what_makes_sense_is_taken(values: dict[str, Any]) -> None:
         ({"rollout_is": "token", "rollout_is_threshold": "2_1"}, "a number above 0 or LOWER_UPPER"),
         ({"rollout_is": "token", "rollout_is_threshold": 0}, "a number above 0"),
         ({"rollout_is": "token", "rollout_is_threshold": "many"}, "not 'many'"),
-        ({"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 1}, "rollout_rs='seq_max_k1' is unknown: take some of token_k1"),
+        (
+            {"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 1},
+            "='seq_max_k1' is unknown: take some of token_k1",
+        ),
         ({"rollout_rs": "token_k1"}, "needs algorithm.rollout_correction.rollout_rs_threshold"),
         ({"rollout_rs": "token_k3", "rollout_rs_threshold": "0.1_0.2"}, "must be a number above 0, not '0.1_0.2'"),
         ({"rollout_rs": "token_k1,token_k2", "rollout_rs_threshold": "1,2,3"}, "one for each of token_k1,token_k2"),

@@ -143,7 +143,7 @@ def test_the_home_folder_may_be_abbreviated(
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("spear.sil.gama=cosine", "'spear.sil.gama'; did you mean spear.sil.gamma?"),
+        ("spear.sil.gama=cosine", "'spear.sil.gama' is not a key of the configuration; did you mean spear.sil.gamma?"),
         ("trainer.total_training_step=3", "did you mean trainer.total_training_steps?"),
         ("actor.optim.lr=1e-4", "did you mean actor_rollout_ref.actor.optim.lr?"),
         ("ppo_mini_batch_size=8", "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?"),

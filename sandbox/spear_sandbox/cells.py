@@ -14,13 +14,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
-from spear_sandbox.protocol import (
-    CellOutcome,
-    CellStatus,
-    FaultKind,
-    Limits,
-    SandboxFault,
-)
+from spear_sandbox.protocol import CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
 from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import work_for, write_json
@@ -275,7 +269,7 @@ async def _answer(work: Awaitable[Any], status: int = 200, request: Request | No
         raise turn_away(error, "no place for this cell") from None
     except TooManySessionsError as error:
         raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
-    except (BadRequestError, ValueError) as error:
+    except ValueError as error:
         raise HTTPException(422, str(error)) from None
     except SandboxFault as fault:
         if fault.kind is FaultKind.SESSION_ENDED:

@@ -15,15 +15,7 @@ from spear_sandbox.remote import HttpSession
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
-from spear_sandbox.wire import (
-    TOKEN_VARIABLE,
-    BadReplyError,
-    BadRequestError,
-    RunRequest,
-    check_name,
-    read_reply,
-    write_request,
-)
+from spear_sandbox.wire import TOKEN_VARIABLE, BadReplyError, RunRequest, check_name, read_reply, write_request
 
 if TYPE_CHECKING:
     import httpx
@@ -114,10 +106,7 @@ class HttpExecutor:
             ValueError: a file name leaves the working folder, or a server refused the request itself or its token.
         """
         for name in (*(files or ()), *fetch_files):
-            try:
-                check_name(name)
-            except BadRequestError as error:
-                raise ValueError(str(error)) from None
+            check_name(name)
         wanted = limits or self.limits
         asked = RunRequest(
             code,

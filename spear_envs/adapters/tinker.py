@@ -63,7 +63,7 @@ class TinkerEnv(MessageEnv):
 
 
 def _write_response(message: Message) -> str:
-    """Restore what the model wrote: renderers split off thoughts and tool calls, which environments parse themselves."""
+    """Restore what the model wrote: renderers split off thoughts and tool calls, but environments parse them."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     thought = "".join(part["thinking"] for part in parts if part["type"] == "thinking")

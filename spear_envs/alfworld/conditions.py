@@ -80,8 +80,8 @@ def split_goal(goal: Expression) -> tuple[Expression, ...]:
     """Split a goal into conditions without free variables, which together are equivalent to it.
 
     Each part of the outermost ``and`` is a condition. If a part has several facts that commands can change, each of
-    them is one, too: ``an object that is hot and in the fridge`` also gives ``an object that is hot`` and ``an object in
-    the fridge``. Static facts (types, what can be heated) stay with each of them, and conditions that differ only in
+    them is one, too: ``an object that is hot and in the fridge`` also gives ``an object that is hot`` and ``an object
+    in the fridge``. Static facts (types, what can be heated) stay with each of them, and conditions that differ only in
     names of variables count once. As in ALFRED, two kinds of parts are not split: those about where the agent is or
     what it holds, and those with ``or``, ``forall`` or negated facts.
     """

@@ -129,7 +129,7 @@ class Session:
             tasks = conversation.env.tasks
             if request.index >= len(tasks):
                 raise WireError(
-                    ErrorCode.EXECUTION_ERROR, f"the index {request.index} is too large: the split has {len(tasks)} tasks."
+                    ErrorCode.EXECUTION_ERROR, f"there is no task {request.index}: the split has {len(tasks)}."
                 )
             task = tasks[request.index].id
         self.episode_id = request.episode_id

@@ -63,8 +63,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
     r"""Mathematics with a Python tool: a response is code to run, or the answer, which ends the episode.
 
     A call is a JSON object between ``<tool_call>`` tags, as in Qwen's chat templates, code between ``<code>`` tags, or
-    a fence of Python; the first valid one of a response is run, in a fresh process. Its output is the next observation. A
-    call that cannot be read is answered with the fault. A response without a call is final; its answer is in
+    a fence of Python; the first valid one of a response is run, in a fresh process. Its output is the next observation.
+    A call that cannot be read is answered with the fault. A response without a call is final; its answer is in
     ``\boxed{}``. A call in the last turn is not run and does not count.
 
     ``tool_calls`` counts programs that were run, including failed ones. ``won``, ``score`` and the native reward say

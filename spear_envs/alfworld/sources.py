@@ -27,6 +27,8 @@ class GameText:
 class GameSource(Protocol):
     """A game that is read when it is played."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def key(self) -> Hashable:
         """Cache key of the parsed game. Cheap; changes if the file changes.

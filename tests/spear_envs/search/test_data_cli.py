@@ -119,7 +119,7 @@ def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture
     code, out, _ = run(capsys, "verify", "search", "e5-flat")
     assert code == 0 and "panel" not in out, "questions that are missing are not fault of the index"
     code, _, err = run(capsys, "get", "search", "train", "--from", given)
-    assert code == 1 and "name the folder that has it" in err
+    assert code == 1 and "name the folder that does" in err
 
 
 @pytest.mark.parametrize(

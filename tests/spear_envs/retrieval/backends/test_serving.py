@@ -47,7 +47,7 @@ def test_each_index_has_its_path_and_the_first_is_the_default() -> None:
         assert [document["id"] for document in found["/web"]] == ["w"]
         missing = ask(f"{url}/wep", "q")
         assert missing.status_code == 422 and "Did you mean 'web'?" in missing.json()["detail"]
-        with pytest.raises(SpearError, match="no index 'wep'"):
+        with pytest.raises(SpearError, match="the index 'wep' does not exist"):
             RetrieverClient(f"{url}/wep").search("q", 1)
         health = httpx.get(f"{url}/health").json()
         assert health["fingerprint"] == "list" and list(health["indexes"]) == ["wiki", "web"]

@@ -100,7 +100,7 @@ def test_types_are_told_apart(name: str, vectors: Vectors, tmp_path: Path) -> No
     assert read_type(tmp_path / "index") == kind
     for other in NAMES:
         if other != name:
-            with pytest.raises(SpearError, match=f"no index of type {other}"):
+            with pytest.raises(SpearError, match=f"is not an index of type {other}"):
                 VectorIndex(tmp_path / "index", parse_type(other))
 
 

@@ -217,7 +217,7 @@ def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
 def test_a_search_index_of_an_earlier_version_names_the_command(copy: Path) -> None:
     path = copy / INDEX / "manifest.json"
     path.write_text(path.read_text("utf-8").replace('"version": 3', '"version": 2'), "utf-8")
-    with pytest.raises(SpearError, match=r"of version 2, and this is version 3: .*'spear data build webshop'"):
+    with pytest.raises(SpearError, match=r"of version 2, not 3: .*'spear data build webshop'"):
         open_catalog(copy)
 
 

@@ -62,7 +62,7 @@ def test_functions_that_are_no_taggers() -> None:
     with pytest.raises(SpearError, match="is not hashable: give a plain function"):
         find_tagger(Unhashable())
     for result in (None, "red lamp", [1], {"red"}):
-        with pytest.raises(SpearError, match="of the title 'Red Lamp': it must return a list of words"):
+        with pytest.raises(SpearError, match="for the title 'Red Lamp': it must return a list of words"):
             find_tagger(lambda title, result=result: result).tag_all(["Red Lamp"])  # type: ignore[misc]
 
 

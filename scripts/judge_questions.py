@@ -10,13 +10,31 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from spear_envs.search.mini_kb.generate import make_base
-from spear_envs.search.mini_kb.judging import RECORD, RecordingJudge, SearchingJudge, digest_corpus
+from spear_envs.search.mini_kb.judging import RECORD, SearchingJudge, digest_corpus
+from spear_envs.search.mini_kb.questions import Draft, Judge
 from spear_envs.search.mini_kb.sizes import BaseSize
 
 TARGET = Path(__file__).resolve().parents[1] / "spear_envs" / "search" / "mini_kb" / RECORD
+
+
+class RecordingJudge:
+    """Says what another judge says, and keeps the numbers of the drafts that it dropped."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.dropped: list[int] = []
+        self._judge = judge
+        self._numbers = count()
+
+    def __call__(self, draft: Draft) -> bool:
+        """Return whether the draft is kept."""
+        number, kept = next(self._numbers), self._judge(draft)
+        if not kept:
+            self.dropped.append(number)
+        return kept
 
 
 def judge_size(size: BaseSize) -> dict[str, object]:

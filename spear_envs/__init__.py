@@ -1,4 +1,4 @@
-"""SPEAR environments: language-agent tasks behind one contract. Importing the package registers them with gymnasium."""
+"""SPEAR environments: language-agent tasks with one interface. Importing the package registers them with gymnasium."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""``spear bench``: the door to the benchmarks, which belong to the checkout and not to the installed package."""
+"""``spear bench``: the benchmarks, which are part of the checkout and not of the installed package."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODULE = "benchmarks._cli"
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(context: click.Context, words: tuple[str, ...]) -> Any:
-    """Measure what the project costs, beside its peers and its bars: list, run, show, compare."""
+    """Measure speed and memory next to other packages and limits: list, run, show, compare."""
     if not (ROOT / MODULE.replace(".", "/")).with_suffix(".py").is_file():
-        raise SpearError("An installed package has no benchmarks: clone the repository, and there run 'make bench'.")
+        raise SpearError("The installed package lacks the benchmarks: clone the repository and run 'make bench' there.")
     sys.path.insert(0, str(ROOT))
     command: click.Command = importlib.import_module(MODULE).bench
     return command.main(list(words), prog_name=context.command_path, standalone_mode=False)

@@ -1,11 +1,11 @@
-"""The environments that can be made here, and which extra or official data each of them lacks."""
+"""The available environments, and the extras and official data that they lack."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -28,33 +28,29 @@ class ExtraState:
     """For pip, such as ``"spear-envs[search]"``."""
     unlocks: str
     missing: tuple[str, ...]
-    """Distributions of it that are not installed."""
+    """Its distributions that are not installed."""
 
 
 @dataclass(frozen=True)
 class EnvListing:
-    """An environment, with all that a list says of it."""
+    """An environment in a list."""
 
     id: str
-    """As ``gym.make`` takes it in a fresh process, such as ``"spear_envs:spear/WebShop-v0"``."""
+    """For ``gym.make`` in a fresh process, such as ``"spear_envs:spear/WebShop-v0"``."""
     short_id: str
-    """As it is registered, and as commands take it."""
+    """As registered, and for commands."""
     summary: str
     splits: tuple[str, ...]
-    """Of the tasks that are there without a download."""
+    """Of the tasks that do not need a download."""
     extra: ExtraState | None = None
     dataset: str | None = None
-    """What ``spear data`` calls its official data; None if there is none."""
+    """Name of its official data in ``spear data``, if it has any."""
     collections: tuple[Collection, ...] = ()
     """Parts of the official data, here or not."""
 
-    def describe(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
-
 
 def list_envs() -> list[EnvListing]:
-    """The environments of this package."""
+    """List the environments of this package."""
     requirements = read_requirements()
     return [_list_env(entry, requirements) for entry in ENVIRONMENTS]
 
@@ -74,27 +70,27 @@ def _list_env(entry: EnvEntry, requirements: Mapping[str, Iterable[Any]]) -> Env
 
 
 def find_collections(env_id: str) -> list[Collection]:
-    """The official data that one of our environments can play on; none for third-party ones."""
+    """List the official data of one of our environments; empty for third-party ones."""
     dataset = _find_dataset(env_id)
     return [] if dataset is None else list(dataset.load(dataset.collections)())
 
 
 def _find_dataset(env_id: str) -> Dataset | None:
-    """A data set has the name of its environment's folder."""
+    """Find a data set by the name of the environment's folder."""
     folder = next((entry.entry_point.split(".")[1] for entry in ENVIRONMENTS if entry.id == env_id), None)
     return next((dataset for dataset in DATASETS if dataset.name == folder), None)
 
 
 def list_unreadable(collection: Collection) -> list[str]:
-    """Modules that reading it takes and that are not installed."""
+    """List missing modules that reading it needs."""
     return [name for name in collection.packages if importlib.util.find_spec(name) is None]
 
 
 def list_module_envs(module: str) -> list[EnvListing]:
-    """The SPEAR environments of a module that has been imported, and of those below it.
+    """List the SPEAR environments of an imported module and its submodules.
 
     Raises:
-        SpearError: the entry point of one of them leads nowhere.
+        SpearError: an entry point cannot be imported.
     """
     listings = []
     for short_id, spec in sorted(gym.registry.items()):

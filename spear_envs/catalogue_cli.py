@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 IDS, SPLITS = 35, 12
-"""Columns that our ids and splits take; at 80 the rest is just wide enough."""
+"""Widths of our ids and splits, which leave just enough of 80 columns."""
 FOOTER = (
     "Those of spear_envs play embedded tasks without a download.",
     "Official data: spear data get NAME. An extra: pip install 'spear-envs[NAME]'.",
@@ -31,7 +32,7 @@ FOOTER = (
 def envs(modules: tuple[str, ...], as_json: bool) -> None:
     """List the environments: ours, and with --module those of a module.
 
-    Each is named as gym.make takes it in a fresh process. Commands of spear also take our ids without 'spear_envs:'.
+    The names are for gym.make in a fresh process. Commands of spear also take our ids without 'spear_envs:'.
 
     \b
       spear envs
@@ -46,10 +47,10 @@ def envs(modules: tuple[str, ...], as_json: bool) -> None:
             continue
         found = list_module_envs(module)
         if not found:
-            raise SpearError(f"{module} registers no SPEAR environment: call register_env when it is imported.")
+            raise SpearError(f"{module} does not register a SPEAR environment: call register_env in it.")
         listings += found
     if as_json:
-        facts = {"data_folder": str(data_folder()), "environments": [listing.describe() for listing in listings]}
+        facts = {"data_folder": str(data_folder()), "environments": [asdict(listing) for listing in listings]}
         click.echo(json.dumps(facts, indent=1))
         return
     from rich.console import Console

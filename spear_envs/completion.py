@@ -1,4 +1,4 @@
-"""Completion in the shell: what is offered for environments and splits, and a bash that copes with ``=`` and ``:``.
+"""Shell completion of environments and splits, and words with ``=`` and ``:`` in bash.
 
 ``eval "$(_SPEAR_COMPLETE=bash_source spear)"`` switches it on; likewise ``zsh_source`` and ``fish_source``.
 """
@@ -24,16 +24,16 @@ from spear_envs.core.registration import ENVIRONMENTS, PREFIX
 
 
 class EnvId(click.ParamType):
-    """An environment id, ours with or without ``spear_envs:`` before it; arrives as it is registered."""
+    """An environment id, ours with or without ``spear_envs:``, converted to the registered one."""
 
     name = "env"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The id as it is registered; whether there is such an environment, its making tells."""
+        """Return the registered id, which may be unknown."""
         return value.removeprefix(PREFIX) if isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """Our ids that continue from what was typed, else those whose name does in any case: ``sok`` gives Sokoban."""
+        """Complete our ids, else names without their namespace, ignoring case: ``sok`` gives Sokoban."""
         begun = incomplete.lower()
         long = [f"{PREFIX}{entry.id}" for entry in ENVIRONMENTS]
         short = [entry.id for entry in ENVIRONMENTS]
@@ -52,13 +52,13 @@ class EnvId(click.ParamType):
 
 
 class SplitName(click.ParamType):
-    """A split of the environment that comes before it on the line."""
+    """A split of the environment earlier on the line."""
 
     name = "text"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """Splits of an environment of ours; for any other, which would have to be imported, the usual names."""
-        # An option without its value ends click's parsing early: arguments are then left over.
+        """Complete splits of our environments; for others, which would have to be imported, the usual names."""
+        # An option without its value ends click's parsing early, which leaves arguments over.
         given = [str(word).removeprefix(PREFIX) for word in (ctx.params.get("env_id"), *ctx.args) if word]
         env_id = next((word for word in given if any(word == entry.id for entry in ENVIRONMENTS)), None)
         splits = SpearEnv.splits if env_id is None else find_splits(env_id)
@@ -66,13 +66,13 @@ class SplitName(click.ParamType):
 
 
 ENV = EnvId()
-"""Type of an argument that names an environment, such as ``spear/Sokoban-v1``."""
+"""Type of environment arguments, such as ``spear/Sokoban-v1``."""
 SPLIT = SplitName()
-"""Type of an option that names a split; the argument with the environment is called ``env_id``."""
+"""Type of split options; the environment's argument must be called ``env_id``."""
 
 
 class _Quiet:
-    """Offers nothing where something fails: a traceback would land in the line that is being typed."""
+    """Offers nothing on errors: a traceback would land in the line being typed."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         try:
@@ -83,7 +83,7 @@ class _Quiet:
 
 
 class _Bash(_Quiet, BashComplete):
-    """Bash cuts ``preset=demo`` into three words and replaces the last: it hands over the line, and gets the rest."""
+    """Bash splits ``preset=demo`` into three words and replaces the last, so we read the line and return the rest."""
 
     source_template = """\
 %(complete_func)s() {
@@ -107,7 +107,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ.get("COMP_LINE")
-        if line is None:  # asked with words that are already told apart
+        if line is None:  # called with split words
             return super().get_completion_args()
         words = split_arg_string(line)
         incomplete = words.pop() if words and not line[-1].isspace() else ""
@@ -116,9 +116,9 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
     def complete(self) -> str:
         args, incomplete = self.get_completion_args()
         breaks = {*os.environ.get("COMP_WORDBREAKS", "")} & {*"=:"}
-        kept = max((incomplete.rfind(mark) for mark in breaks), default=-1) + 1  # bash leaves it where it is
+        kept = max((incomplete.rfind(mark) for mark in breaks), default=-1) + 1  # bash keeps this
         is_option = incomplete.startswith("-") and "=" in incomplete
-        option = incomplete.partition("=")[0] + "=" if is_option else ""  # click completes its value alone
+        option = incomplete.partition("=")[0] + "=" if is_option else ""  # click completes only its value
         lines = []
         for item in self.get_completions(args, incomplete):
             item.value = option + item.value
@@ -137,6 +137,6 @@ class _Fish(_Quiet, FishComplete):
 
 
 def register_shells() -> None:
-    """Have click complete for bash, zsh and fish as it is done here."""
+    """Register our completion for bash, zsh and fish with click."""
     for shell in (_Bash, _Zsh, _Fish):
         add_completion_class(shell)

@@ -8,7 +8,7 @@ SERVER = "spear-sandbox[server]"
 
 
 def main() -> None:
-    """Run the command; without click, say what brings it."""
+    """Run the command; without click, say how to install it."""
     try:
         from spear_sandbox.cli import sandbox
         from spear_sandbox.console import explain_missing, run_command

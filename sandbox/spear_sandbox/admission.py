@@ -1,4 +1,4 @@
-"""Who may run now: places for so many, a bounded queue for the rest, first come, first served."""
+"""Admission of runs: a fixed number of places, and a bounded first-come, first-served queue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections import deque
 REMEMBERED = 64
 """Runs whose ends say how fast the queue moves."""
 FEWEST = 16
-"""Before so many have ended since the queue was last empty, nobody is turned away for its speed."""
+"""Nobody is turned away for the queue's speed until this many runs have ended since it was last empty."""
 SLACK = 1.25
-"""The queue is taken to be slower than it was by this factor."""
+"""Safety factor on the measured time per run."""
 
 
 class NoPlaceError(Exception):
-    """A caller has waited as long as it may; the message says for what."""
+    """A caller has waited as long as it may."""
 
 
 class QueueFullError(NoPlaceError):
@@ -36,8 +36,8 @@ class Admission:
 
     Args:
         places: runs at a time.
-        longest_queue: callers that may wait; more of them are turned away at once, and so are those whose turn, at
-            the speed of the queue, comes too late for them.
+        longest_queue: callers that may wait; more are turned away at once, as are those whose turn, at the speed of
+            the queue, would come too late.
     """
 
     def __init__(self, places: int, longest_queue: int) -> None:
@@ -81,7 +81,7 @@ class Admission:
         turn.come.result()
 
     def leave(self) -> None:
-        """Give a place back: to the one who has waited longest, if anybody waits."""
+        """Give a place back, to the caller that has waited longest if there is one."""
         if self._waiting:
             self._ends.append(time.monotonic())
             self._waiting.popleft().come.set_result(None)
@@ -91,7 +91,7 @@ class Admission:
             self.taken -= 1
 
     def _turn_away(self) -> None:
-        """Turn those away at the end of the queue whose turn would come too late."""
+        """Turn away callers at the end of the queue whose turn would come too late."""
         if len(self._ends) < FEWEST:
             return
         now = time.monotonic()
@@ -111,12 +111,12 @@ class Admission:
     def _give_up(self, turn: _Turn) -> None:
         if not turn.come.done():
             self._waiting.remove(turn)
-        elif turn.come.exception() is None:  # the place came in the same moment: it is the next one's
+        elif turn.come.exception() is None:  # the place came at the same moment: pass it on
             self.leave()
 
 
 class _Turn:
-    """One caller that waits."""
+    """A waiting caller."""
 
     def __init__(self, until: float) -> None:
         self.until = until

@@ -18,7 +18,7 @@ class Backend(Protocol):
     ending: Signals
     """What ends a run, sent to the process that ``Fork`` gives."""
     groups: Groups | None
-    """Control groups for its runs; None where this process may make none."""
+    """Control groups for its runs; None where this process may not make any."""
 
     async def start(self) -> None:
         """Get ready.
@@ -28,7 +28,7 @@ class Backend(Protocol):
         """
 
     def borrow(self, code: str) -> AbstractAsyncContextManager[Fork]:
-        """What starts the run of this program; held until the run has ended."""
+        """Lend what starts the run of this program, until the run has ended."""
 
     def health(self) -> Health:
         """How it is now."""

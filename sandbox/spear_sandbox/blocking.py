@@ -1,4 +1,4 @@
-"""Executors for code that is not asynchronous: one event loop on a thread of its own for each process."""
+"""Executors for code that is not asynchronous: one event loop per process, on its own thread."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _of_parents: list[object] = []
 
 
 class BlockingExecutor:
-    """The same as an :class:`~spear_sandbox.protocol.Executor`, for threads that wait.
+    """A blocking :class:`~spear_sandbox.protocol.Executor`.
 
-    Any number of threads may call :meth:`run` at once. The executor is made at the first run, on a loop of its own, and
-    anew in a forked child; it is closed when the process ends.
+    Any number of threads may call :meth:`run` at once. The executor is made at the first run, on its own loop,
+    and again in a forked child; it is closed when the process ends.
 
     Args:
         make_executor: Makes the executor; called on the loop, once for each process.
@@ -86,12 +86,12 @@ class BlockingExecutor:
         try:
             return future.result()
         except BaseException:
-            # A thread that is interrupted takes its run with it.
+            # An interrupted thread ends its run.
             future.cancel()
             raise
 
     def _forget(self) -> None:
-        """In a forked child: the thread is gone, the executor is the parent's, and the lock may be held for ever."""
+        """In a forked child: the thread is gone, the executor is the parent's, and the lock may never be released."""
         if self._executor is not None:
             _of_parents.append((self._executor, self._loop))
         self._lock = threading.Lock()

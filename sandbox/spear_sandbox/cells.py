@@ -1,4 +1,4 @@
-"""Sessions over HTTP, and SandboxFusion's ``/run_jupyter``, which plays cells in one that nobody else sees."""
+"""Sessions over HTTP, and SandboxFusion's ``/run_jupyter``, which runs cells in a private one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
-from spear_sandbox.protocol import (
-    CellOutcome,
-    CellStatus,
-    FaultKind,
-    Limits,
-    SandboxFault,
-)
+from spear_sandbox.protocol import CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
 from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import work_for, write_json
 from spear_sandbox.wire import BadRequestError, check_name, read_files
 
 MOST_RETRY_S = 60
-"""Nobody is asked to stay away for longer."""
+"""The longest ``Retry-After``."""
 
 Given = TypeVar("Given", bound=BaseModel)
 Ask = Callable[[Request], Awaitable[bytes]]
@@ -67,7 +61,7 @@ class CellService:
     Args:
         table: of the sessions.
         limits: of each; a request may lower them.
-        longest_s: what longer timeouts of cells are cut to.
+        longest_s: seconds to which longer timeouts of cells are cut.
         enter, leave: take and give back a place for a cell.
     """
 
@@ -94,12 +88,13 @@ class CellService:
     async def run(self, name: str, body: bytes) -> dict[str, Any]:
         """Answer ``POST /sessions/{id}/run``."""
         asked = _read(CellRequest, body)
-        return describe_cell(await self._play(self.table.find(name), asked.code, asked.timeout))
+        return describe_cell(await self._play(_find(self, name), asked.code, asked.timeout))
 
     async def play_notebook(self, body: bytes) -> dict[str, Any]:
         """Answer ``POST /run_jupyter``: all cells, also after one that failed, in a session that ends with it."""
         asked = _read(JupyterRequest, body)
-        fetched = _check_names(asked.fetch_files)
+        for name in asked.fetch_files:
+            check_name(name)
         session, _ = await self._open(asked.files, asked.memory_limit_MB, None, None)
         started = time.monotonic()
         played: list[CellOutcome] = []
@@ -112,7 +107,7 @@ class CellService:
                 if played[-1].status is not CellStatus.FINISHED:
                     break
             else:
-                files = await _fetch(session, fetched)
+                files = await _fetch(session, asked.fetch_files)
         finally:
             await session.close()
         return _describe_notebook(played, files, time.monotonic() - started)
@@ -154,7 +149,7 @@ def describe_cell(outcome: CellOutcome) -> dict[str, Any]:
 
 def _describe_notebook(played: Sequence[CellOutcome], files: dict[str, str], seconds: float) -> dict[str, Any]:
     last = played[-1].status if played else CellStatus.FINISHED
-    # The cell whose time was up, or which ended the interpreter, has no result of its own in SandboxFusion's form.
+    # SandboxFusion's form has no result for a cell whose time was up or which ended the interpreter.
     status = "TimeLimitExceeded" if last is CellStatus.TIME_LIMIT else "Finished"
     code = {CellStatus.FINISHED: 0, CellStatus.TIME_LIMIT: None, CellStatus.ENDED: 1}[last]
     if last is CellStatus.ENDED and played[-1].reason.value == "timeout":
@@ -179,12 +174,6 @@ async def _fetch(session: LocalSession, names: Sequence[str]) -> dict[str, str]:
         except ValueError:  # it is not there
             continue
     return found
-
-
-def _check_names(names: list[str]) -> list[str]:
-    for name in names:
-        check_name(name)
-    return names
 
 
 def _read(kind: type[Given], body: bytes) -> Given:
@@ -259,7 +248,7 @@ def _find(service: CellService, name: str) -> LocalSession:
     try:
         return service.table.find(name)
     except LookupError:
-        raise HTTPException(404, "this is not a name of a session: POST /sessions gives one.") from None
+        raise HTTPException(404, "unknown session: POST /sessions opens one.") from None
     except SandboxFault as fault:
         raise HTTPException(410, str(fault)) from None
 
@@ -273,16 +262,14 @@ def turn_away(error: NoPlaceError, what: str, busy_status: int = 503) -> HTTPExc
 
 
 async def _answer(work: Awaitable[Any], status: int = 200, request: Request | None = None) -> Response:
-    """What came out of it; for a cell, it is interrupted when the one who asked goes away."""
+    """Answer with the result; interrupt a cell when its client disconnects."""
     try:
         content = await (work if request is None else work_for(request, work))
-    except LookupError:
-        raise HTTPException(404, "this is not a name of a session: POST /sessions gives one.") from None
     except NoPlaceError as error:
         raise turn_away(error, "no place for this cell") from None
     except TooManySessionsError as error:
         raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
-    except (BadRequestError, ValueError) as error:
+    except ValueError as error:
         raise HTTPException(422, str(error)) from None
     except SandboxFault as fault:
         if fault.kind is FaultKind.SESSION_ENDED:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 from spear_sandbox.protocol import Limits
@@ -18,11 +19,11 @@ _UNLIMITED = 1 << 60
 _RESERVED_MB = 512
 """Of a container's memory, for the service and the warm interpreters."""
 _KERNEL_MB = 16
-"""For what the kernel holds for a run: page tables, pipes, sockets."""
+"""For what the kernel itself holds for a run: page tables, pipes, sockets."""
 _CHARGED_AT_ONCE = 1 << 20
 """The kernel takes memory for a processor in advance, so a group at its limit may lack that much."""
 _SPARE_PROCESSES = 4
-"""The supervisor, and bubblewrap; the program's own are bounded by ``RLIMIT_NPROC`` as well."""
+"""For the supervisor and bubblewrap; the program's own are also bounded by ``RLIMIT_NPROC``."""
 _PROC = Path("/proc")
 _PREFIX = "spear-"
 
@@ -31,11 +32,11 @@ class OomKill(Enum):
     """Whom the kernel killed for memory while a run was under way."""
 
     NONE = "none"
-    """Nobody of the run."""
+    """No process of the run."""
     OWN = "own"
-    """Somebody of the run, which had reached the limit of its own."""
+    """A process of the run, which had reached its own limit."""
     OTHERS = "others"
-    """Somebody of the run, or perhaps of it, where others had taken what it still might have."""
+    """Certainly or perhaps a process of the run, because others had taken memory that it was still allowed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
 
 
 def find_memory_limit(proc: Path = _PROC) -> int | None:
-    """Bytes that this process and what it starts may hold by the control groups it is in; None for no bound.
+    """Bytes that its control groups allow this process and its children; None for no bound.
 
     Args:
         proc: where ``self/cgroup`` and ``self/mountinfo`` are.
@@ -101,7 +102,7 @@ def most_of_a_run(limits: Limits) -> int:
 
 
 def choose_places(cores: int, limits: Limits, memory_bytes: int | None) -> int:
-    """Runs at a time: two for each core, and no more than the memory of this container holds.
+    """Runs at a time: two for each core, but no more than fit into the memory of this container.
 
     Args:
         memory_bytes: of the container; None for no bound.
@@ -122,17 +123,13 @@ def _count_oom_kills() -> int:
     return 0
 
 
-_own_memory: list[_Place | None] = []
-
-
+@cache
 def _find_own_memory() -> _Place | None:
-    if not _own_memory:
-        _own_memory.append(_find_place("memory"))
-    return _own_memory[0]
+    return _find_place("memory")
 
 
 def _read_field(path: Path, name: str) -> int:
-    """The number after a name.
+    """Read the number after a name.
 
     Raises:
         LookupError: it is not there.
@@ -172,7 +169,7 @@ class Group:
         folders = [memory] if processes is None or processes == memory else [memory, processes]
         self.folders = folders
         self.entrances = tuple(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders)
-        """Files that put a process that writes 0 into the group."""
+        """Open files; a process that writes 0 to one enters the group."""
 
     def prepare(self, limits: Limits) -> None:
         """Set what the next run may hold."""
@@ -215,14 +212,14 @@ class Group:
         return _read_oom_kills(self._memory, self._unified)
 
     def _count_reached(self) -> int:
-        """How often the limit was reached; in version 1, whether, since the largest use was last forgotten."""
+        """How often the limit was reached; in version 1, whether it was since the maximum was last reset."""
         if self._unified:
             return _read_field(self._memory / "memory.events", "oom")
         most = int((self._memory / "memory.max_usage_in_bytes").read_text())
         return int(self._set is not None and most >= self._set[0] - _CHARGED_AT_ONCE)
 
     def remove(self) -> None:
-        """Give the group back to the kernel; nobody may be in it any more."""
+        """Remove the group, which must be empty."""
         for fd in self.entrances:
             os.close(fd)
         for folder in self.folders:
@@ -231,7 +228,7 @@ class Group:
 
 
 class Groups:
-    """Groups for runs, made when they are needed and used again: below the group of this process.
+    """Groups for runs, below the group of this process; made on demand and reused.
 
     Args:
         memory, processes: groups of this process for these controllers.
@@ -246,7 +243,7 @@ class Groups:
 
     @classmethod
     def find(cls, proc: Path = _PROC) -> Groups | None:
-        """The groups of this process, where it may make others below and the kernel counts memory in them."""
+        """Groups of this process, if it may make any and the kernel counts memory in them."""
         memory, processes = _find_place("memory", proc), _find_place("pids", proc)
         if memory is not None and memory.unified:
             memory = _find_delegated(memory)
@@ -265,12 +262,12 @@ class Groups:
 
     @contextlib.contextmanager
     def lend(self, limits: Limits) -> Iterator[Group]:
-        """A group for one run, which has ended when it comes back."""
-        # The one that has been free for longest: what a run that was given up held is gone by then.
+        """Lend a group for one run, which must have ended when it comes back."""
+        # The one that has been free for longest: whatever an abandoned run held is gone by then.
         group = self._free.popleft() if self._free else self._make()
         try:
             group.prepare(limits)
-        except OSError:  # something is left in it that cannot be given up
+        except OSError:  # something left in it cannot be freed
             group.remove()
             group = self._make()
             group.prepare(limits)
@@ -307,8 +304,8 @@ class Groups:
 def _find_delegated(own: _Place) -> _Place | None:
     """Where version 2 lets this process make groups that count.
 
-    That is its own group, if the controllers are passed on there already, or the one above, if systemd has delegated it
-    (``Delegate=memory pids`` with ``DelegateSubgroup=``).
+    That is its own group if the controllers are already enabled for its children, or the one above if systemd has
+    delegated it (``Delegate=memory pids`` with ``DelegateSubgroup=``).
     """
     above = own.folder.parent
     with contextlib.suppress(OSError):
@@ -321,7 +318,7 @@ def _find_delegated(own: _Place) -> _Place | None:
 
 
 def _remove_left(folder: Path) -> None:
-    """Groups of processes that were killed before they could remove them."""
+    """Remove groups of processes that were killed before they could do so."""
     for left in folder.glob(f"{_PREFIX}*-*-*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not (_PROC / owner).exists():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TIMED_OUT = 124
 """Exit code of a run that took too long, as of the command ``timeout``."""
 FAULT = 70
-"""Exit code where a run was not carried out: EX_SOFTWARE of sysexits.h."""
+"""Exit code of a run that was not carried out: EX_SOFTWARE of sysexits.h."""
 STRONG = [level.value for level in Isolation if not level.weak]
 WEAK = [level.value for level in Isolation if level.weak]
 
@@ -49,7 +49,7 @@ ISOLATION_OPTIONS = (
         "--allow-weak-isolation",
         "weak",
         type=click.Choice(WEAK),
-        help="Where none of these holds, go on with this one. It does not contain hostile code.",
+        help="Where none of these holds, use this one. It does not contain hostile code.",
     ),
 )
 
@@ -66,7 +66,7 @@ take_hosts = click.option(
     "hosts",
     multiple=True,
     callback=_read_hosts,
-    help="Name under which it may be asked without a token, beside addresses and names without a dot; can be repeated.",
+    help="Host name accepted without a token, besides addresses and names without a dot; can be repeated.",
 )
 
 
@@ -77,11 +77,9 @@ class RefusedError(click.ClickException):
 
 
 def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options above."""
-    taken = command
     for option in reversed(ISOLATION_OPTIONS):
-        taken = option(taken)
-    return taken
+        command = option(command)
+    return command
 
 
 def _split_packages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -110,13 +108,13 @@ def sandbox() -> None:
     "--queue-wait",
     type=click.FloatRange(0),
     default=30.0,
-    help="Seconds that a request may wait for a place; then 504, and 503 at once where they would not do.",
+    help="Seconds that a request may wait for a place, then 504; 503 at once if they will not suffice.",
 )
 @click.option(
     "--busy-status",
     type=click.Choice(["503", "504"]),
     default="503",
-    help="What a run gets that is turned away at once. verl's own client comes again after 504, and not after 503.",
+    help="Status of a run that is turned away at once. verl's own client retries after 504, not after 503.",
 )
 @click.option(
     "--max-run-timeout",
@@ -142,7 +140,7 @@ def sandbox() -> None:
 @click.option(
     "--packages",
     callback=_split_packages,
-    help="Import names, separated by commas, of packages for the programs beside numpy, scipy and sympy.",
+    help="Import names, separated by commas, of packages for programs, besides numpy, scipy and sympy.",
 )
 @click.option("--self-test-only", is_flag=True, help="Test the isolation and end: code 0 if it holds, 78 if not.")
 def serve_runs(
@@ -228,10 +226,10 @@ async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str,
 
 
 async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str | None) -> LocalExecutor:
-    """A started executor; one with the weak level, if that is allowed and nothing better holds.
+    """Start an executor; with the weak level if that is allowed and nothing better holds.
 
     Raises:
-        RefusedError: nothing that is allowed holds.
+        RefusedError: no allowed level holds.
     """
     for level in (isolation, weak):
         if level is None:
@@ -261,7 +259,7 @@ def _warn(text: str) -> None:
 @sandbox.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def doctor(as_json: bool) -> None:
-    """Try each level of isolation on this machine and say what holds, and what to do where it does not.
+    """Try each level of isolation on this machine and say which hold, and what to do about the others.
 
     The weak levels are tried for what they promise, which is less. Exit code 78 if no strong level holds.
 
@@ -308,7 +306,7 @@ def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:
 @click.option("--url", help="Run on this service instead of on this machine.")
 @click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), default=30.0, help="Seconds of wall time.")
 @click.option("--memory-mb", type=click.IntRange(16), default=1024, help="MiB of one process.")
-@click.option("--stdin", "stdin", type=click.File("rb"), help="File with the input of the program; - for our own.")
+@click.option("--stdin", "stdin", type=click.File("rb"), help="File with the program's input; - for standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 def run_file(
     isolation: str,
@@ -420,7 +418,7 @@ def serve_mcp(
 
 
 def _read_text(file: BinaryIO) -> str:
-    # Bytes that are not UTF-8 are the program's own mistake: Python will say so of them, or of these.
+    # Bytes that are not UTF-8 are the program's mistake, which Python will report.
     return file.read().decode("utf-8", "replace")
 
 

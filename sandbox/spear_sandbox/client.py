@@ -15,15 +15,7 @@ from spear_sandbox.remote import HttpSession
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
-from spear_sandbox.wire import (
-    TOKEN_VARIABLE,
-    BadReplyError,
-    BadRequestError,
-    RunRequest,
-    check_name,
-    read_reply,
-    write_request,
-)
+from spear_sandbox.wire import TOKEN_VARIABLE, BadReplyError, RunRequest, check_name, read_reply, write_request
 
 if TYPE_CHECKING:
     import httpx
@@ -31,17 +23,17 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 ANSWER_SLACK_S = 10.0
-"""Seconds granted beside both timeouts, as verl's client does."""
+"""Seconds granted on top of both timeouts, as by verl's client."""
 MAX_CONNECTIONS = 1024
 KEPT_CONNECTIONS = 128
 KEEPALIVE_S = 4.0
 """Below the 5 s after which a server with uvicorn's default closes an idle connection under the next request."""
 RETRIED_ONCE = frozenset({502, 503})
 MOST_RETRY_S = 60.0
-"""A server that asks for a longer wait is asked again after this one."""
+"""The longest wait that a server can ask for."""
 SERVICE = Service("a sandbox", "/run_code", 8080, TOKEN_VARIABLE)
 LEFT_OUT = Backoff(first=2.0, longest=2.0, jitter=0.0)
-"""How long a server that failed is asked last."""
+"""How long a server that failed comes last."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ class Retries:
     broken: int = 1
     """Further tries after a connection that could not be made or broke, other 502 and 503, and a run that was lost."""
     first_wait_s: float = 1.0
-    """Seconds before the first further try; doubled for each one after it, less a random part of up to a half."""
+    """Seconds before the first further try; doubled for each later one, less a random part of up to a half."""
 
     def choose_wait(self, number: int, rng: random.Random) -> float:
         """Seconds before the further try of this number, at least 1."""
@@ -70,12 +62,12 @@ class HttpExecutor:
         urls: base addresses of servers that are alike, such as ``"http://127.0.0.1:8080"``; taken in turn. Several are
             meant for tests and small set-ups: beyond that, put a balancer before the servers.
         token: bearer token; by default the variable ``SPEAR_SANDBOX_TOKEN`` of the environment.
-        limits: of runs that bring none. ``wall_s`` and ``memory_mb`` go to the server, the rest is the server's own.
+        limits: for runs without their own. ``wall_s`` and ``memory_mb`` go to the server, which sets the rest.
         queue_s: seconds that the server may let a run wait; sent as ``compile_timeout``, to which our server adds 5.
         retries: of runs that were not carried out.
 
     Raises:
-        SpearError: an address is none.
+        SpearError: an address is malformed.
         ModuleNotFoundError: httpx is not installed; at the first run.
     """
 
@@ -114,10 +106,7 @@ class HttpExecutor:
             ValueError: a file name leaves the working folder, or a server refused the request itself or its token.
         """
         for name in (*(files or ()), *fetch_files):
-            try:
-                check_name(name)
-            except BadRequestError as error:
-                raise ValueError(str(error)) from None
+            check_name(name)
         wanted = limits or self.limits
         asked = RunRequest(
             code,
@@ -141,8 +130,9 @@ class HttpExecutor:
 
         Args:
             files: relative name → content; written into its working folder.
-            limits: ``wall_s`` of one cell, and ``memory_mb``; the rest is the server's own.
-            idle_s: seconds after its last cell at which the server ends it, at most the server's own; None for that.
+            limits: ``wall_s`` of one cell, and ``memory_mb``; the server sets the rest.
+            idle_s: seconds after its last cell at which the server ends it, at most the server's default; None for
+                that.
 
         Raises:
             SandboxFault: no session could be opened.
@@ -172,7 +162,7 @@ class HttpExecutor:
             await self._client.aclose()
 
     async def _ask(self, body: bytes, seconds: float) -> Outcome:
-        """The first outcome; of failures that pass, at most as many as ``retries`` has."""
+        """Send the run until there is an outcome, at most as often as ``retries`` allows."""
         loop = asyncio.get_running_loop()
         left = dict.fromkeys((FaultKind.UNAVAILABLE, FaultKind.MEMORY), self.retries.broken)
         left[FaultKind.TIMEOUT] = self.retries.busy
@@ -198,10 +188,15 @@ class HttpExecutor:
             SandboxFault, ValueError: it would not.
         """
         response = await self._post("POST", url, "/run_code", body, seconds)
-        return self._read(url, response)
+        try:
+            return read_reply(response.content)
+        except BadReplyError as error:
+            raise SandboxFault(FaultKind.BAD_REPLY, f"{url}: {error}.") from None
+        except SandboxFault as fault:  # its sandbox died under the run, say: it starts another
+            raise _Passing(fault.kind, f"{url}: {fault}") from None
 
     async def _post(self, method: str, url: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        """The answer to one request, where it is one of success.
+        """Send one request and return a successful answer.
 
         Raises:
             _Passing: another try may do better.
@@ -231,20 +226,12 @@ class HttpExecutor:
         if status == 410:
             raise SandboxFault(FaultKind.SESSION_ENDED, f"{url}: {read_detail(response)}")
         if status == 401:
-            raise ValueError(f"{url} wants another token (status {status}): set {TOKEN_VARIABLE} to the server's.")
+            raise ValueError(f"{url} refused the token (status {status}): set {TOKEN_VARIABLE} to the server's.")
         if status in (400, 403, 413, 422):
             raise ValueError(f"{url} refused the request (status {status}): {read_detail(response)}")
         if status not in (200, 201):
             raise SandboxFault(FaultKind.BAD_REPLY, f"{url} answered {status}: {read_detail(response)}")
         return response
-
-    def _read(self, url: str, response: httpx.Response) -> Outcome:
-        try:
-            return read_reply(response.content)
-        except BadReplyError as error:
-            raise SandboxFault(FaultKind.BAD_REPLY, f"{url}: {error}.") from None
-        except SandboxFault as fault:  # its sandbox died under the run, say: it starts another
-            raise _Passing(fault.kind, f"{url}: {fault}") from None
 
     def _open_client(self) -> httpx.AsyncClient:
         import httpx
@@ -260,14 +247,14 @@ class HttpExecutor:
                 ),
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
                 headers={"User-Agent": "spear-sandbox"},
-                # A proxy for the way out of a cluster would be asked for 127.0.0.1, too.
+                # A proxy for the outside world would also be asked for 127.0.0.1.
                 trust_env=False,
             )
         return self._client
 
 
 class _Line:
-    """To one server, for sessions; see :class:`spear_sandbox.remote.SessionTransport`."""
+    """A :class:`spear_sandbox.remote.SessionTransport` to one server."""
 
     def __init__(self, executor: HttpExecutor, url: str) -> None:
         self._executor = executor

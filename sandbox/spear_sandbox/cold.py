@@ -12,6 +12,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.root import (
@@ -44,6 +45,7 @@ class _ColdBackend(ABC):
         self.groups = groups
         self._installation = installation
         self._user = uid if os.getuid() == 0 else None
+        self._drop: dict[str, Any] = {} if os.getuid() else {"user": uid, "group": uid, "extra_groups": []}
         self._limits = limits
         self._processes: set[subprocess.Popen[bytes]] = set()
 
@@ -66,9 +68,8 @@ class _ColdBackend(ABC):
     def _start(
         self, command: list[str], descriptors: Sequence[int], environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
         process = subprocess.Popen(
-            # Where memory is short, runs are killed first. Inside, nobody may write to /proc any more.
+            # Where memory is short, runs are killed first. Inside, /proc is read-only.
             ["/bin/sh", "-c", f'echo {OOM_SCORE} > /proc/self/oom_score_adj; exec "$@"', "sh", *command],
             pass_fds=descriptors,
             env=environment,
@@ -77,7 +78,7 @@ class _ColdBackend(ABC):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
-            **drop,  # type: ignore[call-overload]
+            **self._drop,
         )
         self._processes.add(process)
         return process
@@ -89,17 +90,16 @@ class _ColdBackend(ABC):
             self._processes.discard(process)
 
     def _check_reach(self) -> bool:
-        """Start the interpreter as the user of the programs; whether the kernel asks supervisors about locks there.
+        """Start the interpreter as the user of the programs; return whether the kernel asks supervisors about locks.
 
         Raises:
             RefusedError: That user cannot.
         """
-        drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
         source = str(Path(self._installation.guest).parent.parent)
         ask = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.locks import can_listen; "
         command = [self._installation.interpreter, "-I", "-S", "-c", ask + "print(can_listen())"]
         try:
-            done = subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **drop)  # type: ignore[call-overload]
+            done = subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **self._drop)
         except (OSError, subprocess.SubprocessError) as error:
             user = os.getuid() if self._user is None else self._user
             raise RefusedError(f"user {user} cannot start {self._installation.interpreter}: {error}") from None
@@ -150,15 +150,8 @@ class BwrapBackend(_ColdBackend):
         installation = self._installation
         folders = list_folders(installation.prefix)
         assert self._bwrap is not None
-        command = [
-            self._bwrap,
-            "--unshare-all",
-            "--unshare-user",
-            "--die-with-parent",
-            "--new-session",
-            "--as-pid-1",
-            "--clearenv",
-        ]
+        command = [self._bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"]
+        command += ["--new-session", "--as-pid-1", "--clearenv"]
         command += ["--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(program)]
         for name, value in ENVIRONMENT.items():
             command += ["--setenv", name, value]
@@ -183,18 +176,8 @@ class BwrapBackend(_ColdBackend):
         for name in DEVICES:
             command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
         command += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd"]
-        command += [
-            "--proc",
-            "/proc",
-            "--remount-ro",
-            "/proc",
-            "--size",
-            str(self._limits.disk_mb << 20),
-            "--perms",
-            "1777",
-            "--tmpfs",
-            "/tmp",
-        ]
+        command += ["--proc", "/proc", "--remount-ro", "/proc"]
+        command += ["--size", str(self._limits.disk_mb << 20), "--perms", "1777", "--tmpfs", "/tmp"]
         command += ["--remount-ro", "/", "--chdir", "/tmp", "--"]
         return [*command, *_write_interpreter(installation, CODE, SITE, self.level, "/tmp", [], descriptors)]
 
@@ -206,7 +189,7 @@ class BwrapBackend(_ColdBackend):
 class WeakBackend(_ColdBackend):
     """Levels ``landlock`` and ``none``: programs live among all other processes of this machine."""
 
-    # The supervisor must kill what it supervises: there is no pid namespace that would end with it.
+    # The supervisor must kill what it supervises: no pid namespace ends with it.
     ending = signal.SIGTERM
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Running a command of click, so that what a user can mend becomes one line and not a traceback."""
+"""Run click commands; an error that a user can fix becomes one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import click
 from spear_sandbox.errors import SpearError
 
 DEBUG = "SPEAR_DEBUG"
-"""Variable of the environment; where it is set, an error shows where it comes from."""
+"""Environment variable; if set, an error shows its traceback."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system answers where nothing more fits."""
+"""Errors of a full disk."""
 
 
 def run_command(
@@ -33,7 +33,7 @@ def run_command(
         command: to be run.
         name: what it is called in its help.
         args: its arguments; those of this process by default.
-        explain: the line for a package that is missing, or None for a bug, which is raised.
+        explain: gives the line for a missing package, or None for a bug, which is raised.
     """
     try:
         code = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
@@ -51,8 +51,8 @@ def run_command(
         _fail(f"Error: {line}")
     except OSError as error:
         if error.errno in FULL:  # a write, which does not know the name of its file
-            _fail(f"Error: {error.strerror}: free the disk, or name a folder on another, and give the command again.")
-        if error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
+            _fail(f"Error: {error.strerror}: free some space or use another disk, then run the command again.")
+        if error.filename is None:  # no file: a bug or a pipe, not a folder that the user could fix
             raise
         _fail(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
     sys.exit(code if isinstance(code, int) else 0)
@@ -62,8 +62,8 @@ def explain_missing(error: ImportError, requirement: str) -> str:
     """The one line for a package that is not installed.
 
     Args:
-        error: that its import raised.
-        requirement: what brings it, such as ``"spear-envs[data]"``.
+        error: raised by its import.
+        requirement: what installs it, such as ``"spear-envs[data]"``.
     """
     return f"a package is missing ({error}): pip install '{requirement}' brings it."
 

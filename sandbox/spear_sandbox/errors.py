@@ -1,7 +1,7 @@
-"""The error that a user can mend."""
+"""The error that a user can fix."""
 
 from __future__ import annotations
 
 
 class SpearError(Exception):
-    """Base of all errors that a user can mend. The message is one line that names the mend."""
+    """Base of all errors that a user can fix. The message is one line that names the fix."""

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("numpy", "sympy", "mpmath", "scipy")
-"""What programs may import beside the standard library, as far as it is installed."""
+"""What programs may import besides the standard library, if installed."""
 HELPERS = ("pytest",)
 """What languages other than Python need."""
 
@@ -26,9 +26,9 @@ class Warmth:
     modules: tuple[str, ...] = ()
 
     def fits(self, code: str) -> bool:
-        """Whether one of the words stands somewhere in a program.
+        """Whether one of the words occurs in a program.
 
-        A program that hides the name of a package can import it all the same, only cold.
+        A program that hides the name of a package can still import it, only cold.
         """
         return bool(self.words) and re.search(rf"\b(?:{'|'.join(self.words)})\b", code) is not None
 
@@ -42,11 +42,11 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Installation:
-    """What the sandbox shows of this machine, beside the system's own programs and libraries."""
+    """What the sandbox shows of this machine, besides the system's programs and libraries."""
 
     interpreter: str
     prefix: str
-    """Where the interpreter lies; its ``bin`` and ``lib`` are shown, its installed packages are not."""
+    """Where the interpreter is installed; its ``bin`` and ``lib`` are shown, its packages are not."""
     guest: str
     """Folder of ``spear_sandbox.guest``."""
     packages: dict[str, str]
@@ -54,15 +54,15 @@ class Installation:
     helpers: dict[str, str]
     """The same for what other languages need; programs in Python do not find them."""
     kinds: tuple[Warmth, ...]
-    """Of warm interpreters, each with all that the one before it has."""
+    """Kinds of warm interpreters, each with everything of the one before it."""
 
     def choose_kind(self, code: str) -> int:
-        """The place of the smallest kind that has what the program names."""
+        """Index of the smallest kind that has what the program names."""
         return max(place for place, kind in enumerate(self.kinds) if place == 0 or kind.fits(code))
 
 
 def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
-    """The kinds of warm interpreters that make sense with these packages; the first has none of them."""
+    """Kinds of warm interpreters for these packages; the first has none of them."""
     kinds = [Warmth()]
     others = tuple(name for name in packages if not any(name in names for names, _, _ in _KINDS))
     for place, (names, words, submodules) in enumerate(_KINDS):
@@ -74,9 +74,9 @@ def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
 
 
 def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
-    """The interpreter of this process, outside any virtual environment, and those of the packages that it has.
+    """Find the interpreter of this process, outside any virtual environment, and its packages.
 
-    What the packages need is shown, too; only the packages themselves are imported beforehand.
+    Dependencies of the packages are shown, too; only the packages themselves are imported in advance.
 
     Args:
         packages: import names.
@@ -96,7 +96,7 @@ def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
 
 
 def _add(name: str, paths: dict[str, str]) -> bool:
-    """Whether there is such a module or package; where it lies is added."""
+    """Add the paths of a module or package; return whether it is installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return False
@@ -110,7 +110,7 @@ def _add(name: str, paths: dict[str, str]) -> bool:
 
 
 def _find_needed(names: Sequence[str]) -> dict[str, str]:
-    """Name in ``site-packages`` → path of all that these need, themselves included, as far as it is installed."""
+    """Name in ``site-packages`` → path of these and their dependencies, as far as installed."""
     names = [name for name in names if importlib.util.find_spec(name) is not None]
     todo = {owner for name in names for owner in _find_owners(name)}
     seen: set[str] = set()
@@ -135,7 +135,7 @@ def _find_owners(name: str) -> list[str]:
     """The distributions that an import name comes from."""
     try:
         return [_simplify(metadata.distribution(name).metadata["Name"])]
-    except metadata.PackageNotFoundError:  # as sklearn, of scikit-learn; to find these takes seconds
+    except metadata.PackageNotFoundError:  # as sklearn, of scikit-learn; finding these takes seconds
         return [_simplify(owner) for owner in metadata.packages_distributions().get(name, ())]
 
 

@@ -1,4 +1,4 @@
-"""Languages beside Python: what is installed here, and how a program of one is run."""
+"""Languages besides Python: which are installed, and how their programs are run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _BINARY = "_program"
 
 @dataclass(frozen=True)
 class Language:
-    """How programs of a language are run: by a tool, with what is compiled before, or by a module."""
+    """How programs of a language are run: by a tool, perhaps after compiling, or by a module."""
 
     name: str
     suffix: str
     tool: str = ""
-    """Name of the program that interprets or compiles; it must lie in a folder that the sandbox shows."""
+    """Name of the interpreter or compiler; it must be in a folder that the sandbox shows."""
     module: str = ""
     compiled: bool = False
     also: tuple[str, ...] = ()
-    """Other names, which SandboxFusion has."""
+    """SandboxFusion's other names."""
 
     def find(self) -> str | None:
-        """Where the tool or the module is; None where it is not installed."""
+        """Path of the tool or the module; None if it is not installed."""
         if self.module:
             spec = importlib.util.find_spec(self.module)
             return spec.origin if spec is not None else None
@@ -46,7 +46,7 @@ LANGUAGES = (
     Language("cpp", ".cpp", tool="g++", compiled=True),
     Language("nodejs", ".js", tool="node", also=("js",)),
 )
-"""All that are known beside Python."""
+"""All known languages besides Python."""
 
 
 class _Runner(Protocol):
@@ -62,7 +62,7 @@ class _Runner(Protocol):
 
 
 def find_languages() -> dict[str, Language]:
-    """The languages that are installed here, by all of their names; Python is not among them."""
+    """Installed languages except Python, by all of their names."""
     found: dict[str, Language] = {}
     for language in LANGUAGES:
         if language.find() is not None:
@@ -73,7 +73,7 @@ def find_languages() -> dict[str, Language]:
 async def run_language(
     executor: _Runner, language: Language | None, asked: RunRequest, limits: Limits
 ) -> tuple[Outcome | None, Outcome | None]:
-    """Run a program; what compiling it and running it did, where that was done.
+    """Compile and run a program; return the outcome of each, None for a step not taken.
 
     Args:
         language: None for Python.
@@ -84,10 +84,9 @@ async def run_language(
         SandboxFault, ValueError: as of the executor.
     """
     if language is None:
-        outcome = await executor.run(
+        return None, await executor.run(
             asked.code, stdin=asked.stdin, files=asked.files, fetch_files=asked.fetch_files, limits=limits
         )
-        return None, outcome
     source = f"_program{language.suffix}"
     files = {**asked.files, source: asked.code.encode("utf-8", "surrogatepass")}
     compiled = None

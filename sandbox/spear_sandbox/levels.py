@@ -1,4 +1,4 @@
-"""Which isolation holds here: the strongest is tried first, and nothing weak is taken without being asked for."""
+"""Choosing the isolation: the strongest that holds is taken, a weak one only on request."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from spear_sandbox.zygotes import RefusedError
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 78
-"""With which a service ends when no isolation holds: EX_CONFIG."""
+"""Exit code of a service if no isolation holds: EX_CONFIG."""
 GUEST_UID = 10001
 """User of the programs where the pool belongs to root."""
 
 _STRONG = (Isolation.NAMESPACES, Isolation.BWRAP)
 _REMEDY = (
-    "To mend it: in a container, start it with the seccomp profile spear_sandbox/deploy/seccomp.json and all of /proc "
+    "To fix it: in a container, start it with the seccomp profile spear_sandbox/deploy/seccomp.json and all of /proc "
     "(docker run --security-opt seccomp=… --security-opt systempaths=unconfined; "
     "with AppArmor also apparmor=unconfined; podman: unmask=ALL); "
     "on a host, allow user namespaces (sysctl user.max_user_namespaces=10000, "
     "kernel.unprivileged_userns_clone=1 on Debian, kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu). "
-    "To run with less around the programs, say so: --allow-weak-isolation landlock, or isolation='landlock' in Python."
+    "To accept weaker isolation, say so: --allow-weak-isolation landlock, or isolation='landlock' in Python."
 )
 _APPARMOR = (
-    "'Permission denied' is what AppArmor's profile for containers says to a mount: start the container with "
+    "'Permission denied' for a mount comes from AppArmor's profile for containers: start the container with "
     "--security-opt apparmor=unconfined, or load spear_sandbox/deploy/apparmor.profile and name it: "
     "apparmor=spear-sandbox. "
 )
 
 
 class IsolationRefusedError(SandboxFault):
-    """No level that may be taken holds here; the message names the failed probes, the remedy and the flag."""
+    """No permitted level holds here; the message names the failed probes, the remedy and the flag."""
 
     def __init__(self, message: str) -> None:
         super().__init__(FaultKind.UNAVAILABLE, message)
@@ -47,7 +47,7 @@ class IsolationRefusedError(SandboxFault):
 async def choose_backend(
     isolation: str, installation: Installation, *, zygotes: int, uid: int = GUEST_UID, limits: Limits | None = None
 ) -> Backend:
-    """Start the level that is asked for, or, for ``"auto"``, the first strong one that passes the self-test.
+    """Start the given level or, for ``"auto"``, the first strong one that passes the self-test.
 
     Raises:
         IsolationRefusedError: None does.
@@ -57,7 +57,7 @@ async def choose_backend(
         backend = _make_backend(level, installation, zygotes=zygotes, uid=uid, limits=limits or Limits())
         try:
             probes = await _test(backend, uid)
-        except BaseException:  # cancelled: whoever waited is closed
+        except BaseException:  # cancelled
             await backend.close()
             raise
         failed = [probe for probe in probes if not probe.ok]
@@ -74,7 +74,7 @@ async def choose_backend(
 
 
 async def examine(level: Isolation, *, uid: int = GUEST_UID, installation: Installation | None = None) -> list[Probe]:
-    """Every probe of this level, whether it holds or not; the first is its start."""
+    """Run every probe of this level; the first is its start."""
     found = installation or find_installation()
     backend = _make_backend(level, found, zygotes=1, uid=uid, limits=Limits())
     try:

@@ -20,11 +20,11 @@ from spear_sandbox.sessions import LocalSession
 from spear_sandbox.zygotes import LostRunError
 
 REFUSED_S = 60.0
-"""For so long a refusal is remembered."""
+"""How long a refusal is remembered."""
 MEMORY_WAIT_S = 0.5
-"""How long a run waits whose memory others took, before it is tried once more."""
+"""How long a run whose memory others took waits before its second try."""
 LOST_TRIES = 3
-"""How often a run is started that something outside ends."""
+"""How often a run is started if something outside ends it."""
 LOST_WITHIN_S = 5.0
 """One that had run for longer is not started again: the caller's time is bounded."""
 
@@ -32,14 +32,14 @@ LOST_WITHIN_S = 5.0
 class LocalExecutor:
     """An :class:`~spear_sandbox.protocol.Executor` without a service. Belongs to one event loop.
 
-    It starts at the first run or with :meth:`start`, tests the isolation from inside a run, and refuses to work
-    without.
+    It starts at the first run or with :meth:`start`, tests the isolation from inside a run, and refuses to run without
+    it.
 
     Args:
         isolation: ``"auto"`` takes the first of ``namespaces`` and ``bwrap`` that holds; a weaker level must be named.
-        limits: Defaults of each run, and the most that a run may ask for.
-        max_running: Runs at a time; None for two per core that this process may use, and no more than the memory of
-            its container holds at these limits. More wait in order of arrival.
+        limits: Defaults and upper bounds of each run.
+        max_running: Runs at a time; None for two per core that this process may use, but no more than fit into the
+            memory of its container at these limits. More wait in order of arrival.
         zygotes: Warm interpreters of each kind; None for one per four cores, eight at most.
         installation: The programs' interpreter and packages; None for this process's, with numpy, scipy and sympy if
             they are installed.
@@ -76,7 +76,7 @@ class LocalExecutor:
         self._refused_until = 0.0
 
     async def start(self) -> Isolation:
-        """Start and test the isolation, once; the level that holds.
+        """Start and test the isolation, once; return the level that holds.
 
         Raises:
             IsolationRefusedError: None does; the message names the failed probe, the remedy and the flag.
@@ -108,7 +108,7 @@ class LocalExecutor:
                 starved += 1
                 if fault.kind is not FaultKind.MEMORY or starved > 1:
                     raise
-                await asyncio.sleep(MEMORY_WAIT_S)  # those that took it are dead, or come to their own limits
+                await asyncio.sleep(MEMORY_WAIT_S)  # by then those that took it are dead or at their own limits
 
     async def _run(self, job: Job, stdin: str | None, bounds: Limits) -> Outcome:
         arrived = time.monotonic()
@@ -130,7 +130,7 @@ class LocalExecutor:
                     groups=backend.groups,
                 )
         except SandboxFault as fault:
-            if self._closed:  # closing killed the run: its own account of that says less
+            if self._closed:  # closing killed the run: its own error says less
                 raise _closed() from fault
             raise
         except OSError as error:  # this process has too many open files, say
@@ -141,7 +141,7 @@ class LocalExecutor:
     async def open_session(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
     ) -> LocalSession:
-        """Start a session; it lives until it is closed, or this is, for a day at most.
+        """Start a session; it lasts until it or this executor is closed, a day at most.
 
         Args:
             files: Relative name → content; written into its working folder.
@@ -162,7 +162,7 @@ class LocalExecutor:
         return session
 
     def health(self) -> Health:
-        """How it is now.
+        """State of the pool.
 
         Raises:
             SandboxFault: It has not been started, or is closed.
@@ -209,7 +209,7 @@ class LocalExecutor:
                 self._isolation, self._installation, zygotes=self._zygotes, uid=self._uid, limits=self.limits
             )
         except IsolationRefusedError as error:
-            # Asking takes seconds, and each run would ask again.
+            # The test takes seconds, and each run would repeat it.
             self._refusal, self._refused_until = error, time.monotonic() + REFUSED_S
             raise
         finally:

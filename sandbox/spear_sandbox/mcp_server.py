@@ -17,7 +17,7 @@ from spear_sandbox.protocol import CellOutcome, CellStatus, Executor, Limits, Ru
 
 PICTURES = ("image/png", "image/jpeg")
 SHOWN = 64 << 10
-"""Characters of each stream that a tool's result has; what is cut off is said."""
+"""Characters of each stream in a tool's result; a note tells how many are left out."""
 
 Code = Annotated[str, Field(description="Python source.")]
 Name = Annotated[str, Field(description="What open_session gave.")]
@@ -26,7 +26,7 @@ Encoding = Annotated[Literal["utf-8", "base64"], Field(description="How the cont
 
 
 class SessionExecutor(Executor, Protocol):
-    """What runs programs and opens sessions: a private pool, or a client of a service."""
+    """Runs programs and opens sessions: a private pool, or a client of a service."""
 
     async def open_session(self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None) -> Session:
         """See :meth:`spear_sandbox.local.LocalExecutor.open_session`."""
@@ -50,12 +50,12 @@ class FileList(BaseModel):
 
 
 def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, longest_s: float = 300.0) -> MCPServer[Any]:
-    """The server; any number of clients may call it at once.
+    """Make the server; any number of clients may call it at once.
 
     Args:
         executor: what runs the programs; not closed.
-        most_sessions: open at a time; when another is opened, the one that was opened first is closed.
-        longest_s: that a program or cell may take.
+        most_sessions: open at a time; opening another closes the oldest.
+        longest_s: seconds that a program or cell may take.
     """
     server: MCPServer[Any] = MCPServer("spear-sandbox", version=version("spear-sandbox"), log_level="WARNING")
     tools = _Tools(executor, most_sessions, longest_s)
@@ -74,7 +74,7 @@ def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, longe
 
 
 class _Tools:
-    """Their docstrings are what a model reads of them."""
+    """The tools; models see the docstrings."""
 
     def __init__(self, executor: SessionExecutor, most_sessions: int, longest_s: float) -> None:
         self._executor = executor
@@ -154,7 +154,7 @@ class _Tools:
 
 @contextlib.contextmanager
 def _as_tool_errors() -> Iterator[None]:
-    """What a model can mend, or should know, is an error of the tool."""
+    """Turn what a model can fix or should know into an error of the tool."""
     try:
         yield
     except UnicodeDecodeError:

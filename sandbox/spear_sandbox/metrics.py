@@ -1,4 +1,4 @@
-"""The service's counts for its page of metrics."""
+"""Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def collect_metrics(tally: Tally, admission: Admission, health: Health) -> Iterator[Metric]:
-    """All metrics of the service as it is now."""
+    """Yield all current metrics of the service."""
     make = Families("spear_sandbox_")
     yield make.count_by("runs", "Runs that were carried out, by how they ended.", "ended", tally.ended)
     yield make.count_by("killed", "Runs that a limit ended, by the limit.", "reason", tally.killed)

@@ -16,11 +16,11 @@ CALLS = {
     "aarch64": {"unshare": 97, "mount": 40, "ptrace": 117, "io_uring_setup": 425},
 }
 HELD_S = 30
-"""How long a process lives that the sandbox should end, or should not have let start."""
+"""How long a process sleeps that the sandbox should end, or should not have let start."""
 
 
 def try_to(action: Callable[[], Any]) -> Any:
-    """What ``action`` gives, or None if the system refuses."""
+    """Return what ``action`` does, or None if the system refuses."""
     try:
         return action()
     except (OSError, ValueError):
@@ -28,7 +28,7 @@ def try_to(action: Callable[[], Any]) -> Any:
 
 
 def look_around(canaries: dict[str, Any]) -> dict[str, Any]:
-    """Everything that one run can find out about its surroundings."""
+    """Collect what one run can find out about its surroundings."""
     found: dict[str, Any] = {}
 
     def read() -> str:
@@ -49,14 +49,14 @@ def look_around(canaries: dict[str, Any]) -> dict[str, Any]:
     found["read"], found["wrote"] = try_to(read), try_to(write)
     found["loopback"] = try_to(lambda: connect(socket.AF_INET, ("127.0.0.1", canaries["port"])))
     found["abstract"] = try_to(lambda: connect(socket.AF_UNIX, "\0" + canaries["abstract"]))
-    # A signal, not a question: in a pid namespace the number may be that of a process of this run.
+    # A real signal: in a pid namespace the id may be that of a process of this run.
     try_to(lambda: os.kill(canaries["victim"], 9))
     found["names"] = [token for token in canaries["tokens"] if token in list_commands()]
     with open("/dev/null"), contextlib.suppress(OSError), open("/proc/self/status") as file:
         fields = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
         wanted = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")
         found["status"] = {name: int(fields[name], 16) for name in wanted if name in fields}
-    # The prctl call tells the same where /proc cannot be read.
+    # prctl tells the same if /proc cannot be read.
     found["no_new_privileges"] = ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)
     found["seccomp"] = ctypes.CDLL(None).prctl(21, 0, 0, 0, 0)
     found["calls"] = try_calls()
@@ -66,7 +66,7 @@ def look_around(canaries: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_commands() -> str:
-    """The command lines of all processes that can be seen."""
+    """Command lines of all visible processes."""
     lines = []
     for name in try_to(lambda: os.listdir("/proc")) or ():
         if name.isdigit() and int(name) != os.getpid():
@@ -76,7 +76,7 @@ def list_commands() -> str:
 
 
 def try_calls() -> list[str]:
-    """The system calls that were not refused."""
+    """List the system calls that were not refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     numbers = CALLS[os.uname().machine]
     attempts = {
@@ -89,7 +89,7 @@ def try_calls() -> list[str]:
 
 
 def try_forks(most: int) -> int:
-    """How many processes there can be at once."""
+    """Count how many processes there can be at once."""
     children: list[int] = []
     try:
         while len(children) < most:
@@ -104,10 +104,10 @@ def try_forks(most: int) -> int:
 
 
 def leave_orphan(token: str) -> str:
-    """A process that has no parent any more, whose name is ``token``."""
+    """Leave an orphaned process named ``token``."""
     named, name = os.pipe()
     if os.fork() == 0:
-        # The weak level refuses it: there a process is found by its parents.
+        # The weak level refuses it: it finds processes by their parents.
         try_to(os.setsid)
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(15, token.encode(), 0, 0, 0)
@@ -120,7 +120,7 @@ def leave_orphan(token: str) -> str:
 
 
 def hold_memory(mib: int) -> int | None:
-    """Whether one process gets so much."""
+    """Try to hold this much in one process; None if it is refused."""
     try:
         return len(bytearray(mib << 20)) >> 20
     except MemoryError:
@@ -128,7 +128,7 @@ def hold_memory(mib: int) -> int | None:
 
 
 def share_out_memory(mib: int, children: int) -> str:
-    """Have several processes hold so much each."""
+    """Have several processes hold this much each."""
     for _ in range(children):
         if os.fork() == 0:
             # All at once and touched page by page: a copy would exceed the limit of one process, and end it.
@@ -141,7 +141,7 @@ def share_out_memory(mib: int, children: int) -> str:
 
 
 def write_much(mib: int) -> int:
-    """How many MiB of a file can be written."""
+    """Count how many MiB of a file can be written."""
     import signal
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What every executor of model-written Python takes and gives back."""
+"""The interface of executors of model-written Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Isolation(Enum):
-    """What stands between the guest and the machine; the first two are strong, the others need a flag."""
+    """Isolation of the guest from the machine; the first two levels are strong, the others need a flag."""
 
     NAMESPACES = "namespaces"
     """Own user, pid, mount, net, ipc and uts namespaces, read-only root, seccomp; forked from a warm interpreter."""
@@ -34,42 +34,42 @@ class RunStatus(Enum):
     TIME_LIMIT = "TimeLimitExceeded"
     """It was killed when its wall time was up; what it had printed is kept."""
     ERROR = "Error"
-    """It could not be carried out: our failure. Executors raise :class:`SandboxFault` instead of returning it."""
+    """Our failure: it was not carried out. Executors raise :class:`SandboxFault` instead of returning it."""
 
 
 class KillReason(Enum):
-    """Why a run was ended from outside of its program."""
+    """Why a run was ended from outside its program."""
 
     NONE = ""
     """It was not."""
     TIMEOUT = "timeout"
     """Wall time."""
     MEMORY = "memory_limit"
-    """All processes of the run together held too much."""
+    """All processes of the run together held too much memory."""
     OUTPUT = "output_limit"
     """Too much was printed."""
     SIGKILL = "sigkill"
-    """SIGKILL, which no limit sent: the program itself, or somebody outside. Which of them, Linux does not say."""
+    """SIGKILL without a limit, from the program itself or from outside; Linux does not tell which."""
 
 
 class FaultKind(Enum):
     """What kept a run from being carried out; never the policy's failure."""
 
     UNAVAILABLE = "sandbox_unavailable"
-    """No sandbox: refused by the kernel, closed, died, or not reachable."""
+    """The sandbox was refused by the kernel, closed, died, or cannot be reached."""
     TIMEOUT = "sandbox_timeout"
     """No free slot came in time."""
     BAD_REPLY = "sandbox_bad_reply"
-    """The sandbox answered something that is not an outcome."""
+    """The sandbox's answer is not an outcome."""
     MEMORY = "sandbox_memory"
-    """The kernel killed the run because others had taken the memory that it still might have used."""
+    """The kernel killed the run because others had taken memory that it was still allowed."""
     SESSION_ENDED = "sandbox_session_ended"
-    """A session is over: closed, idle for too long, killed at a limit, ended by its program, or of a server that was
-    started anew."""
+    """A session is over: closed, idle for too long, killed at a limit, ended by its program, or its server was
+    restarted."""
 
 
 class SandboxFault(Exception):
-    """A run was not carried out. The message is one line; ``kind`` says whose business it is."""
+    """A run was not carried out; ``kind`` says why. The message is one line."""
 
     def __init__(self, kind: FaultKind, message: str) -> None:
         super().__init__(message)
@@ -102,22 +102,13 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.wall_s <= 86_400:
             raise ValueError(f"wall_s={self.wall_s!r}: give seconds above 0 and up to 86,400.")
-        for name in (
-            "memory_mb",
-            "processes",
-            "descriptors",
-            "file_mb",
-            "disk_mb",
-            "files",
-            "kept_output",
-            "max_output",
-        ):
-            value = getattr(self, name)
+        for part in fields(self)[1:]:
+            value = getattr(self, part.name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: give an integer of at least 1.")
+                raise ValueError(f"{part.name}={value!r}: give an integer of at least 1.")
 
     def cut(self, most: Limits) -> Limits:
-        """These limits, where they do not exceed ``most``, and ``most`` where they do."""
+        """The smaller of each of these limits and of ``most``."""
         return Limits(**{part.name: min(getattr(self, part.name), getattr(most, part.name)) for part in fields(self)})
 
 
@@ -134,9 +125,9 @@ class Outcome:
     wall_s: float
     """Seconds from the start of the run to its end."""
     cpu_s: float
-    """CPU seconds of all its processes that were waited for; 0 where it was killed from outside."""
+    """CPU seconds of all its reaped processes; 0 if it was killed from outside."""
     peak_rss_kb: int
-    """Largest resident size of its first process in KiB; 0 where it was killed from outside."""
+    """Peak resident size of its first process in KiB; 0 if it was killed from outside."""
     queue_s: float
     """Seconds it waited for a free slot."""
     stdout_bytes: int
@@ -145,23 +136,22 @@ class Outcome:
     truncated: bool
     """Whether more was printed than kept."""
     level: Isolation | None
-    """None where the server does not say it, as SandboxFusion."""
+    """None if the server, such as SandboxFusion, does not report it."""
     reason: KillReason = KillReason.NONE
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """The files asked for that exist, are regular, lie below the working folder and hold at most 1 MiB."""
+    """Requested files that exist, are regular, lie below the working folder and have at most 1 MiB."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """How an executor is now."""
+    """State of an executor."""
 
     level: Isolation
     features: Mapping[str, bool]
-    """What the level has: userns, pidns, netns, seccomp, landlock; cgroup, where the kernel counts the memory of a run
-    rather than its supervisor; disk, where ``disk_mb`` and ``files`` hold; locks, where
-    programs may lock files of their own and no others."""
+    """What the level has: userns, pidns, netns, seccomp, landlock; cgroup, if the kernel counts the memory of a run and
+    not the supervisor; disk, if ``disk_mb`` and ``files`` hold; locks, if programs may lock their own files only."""
     zygotes: int
-    """Warm interpreters that live."""
+    """Live warm interpreters."""
     restarts: int
     """Warm interpreters started to replace dead ones."""
     ok: bool
@@ -172,9 +162,9 @@ class CellStatus(Enum):
     """How a cell ended."""
 
     FINISHED = "Finished"
-    """With or without an error; the session goes on."""
+    """With or without an error; the session continues."""
     TIME_LIMIT = "TimeLimitExceeded"
-    """It was interrupted; the session goes on."""
+    """It was interrupted; the session continues."""
     ENDED = "Ended"
     """The session has ended with it."""
 
@@ -187,24 +177,24 @@ class CellError:
     """Of its class."""
     message: str
     traceback: tuple[str, ...]
-    """Lines, of the cells and what they called."""
+    """Lines, from the cells and what they called."""
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What a cell did. All of it comes from the session's own process, which the program shares."""
+    """What a cell did, as told by the session's process, which it shares with the program."""
 
     status: CellStatus
     stdout: str
     stderr: str
     display: tuple[Mapping[str, str], ...]
-    """What was shown, the value of a last expression included, each by media type; pictures in base64."""
+    """What was shown, including the value of a last expression, each by media type; pictures in base64."""
     error: CellError | None
     wall_s: float
     truncated: bool
     """Whether more was printed than kept."""
     reason: KillReason
-    """Of the end of the session, where a limit was."""
+    """The limit that ended the session, if one did."""
 
 
 class Session(Protocol):
@@ -217,12 +207,12 @@ class Session(Protocol):
     """128 random bits: whoever knows it may use the session."""
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
-        """Play a cell; others of the session wait for it.
+        """Run a cell; others of the session wait for it.
 
         Args:
             code: Source. The value of a last expression is shown, ``await`` works, and figures of Matplotlib are shown.
-            timeout_s: Seconds after which the cell is interrupted; None for the session's ``wall_s``, the
-                most. A cell that is not over 3 s later takes the session with it.
+            timeout_s: Seconds after which the cell is interrupted; None for the session's ``wall_s``, the maximum. A
+                cell that is not over 3 s later ends the session.
 
         Raises:
             SandboxFault: The session is over, with kind ``SESSION_ENDED``, or the sandbox failed.
@@ -239,19 +229,19 @@ class Session(Protocol):
         ...
 
     async def read_file(self, name: str) -> bytes:
-        """The content of a file, of which 12 MiB at most; raises as :meth:`write_file`."""
+        """Read a file, 12 MiB at most; raises as :meth:`write_file`."""
         ...
 
     async def list_files(self) -> dict[str, int]:
-        """Relative names and bytes of the files below the working folder, 4,096 at most; raises as :meth:`run`."""
+        """List the files below the working folder, 4,096 at most, with their sizes in bytes; raises as :meth:`run`."""
         ...
 
     async def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the cell that runs, if one does; raises as :meth:`run`."""
+        """Raise KeyboardInterrupt in the running cell, if any; raises as :meth:`run`."""
         ...
 
     async def close(self) -> None:
-        """End it and everything that it started."""
+        """End the session and everything that it started."""
         ...
 
 
@@ -271,10 +261,10 @@ class Executor(Protocol):
 
         Args:
             code: Source; need not be valid.
-            stdin: What the program can read; None is the end of file at once.
+            stdin: What the program can read; None for immediate end of file.
             files: Relative name → content.
-            fetch_files: Relative names of files to hand back; ``*.png`` stands for all of the folder that fit.
-            limits: None for the executor's defaults. Larger ones than its defaults are cut to them.
+            fetch_files: Relative names of files to return; ``*.png`` matches files of the folder.
+            limits: None for the executor's defaults, to which larger ones are cut.
 
         Raises:
             SandboxFault: The run was not carried out.

@@ -16,10 +16,10 @@ class SessionTransport(Protocol):
     """Sends a request of a session, once: cells have effects."""
 
     async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        """The answer, where it is one of success.
+        """Send it and return a successful answer.
 
         Raises:
-            SandboxFault: the session has ended, or nobody has carried it out.
+            SandboxFault: the session has ended, or the request was not carried out.
             ValueError: the server refused the request.
         """
         ...
@@ -29,9 +29,9 @@ class HttpSession:
     """See :class:`spear_sandbox.protocol.Session`; made by :meth:`spear_sandbox.client.HttpExecutor.open_session`.
 
     Args:
-        transport: to the server that has the session.
-        cell_s: seconds of the longest cell.
-        slack_s: seconds that an answer may take beside the cell.
+        transport: to the server of the session.
+        cell_s: seconds that a cell may take.
+        slack_s: seconds that an answer may take on top.
     """
 
     def __init__(self, transport: SessionTransport, name: str, *, cell_s: float, slack_s: float) -> None:
@@ -64,7 +64,7 @@ class HttpSession:
         await self._send("POST", "/interrupt", b"")
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.close`; one that has ended already is fine."""
+        """See :meth:`spear_sandbox.protocol.Session.close`; it may already have ended."""
         try:
             await self._send("DELETE", "")
         except SandboxFault as fault:

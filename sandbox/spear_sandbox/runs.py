@@ -1,4 +1,4 @@
-"""One run, seen from outside: what it gets, what it prints, and how it ended."""
+"""One run from outside: its input, its output, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import posixpath
 import re
 import signal
 import time
@@ -14,43 +13,32 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from spear_sandbox.cgroups import Group, Groups, OomKill, OomWatch
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
-from spear_sandbox.guest.program import MAIN
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.wire import check_folders, check_name
 from spear_sandbox.zygotes import LostRunError, send_signal
 
 Fork = Callable[[Sequence[int]], Awaitable[int]]
-"""Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin; gives a
-pidfd.
+"""Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin.
 
-When that process has ended, nothing of the run is left.
+Returns a pidfd; when that process has ended, nothing of the run is left.
 """
 
 _READ_AT_ONCE = 1 << 18
 _GRACE_S = 3.0
-"""The supervisor inside ends a run on time; so much later it is ended from here."""
+"""How much later than the supervisor inside this side ends a run."""
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError if a file of this name would lie outside of the working folder."""
-    parts = name.split("/")
-    if parts[0] == "" or parts[-1] in ("", ".") or ".." in parts or "\0" in name or len(name) > 1024:
-        raise ValueError(f"file name {name[:80]!r}: give the relative name of a file, without '..'")
-
-
 def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits) -> Job:
-    """What the guest's side needs to know.
+    """Make what the guest's side needs to know.
 
     Raises:
         ValueError: A file name leaves the working folder.
     """
     for name in (*(files or {}), *fetch_files):
         check_name(name)
-    plain = {posixpath.normpath(name) for name in files or {}} | {MAIN}
-    for name in plain:
-        if any(other.startswith(f"{name}/") for other in plain):
-            raise ValueError(f"file name {name[:80]!r}: it is the name of a folder of another file, too")
+    check_folders(files or {})
     return {
         "code": code,
         "files": {name: bytes(content) for name, content in (files or {}).items()},
@@ -68,7 +56,7 @@ def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence
 
 
 class Stream:
-    """What a run prints: kept up to a bound, counted beyond."""
+    """Output of a run: kept up to a bound, counted beyond."""
 
     def __init__(self, fd: int, kept: int) -> None:
         self.fd = fd
@@ -78,7 +66,7 @@ class Stream:
         self.open = True
 
     def read(self) -> bool:
-        """Take what is there; False when nothing more will come."""
+        """Read what is there; False at the end of the stream."""
         try:
             part = os.read(self.fd, _READ_AT_ONCE)
         except BlockingIOError:
@@ -91,20 +79,20 @@ class Stream:
         return True
 
     def read_rest(self, most: int) -> None:
-        """Take all that is there, without waiting."""
+        """Read everything that is there, without waiting."""
         before = -1
         while self.open and self.count != before and self.count < most:
             before = self.count
             self.read()
 
     def start_again(self) -> None:
-        """Forget what came so far."""
+        """Discard what came so far."""
         self.read_rest(1 << 62)
         self.data.clear()
         self.count = 0
 
     def text(self) -> str:
-        """Bytes that are not UTF-8 become U+FFFD, each of them; a character cut at the bound is left out."""
+        """Decode as UTF-8; each invalid byte becomes U+FFFD, and a character cut at the bound is left out."""
         data = bytes(self.data)
         if self.count > len(data):
             # Up to three bytes of a character that has one more.
@@ -131,33 +119,22 @@ async def carry_out(
         groups: the kernel counts the run's memory in one of them; None for no control groups.
 
     Raises:
-        LostRunError: Something outside has ended it.
-        SandboxFault: It could not be started, or others have taken its memory.
+        LostRunError: Something outside ended it.
+        SandboxFault: It could not be started, or others took its memory.
     """
     with contextlib.ExitStack() as opened:
         watch = opened.enter_context(groups.lend(limits)) if groups is not None else OomWatch()
         job["groups"] = len(watch.entrances)
 
-        def keep(fd: int) -> int:
-            opened.callback(os.close, fd)
-            return fd
-
         with contextlib.ExitStack() as given:
-            descriptors = [make_file("job", pack_job(job))]
-            given.callback(os.close, descriptors[0])
-            ends = []
-            for _ in range(3):
-                read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                os.set_blocking(read_end, False)
-                ends.append(keep(read_end))
-                given.callback(os.close, write_end)
-                descriptors.append(write_end)
+            ends, descriptors = open_pipes(job, opened, given)
             descriptors += watch.entrances
             if stdin is not None:
                 descriptors.append(make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
                 given.callback(os.close, descriptors[-1])
             started = time.monotonic()
-            pidfd = keep(await fork(descriptors))
+            pidfd = await fork(descriptors)
+            opened.callback(os.close, pidfd)
         streams = [Stream(ends[0], limits.kept_output), Stream(ends[1], limits.kept_output)]
         report = Stream(ends[2], 1 << 62)
         end = await _follow(pidfd, ending, streams, report, job["wall_s"] + _GRACE_S, limits.max_output)
@@ -169,8 +146,26 @@ async def carry_out(
         return _judge(record, end, streams, wall_s, queue_s, limits, job, level, watch)
 
 
+def open_pipes(job: Job, kept: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[list[int], list[int]]:
+    """Open the job and the pipes of stdout, stderr and the report.
+
+    Returns:
+        The ends to read, closed with ``kept``, and the descriptors for :data:`Fork`, closed with ``given``.
+    """
+    ends, descriptors = [], [make_file("job", pack_job(job))]
+    given.callback(os.close, descriptors[0])
+    for _ in range(3):
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        kept.callback(os.close, read_end)
+        given.callback(os.close, write_end)
+        os.set_blocking(read_end, False)
+        ends.append(read_end)
+        descriptors.append(write_end)
+    return ends, descriptors
+
+
 def make_file(name: str, content: bytes) -> int:
-    """An anonymous file that nobody can change, to be read from its start."""
+    """Make an immutable anonymous file, at its start."""
     fd = os.memfd_create(f"sandbox-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     rest = memoryview(content)
     while rest:
@@ -206,8 +201,8 @@ async def _follow(
         if stream is not report and stream.count > most:
             end(KillReason.OUTPUT)
 
-    # End of file is not the end: a program may close its output and go on. Nor is the end of the process the end of
-    # file, where a copy of the pipe lives on elsewhere.
+    # End of file is not the end: a program may close its output and continue. Nor does the end of the process imply end
+    # of file, since copies of the pipe may exist.
     loop.add_reader(pidfd, notice)
     for stream in (*streams, report):
         loop.add_reader(stream.fd, read, stream)
@@ -241,7 +236,7 @@ def _judge(
         reason = _look_for_oom_kill(record, watch)
     if reason is KillReason.NONE:
         if record is None:
-            raise LostRunError("the run ended without a report: something outside has killed it")
+            raise LostRunError("the run ended without a report: something outside killed it")
         if record.verdict == Verdict.NOT_STARTED:
             why = record.files.get("", b"").decode("utf-8", "replace")
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started: {why}")
@@ -277,13 +272,13 @@ def _judge(
 
 
 def _look_for_oom_kill(record: Record | None, watch: OomWatch | Group) -> KillReason:
-    """MEMORY where the kernel has ended a run at its own limit.
+    """MEMORY if the kernel ended the run at its own limit.
 
-    A group tells of each process of the run. Without one, only a run of which SIGKILL ended the first process, or the
-    supervisor, is looked at, and a kill elsewhere in the meantime is taken for its own.
+    A group reports on each process of the run. Without one, only a run whose first process or supervisor was ended by
+    SIGKILL is considered, and any kill in the meantime counts as its own.
 
     Raises:
-        SandboxFault: the kernel has killed it because of other processes' memory.
+        SandboxFault: the kernel killed it because of other processes' memory.
     """
     killed = record is None or (
         record.verdict == Verdict.ITSELF

@@ -1,4 +1,4 @@
-"""Does the isolation hold? Asked from inside real runs, against things set up outside."""
+"""Self-test of the isolation: real runs try to reach canaries set up outside."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STRONG = (Isolation.NAMESPACES, Isolation.BWRAP)
 _FILTERED = (*_STRONG, Isolation.LANDLOCK)
 _ALL = tuple(Isolation)
 _LIMITS = Limits(wall_s=60.0, memory_mb=256)
-"""Runs of the self-test end by themselves within a second; a busy machine is no reason to call it an open one."""
+"""Generous: runs of the self-test take under a second, but a busy machine must not fail it."""
 _VARIABLE = "SANDBOX_SELF_TEST"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One question and what the sandbox said."""
+    """One check and its result."""
 
     name: str
     ok: bool
@@ -48,7 +48,7 @@ class _Canaries:
     victim: subprocess.Popen[bytes]
 
     def describe(self) -> dict[str, Any]:
-        """For the program inside."""
+        """Describe them to the program inside."""
         return {
             "file": str(self.folder / "canary"),
             "port": self.port,
@@ -60,7 +60,7 @@ class _Canaries:
 
 
 async def probe_backend(backend: Backend, *, uid: int) -> list[Probe]:
-    """Put every question that this level must answer; takes about a second.
+    """Run every probe of this level; takes about a second.
 
     Args:
         uid: User of the programs if this process is root.
@@ -105,11 +105,8 @@ class _SelfTest:
         except (ValueError, RecursionError):
             return None, outcome
 
-    def _is_required(self, levels: tuple[Isolation, ...]) -> bool:
-        return self._backend.level in levels
-
     async def look_around(self, canaries: _Canaries) -> list[Probe]:
-        """What a program sees and reaches."""
+        """Test what a program sees and reaches."""
         found, outcome = await self._ask(_LIMITS, "look_around", canaries.describe())
         if found is None:
             return [Probe("arithmetic", False, f"no answer: {_shorten(outcome)}")]
@@ -129,16 +126,17 @@ class _SelfTest:
                 status,
             ),
             ("no_new_privileges", _ALL, found["no_new_privileges"] == 1, found["no_new_privileges"]),
-            # Asking is itself a call that only a program under the filter, or under none, may make.
+            # The question is itself a call, which other filters would refuse.
             ("seccomp", _FILTERED, found["seccomp"] == 2, found["seccomp"]),
             ("system_calls", _FILTERED, not found["calls"], found["calls"]),
             ("descriptors", _ALL, found["descriptors"] == [0, 1, 2], found["descriptors"]),
             ("environment", _ALL, not found["environment"], found["environment"]),
         ]
-        return [Probe(name, held, _show(detail)) for name, levels, held, detail in rules if self._is_required(levels)]
+        level = self._backend.level
+        return [Probe(name, held, _show(detail)) for name, levels, held, detail in rules if level in levels]
 
     async def try_limits(self) -> list[Probe]:
-        """Whether the bounds hold."""
+        """Test whether the limits hold."""
         few = replace(_LIMITS, processes=8)
         forks, memory, disk, loop, flood, together = await asyncio.gather(
             self._ask(few, "try_forks", 64),
@@ -148,8 +146,8 @@ class _SelfTest:
             self._run(replace(_LIMITS, max_output=1 << 18, kept_output=1 << 16), "while True: print('x' * 4000)"),
             self._ask(replace(_LIMITS, memory_mb=64), "share_out_memory", 48, 4),
         )
-        probes = [
-            Probe("process_limit", (forks[0] or 0) < 64, f"{forks[0]} processes beside it, of 8 allowed"),
+        return [
+            Probe("process_limit", (forks[0] or 0) < 64, f"{forks[0]} more processes, of 8 allowed"),
             Probe("memory_limit", memory[1].status is RunStatus.FINISHED and memory[0] is None, _show(memory[0])),
             Probe("memory_of_all", together[1].reason is KillReason.MEMORY, _shorten(together[1])),
             Probe("file_limit", disk[0] is not None and disk[0] <= 1, f"{disk[0]} MiB, of 1 allowed"),
@@ -160,10 +158,9 @@ class _SelfTest:
             ),
             Probe("output_limit", flood.reason is KillReason.OUTPUT, f"{flood.stdout_bytes} bytes"),
         ]
-        return probes
 
     async def try_orphan(self) -> list[Probe]:
-        """Whether a process that has left its parent ends with the run."""
+        """Test whether an orphaned process ends with the run."""
         token = f"orphan{secrets.token_hex(4)}"
         said, outcome = await self._ask(_LIMITS, "leave_orphan", token)
         if said != "left":
@@ -176,7 +173,7 @@ class _SelfTest:
         return [Probe("orphan", not left, f"{len(left)} left")]
 
     async def try_state(self) -> list[Probe]:
-        """Whether a run finds anything of an earlier one."""
+        """Test whether a run finds anything of an earlier one."""
         await self._run(_LIMITS, "import builtins, sys; builtins.mark = sys.mark = 1; open('mark', 'w').close()")
         after = (
             "import builtins, os, sys; print(hasattr(builtins, 'mark'), hasattr(sys, 'mark'), os.path.exists('mark'))"
@@ -187,7 +184,7 @@ class _SelfTest:
 
 @contextlib.asynccontextmanager
 async def _set_out(uid: int) -> AsyncIterator[_Canaries]:
-    """Canaries outside: a file anybody may change, two listeners, a process of the user of the programs."""
+    """Set out canaries: a world-writable file, two listeners, a process of the programs' user."""
     token, secret = f"victim-{secrets.token_hex(6)}", secrets.token_hex(16)
     drop = {"user": uid, "group": uid, "extra_groups": []} if os.getuid() == 0 else {}
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The HTTP service: ``/run_code`` and ``/run_jupyter`` as SandboxFusion has them, sessions, health and metrics."""
+"""The HTTP service: SandboxFusion's ``/run_code`` and ``/run_jupyter``, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 ADVICE = "send fewer or smaller files, or raise --max-body-mb of the server"
 """For a body that is too large."""
 COMPILE_SLACK_S = 5.0
-"""A request may wait so much longer than its ``compile_timeout``: half of what clients grant beside both timeouts."""
+"""How much longer than its ``compile_timeout`` a request may wait: half of what clients grant on top."""
 
 
 class ServedExecutor(Executor, SessionOpener, Protocol):
-    """What the service runs code with."""
+    """Runs the service's code."""
 
     def health(self) -> Health:
-        """How it is now; at once."""
+        """State of the executor, without waiting."""
 
 
 @dataclass(frozen=True)
@@ -65,31 +65,31 @@ class ServiceSettings:
     queue_length: int = 4096
     """Requests that may wait for a place."""
     queue_wait_s: float = 30.0
-    """How long one may wait at most; ``compile_timeout`` + 5 s, if that is less."""
+    """The longest wait in seconds; ``compile_timeout`` + 5 s, if that is less."""
     busy_status: int = 503
-    """For a run that is turned away before it has waited."""
+    """HTTP status for a run that is turned away before it has waited."""
     max_run_s: float = 300.0
-    """What longer ``run_timeout`` are cut to."""
+    """The longest ``run_timeout`` in seconds; longer ones are cut to it."""
     limits: Limits = field(default_factory=Limits)
     """Of each run; a request may lower the memory."""
     body_bytes: int = 16 << 20
     token: str | None = field(default=None, repr=False)
-    """What all but ``/v1/ping`` and ``/health`` want to see as a bearer token; None asks for none."""
+    """Bearer token that all paths but ``/v1/ping`` and ``/health`` require; None for no token."""
     max_sessions: int = 256
-    """Sessions at a time; those that rest take memory, no place."""
+    """Sessions at a time; idle ones take memory, but no place."""
     session_idle_s: float = 600.0
-    """After which a session is ended that nobody uses."""
+    """Seconds after which an idle session is ended."""
     local: bool = False
     """Listens on the loopback interface: requests under the name of another host are refused."""
     hosts: frozenset[str] = frozenset()
-    """Names under which it may be asked without a token, beside addresses and names without a dot."""
+    """Host names accepted without a token, besides addresses and names without a dot."""
 
 
 class RunService:
-    """An executor behind SandboxFusion's contract. Belongs to one event loop.
+    """Serves an executor through SandboxFusion's API. Belongs to one event loop.
 
     Args:
-        executor: started; closed by whoever made it.
+        executor: already started; the caller closes it.
         settings: limits, queue, token.
     """
 
@@ -105,12 +105,12 @@ class RunService:
             SessionTable(executor, most=settings.max_sessions, idle_s=settings.session_idle_s),
             settings.limits,
             longest_s=settings.max_run_s,
-            enter=self._enter,
+            enter=lambda: self._enter(settings.queue_wait_s),
             leave=self._leave,
         )
 
-    async def _enter(self) -> None:
-        await self.admission.enter(self.settings.queue_wait_s)
+    async def _enter(self, seconds: float) -> None:
+        await self.admission.enter(seconds)
         self.tally.running += 1
 
     def _leave(self) -> None:
@@ -121,13 +121,13 @@ class RunService:
         """Let a request in and read its body.
 
         Raises:
-            HTTPException: it may not come in, or the body is too large.
+            HTTPException: it is refused, or the body is too large.
         """
         self.check_sender(request)
         return await self._bodies.read(request, self.settings.body_bytes, ADVICE)
 
     def check_sender(self, request: Request) -> None:
-        """Refuse a request of a page of another site, and one without the token, if there is one."""
+        """Refuse requests from pages of other sites, and those without the token, if there is one."""
         settings = self.settings
         check_sender(request, token=settings.token, local=settings.local, hosts=settings.hosts)
 
@@ -165,22 +165,20 @@ class RunService:
         """Wait for a place, run, write the reply."""
         start = time.perf_counter()
         try:
-            await self.admission.enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
+            await self._enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
         except NoPlaceError as error:
             self.tally.gateway_timeouts += 1
             taken = f"all {self.settings.max_running} places are taken"
             raise turn_away(error, taken, self.settings.busy_status) from None
         waited = time.perf_counter() - start
         self.tally.queue_seconds.add(waited)
-        self.tally.running += 1
         try:
             compiled, outcome = await self._run(asked)
         except SandboxFault as fault:
             self.tally.faults += 1
             return write_error(str(fault), self._level(), waited, fault.kind)
         finally:
-            self.tally.running -= 1
-            self.admission.leave()
+            self._leave()
         last = outcome or compiled
         assert last is not None
         self._count(last)
@@ -194,7 +192,7 @@ class RunService:
             return await run_language(self._executor, self.languages.get(asked.language), asked, limits)
         except (SandboxFault, asyncio.CancelledError):
             raise
-        except ValueError as error:  # names of files that the executor does not take
+        except ValueError as error:  # refused names of files
             raise HTTPException(422, str(error)) from None
         except Exception as error:
             logger.exception("a run failed in the sandbox itself")
@@ -243,7 +241,7 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
     """The ASGI application of a service.
 
     Args:
-        find_service: called for each request, so that the application can be made before its service is ready.
+        find_service: called for each request, so that the application can be made before the service.
     """
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
     add_error_pages(app, "POST /run_code, /run_jupyter or /sessions, GET /v1/ping, /health or /metrics")
@@ -256,7 +254,7 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
     async def run_code(request: Request) -> Response:
         return await find_service().run_code(request)
 
-    # Starlette's own route: FastAPI's would look for dependencies and forms in each request.
+    # Starlette's route: FastAPI's would look for dependencies and forms in each request.
     app.add_route("/run_code", run_code, methods=["POST"])
 
     @app.get("/v1/ping")

@@ -1,4 +1,4 @@
-"""Running the service in this process until it is told to stop."""
+"""Running the service until it is told to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spear_sandbox.server import RunService, make_app
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 DRAIN_S = 30
-"""How long runs under way may take after a signal to stop; those that take longer are killed."""
+"""Seconds that runs under way may take after a signal to stop, before they are killed."""
 
 
 async def serve(service: RunService, listener: socket.socket) -> None:

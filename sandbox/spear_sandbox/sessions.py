@@ -1,4 +1,4 @@
-"""A session, seen from outside: a run that lives on between cells, and takes no processor while it rests."""
+"""A session from outside: a run that lasts from cell to cell and is stopped in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from spear_sandbox.admission import Admission
 from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Group, OomKill
-from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
+from spear_sandbox.guest.job import Job, Record, Verdict, unpack_record
 from spear_sandbox.guest.supervisor import GO_ON, INTERRUPT, REST
 from spear_sandbox.protocol import (
     CellError,
@@ -29,12 +29,13 @@ from spear_sandbox.protocol import (
     Limits,
     SandboxFault,
 )
-from spear_sandbox.runs import Stream, check_name, make_file, make_job
+from spear_sandbox.runs import Stream, make_job, open_pipes
 from spear_sandbox.warm import SESSION_MODULES
+from spear_sandbox.wire import check_name
 from spear_sandbox.zygotes import send_signal, wait_readable
 
 LONGEST_S = 86_400.0
-"""No session lives for longer."""
+"""The longest life of a session."""
 MAX_FILE_BYTES = 8 << 20
 _GRACE_S = 3.0
 """How long an interrupted cell may take to end before its session is ended."""
@@ -46,7 +47,7 @@ class LocalSession:
     """See :class:`spear_sandbox.protocol.Session`. Belongs to one event loop; made by :meth:`open`.
 
     Args:
-        admission: places; a cell takes one, a session that rests none.
+        admission: places; a cell takes one, an idle session none.
         limits: of the session; ``wall_s`` of one cell.
     """
 
@@ -72,7 +73,7 @@ class LocalSession:
     async def open(
         cls, backend: Backend, admission: Admission, limits: Limits, files: Mapping[str, bytes] | None = None
     ) -> LocalSession:
-        """Start one.
+        """Start a session.
 
         Raises:
             SandboxFault: it could not be started.
@@ -154,7 +155,7 @@ class LocalSession:
             await asyncio.wait((self._life,))
 
     async def _do(self, action: str, **arguments: str) -> dict[str, Any]:
-        """Let the program do something with a file."""
+        """Have the session's process do something with files."""
         async with self._turn:
             self._check()
             self._order(GO_ON)
@@ -162,12 +163,12 @@ class LocalSession:
                 answer = await self._ask(action, _FILE_S, **arguments)
             except asyncio.TimeoutError:
                 self._kill(KillReason.TIMEOUT)
-                raise SandboxFault(FaultKind.SESSION_ENDED, "the session did not answer: it was ended") from None
+                raise SandboxFault(FaultKind.SESSION_ENDED, "the session did not answer and was ended") from None
             finally:
                 self._order(REST)
                 self.used = time.monotonic()
         if "failure" in answer:
-            raise ValueError(f"the file is refused by the session: {str(answer['failure'])[:200]}")
+            raise ValueError(f"the session refused the file: {str(answer['failure'])[:200]}")
         return answer
 
     async def _run(self, code: str, seconds: float) -> CellOutcome:
@@ -252,16 +253,7 @@ class LocalSession:
                     opened.callback(self._line.close)
                     with contextlib.ExitStack() as given:
                         given.callback(theirs.close)
-                        descriptors = [make_file("job", pack_job(job))]
-                        given.callback(os.close, descriptors[0])
-                        ends = []
-                        for _ in range(3):
-                            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                            os.set_blocking(read_end, False)
-                            opened.callback(os.close, read_end)
-                            given.callback(os.close, write_end)
-                            ends.append(read_end)
-                            descriptors.append(write_end)
+                        ends, descriptors = open_pipes(job, opened, given)
                         descriptors += watch.entrances if watch is not None else ()
                         orders, self._orders = os.pipe2(os.O_CLOEXEC)
                         given.callback(os.close, orders)
@@ -317,13 +309,13 @@ class LocalSession:
         if not part:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._line.fileno())
-            # Its supervisor will say in a moment why it ended, unless the program has only hung up.
+            # Its supervisor is about to report why it ended, unless the program has only closed the socket.
             loop.call_later(_GRACE_S, self._kill, KillReason.NONE)
             return
         self._received += part
         while len(self._received) >= 4:
             size = int.from_bytes(self._received[:4], "big")
-            if size > _MAX_FRAME:  # the program has written to it itself
+            if size > _MAX_FRAME:  # the program itself wrote to the socket
                 self._kill(KillReason.OUTPUT)
                 return
             if len(self._received) < 4 + size:
@@ -338,7 +330,7 @@ class LocalSession:
             number = answer["number"]
         except (ValueError, RecursionError, KeyError, TypeError):
             return
-        # The program can write what it likes; only the answer to the last question counts.
+        # The program can write anything; only the answer to the last question counts.
         if number == self._number and self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
@@ -366,7 +358,7 @@ class LocalSession:
 
 
 def _read_display(value: Any) -> tuple[Mapping[str, str], ...]:
-    """What a cell showed; what the program has made of the answer itself is left out."""
+    """What a cell showed; malformed parts, which the program may have written, are left out."""
     shown = value if isinstance(value, list) else []
     return tuple(
         {kind: text for kind, text in forms.items() if isinstance(text, str)}

@@ -1,4 +1,4 @@
-"""The sessions of a service: found by their names, few enough, and ended when nobody uses them."""
+"""The sessions of a service: found by name, bounded in number, and ended when idle."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from spear_sandbox.sessions import LocalSession
 
 _NAME = re.compile("[0-9a-f]{32}")
 _SWEEPS = 10
-"""Looks within the idle time."""
+"""Checks within the idle time."""
 
 
 class SessionOpener(Protocol):
-    """What opens sessions."""
+    """Opens sessions."""
 
     async def open_session(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
@@ -27,14 +27,14 @@ class SessionOpener(Protocol):
 
 
 class TooManySessionsError(Exception):
-    """All that may be open are."""
+    """The limit of open sessions is reached."""
 
 
 class SessionTable:
-    """Belongs to one event loop.
+    """Open sessions by name. Belongs to one event loop.
 
     Args:
-        executor: what sessions are opened with.
+        executor: opens the sessions.
         most: open at a time.
         idle_s: seconds after its last cell at which a session is ended.
     """
@@ -53,17 +53,17 @@ class SessionTable:
     async def open(
         self, files: Mapping[str, bytes], limits: Limits, idle_s: float | None = None
     ) -> tuple[LocalSession, float]:
-        """Open a session; it, and the seconds of idleness after which it ends.
+        """Open a session; return it and the idle seconds after which it ends.
 
         Args:
-            idle_s: at most as much as this table allows; None for that.
+            idle_s: at most what this table allows; None for that.
 
         Raises:
-            TooManySessionsError: there are as many as there may be.
+            TooManySessionsError: the limit is reached.
             SandboxFault, ValueError: as :meth:`spear_sandbox.local.LocalExecutor.open_session`.
         """
         if len(self._sessions) + self._opening >= self.most:
-            raise TooManySessionsError(f"all {self.most} sessions are open: close one, or wait until one was idle.")
+            raise TooManySessionsError(f"all {self.most} sessions are open: close one, or wait until an idle one ends.")
         self._opening += 1
         try:
             session = await self._executor.open_session(files=files, limits=limits)
@@ -79,17 +79,17 @@ class SessionTable:
         return session, idle
 
     def find(self, name: str) -> LocalSession:
-        """The session of this name.
+        """Find the session of this name.
 
         Raises:
-            SandboxFault: it has ended, or is of a server that has.
-            LookupError: this is not a name of a session.
+            SandboxFault: it has ended, perhaps with its server.
+            LookupError: no session can have this name.
         """
         if name in self._sessions:
             return self._sessions[name][0]
         if _NAME.fullmatch(name) is None:
             raise LookupError(name)
-        text = "this session has ended, or the server was started anew: open another."
+        text = "this session has ended, or the server was restarted: open another."
         raise SandboxFault(FaultKind.SESSION_ENDED, text)
 
     async def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""What the service counts; plain numbers, so that counting costs next to nothing."""
+"""Counts of the service; plain numbers, so that counting is cheap."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Tally:
 
     running: int = 0
     runs: int = 0
-    """Runs that were carried out, however they ended."""
+    """Runs carried out, however they ended."""
     ended: Counter[str] = field(default_factory=Counter)
     """Of them, by status: ``success``, ``failed``, ``time_limit``."""
     killed: Counter[str] = field(default_factory=Counter)
-    """Of them, those that a limit ended, by its name."""
+    """Of them, those ended by a limit, by its name."""
     faults: int = 0
-    """Runs that were not carried out through a fault of the sandbox."""
+    """Runs that the sandbox failed to carry out."""
     gateway_timeouts: int = 0
-    """Requests that waited for a place as long as they may."""
+    """Requests that waited for a place in vain."""
     gone: int = 0
-    """Requests whose sender did not wait for the answer; their runs were dropped or killed."""
+    """Requests whose sender left before the answer; their runs were dropped or killed."""
     answers: Counter[int] = field(default_factory=Counter)
     """Answers of ``/run_code`` by HTTP status."""
     cpu_seconds: float = 0.0
@@ -39,4 +39,4 @@ class Tally:
     run_seconds: Histogram = field(default_factory=_count_seconds)
     """Wall time of runs, without their wait."""
     request_seconds: Histogram = field(default_factory=_count_seconds)
-    """Of ``/run_code``, whatever its answer."""
+    """Of ``/run_code``, whatever the answer."""

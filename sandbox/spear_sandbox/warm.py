@@ -1,4 +1,4 @@
-"""Level ``namespaces``: warm interpreters, kept alive and renewed."""
+"""Level ``namespaces``: warm interpreters, kept alive and replaced."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spear_sandbox.zygotes import RefusedError, Zygote, start_zygote
 logger = logging.getLogger(__name__)
 
 RUNS_OF_ONE = 1000
-"""An interpreter is replaced after so many runs, which bounds the fragmentation of its memory."""
+"""An interpreter is replaced after this many runs, which bounds the fragmentation of its memory."""
 SESSION_MODULES = "numpy"
-"""Sessions are forked from the interpreter of programs that name this."""
+"""Sessions are forked from the kind of interpreter for programs with this word."""
 CANCEL_S = 1.0
 ALIVE_S = 5.0
-"""How long a run waits for an interpreter where all have died."""
+"""How long a run waits for an interpreter if all have died."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
 
 
@@ -42,8 +42,8 @@ class _Slot:
 class WarmBackend:
     """Forks each run from an interpreter that has imported what the program needs.
 
-    There are several kinds: the fewer packages one has, the cheaper it is to fork, so each run gets the smallest that
-    has what its program names.
+    There are several kinds: the fewer packages one has, the cheaper it is to fork, so each run gets the smallest with
+    what its program names.
 
     Args:
         zygotes: interpreters of each kind.
@@ -66,7 +66,7 @@ class WarmBackend:
 
     async def start(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.start`."""
-        # The smallest kind shows whether it can be done. Programs that need another wait for it.
+        # The smallest kind shows whether it works. Programs that need another kind wait for it.
         first = self._slots[0]
         await self._start_one(first)
         first.tried.set()
@@ -120,9 +120,9 @@ class WarmBackend:
             try:
                 await asyncio.wait_for(self._renewed.wait(), until - time.monotonic())
             except asyncio.TimeoutError:
-                text = f"no warm interpreter has come to life within {ALIVE_S:g} s; one is being started again"
+                text = f"no warm interpreter started within {ALIVE_S:g} s; the pool keeps trying"
                 raise SandboxFault(FaultKind.UNAVAILABLE, text) from None
-        # One of another kind runs the program, too, only slower.
+        # One of another kind also runs the program, only slower.
         fitting = [slot for slot in alive if slot.kind == kind] or alive
         return min(fitting, key=lambda slot: slot.zygote.running if slot.zygote else 0)
 
@@ -135,7 +135,7 @@ class WarmBackend:
         self._renewed.set()
 
     async def _keep(self, slot: _Slot) -> None:
-        """Start an interpreter, and replace it when it has died or is worn out, for ever."""
+        """Start an interpreter, and replace it whenever it has died or is worn out."""
         if slot.zygote is None:
             await self._renew(slot)
         while True:

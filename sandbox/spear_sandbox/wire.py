@@ -1,4 +1,4 @@
-"""What goes over the wire: SandboxFusion's ``/run_code``, both ends of it."""
+"""Both ends of SandboxFusion's ``/run_code`` on the wire."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Outcome, RunStatus, SandboxFault
 
 TOKEN_VARIABLE = "SPEAR_SANDBOX_TOKEN"
-"""Variable of the environment with the bearer token, for the service and for its clients."""
+"""Environment variable with the bearer token, for the service and its clients."""
 ISOLATION_HEADER = "X-Sandbox-Isolation"
 LANGUAGE = "python"
 DEFAULT_TIMEOUT_S = 10.0
@@ -23,8 +23,8 @@ MAX_PATH_BYTES = 1024
 SHOWN_CHARACTERS = 60
 
 
-class BadRequestError(Exception):
-    """The body is not a request; the message is the sentence that the sender gets."""
+class BadRequestError(ValueError):
+    """The body is not a request; the message is for the sender."""
 
 
 class BadReplyError(Exception):
@@ -33,26 +33,26 @@ class BadReplyError(Exception):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The body of ``POST /run_code``, read. Times in seconds."""
+    """The parsed body of ``POST /run_code``; times in seconds."""
 
     code: str
     language: str = LANGUAGE
     run_timeout: float = DEFAULT_TIMEOUT_S
     compile_timeout: float = DEFAULT_TIMEOUT_S
     memory_mb: int | None = None
-    """MiB; None for the server's own limit."""
+    """MiB; None for the server's limit."""
     stdin: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     fetch_files: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    """More arguments for pytest."""
+    """Further arguments for pytest."""
 
 
 def read_request(body: bytes) -> RunRequest:
-    """Read a request. Fields that are not known are ignored, as SandboxFusion does.
+    """Read a request. Unknown fields are ignored, as by SandboxFusion.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: it is malformed.
     """
     content = _read_json(body)
     if not isinstance(content, dict):
@@ -96,7 +96,7 @@ def _is_number(value: Any) -> bool:
 def _read_seconds(content: dict[str, Any], name: str, *, above_zero: bool) -> float:
     value = content.get(name, DEFAULT_TIMEOUT_S)
     too_small = _is_number(value) and (value <= 0 if above_zero else value < 0)
-    # A whole number may be too large for a float; then it is as good as any other that is cut to the limit.
+    # An integer may be too large for a float; it is cut to the limit like others.
     if not _is_number(value) or too_small or (isinstance(value, float) and not math.isfinite(value)):
         bound = "above 0" if above_zero else "of at least 0"
         raise BadRequestError(f"{name} is {_show(value)}: give seconds, a number {bound}.")
@@ -126,12 +126,7 @@ def read_files(value: Any) -> dict[str, bytes]:
             raise BadRequestError(f"the content of the file {_show(name)} is not base64.") from None
     if len(files) > MAX_FILES:
         raise BadRequestError(f"there are {len(files)} files: send at most {MAX_FILES}.")
-    folders = {"/".join(parts[:end]) for parts in map(_split_name, files) for end in range(1, len(parts))}
-    both = [name for name in files if "/".join(_split_name(name)) in folders]
-    if "main.py" in folders:
-        raise BadRequestError("main.py is the program, not a folder: rename the folder.")
-    if both:
-        raise BadRequestError(f"{_show(both[0])} is a file and a folder at once: rename one of them.")
+    check_folders(files)
     return files
 
 
@@ -156,10 +151,10 @@ def _split_name(name: str) -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a file name that leaves the working directory, or names no file in it.
+    """Refuse a name that is not of a file below the working directory.
 
     Raises:
-        BadRequestError: with the sentence for the sender.
+        BadRequestError: it is not.
     """
     parts = _split_name(name)
     if name.startswith("/") or ".." in parts:
@@ -177,6 +172,20 @@ def check_name(name: str) -> None:
         raise BadRequestError(f"the file name {_show(name)} holds half a character: give valid Unicode.") from None
 
 
+def check_folders(names: Collection[str]) -> None:
+    """Refuse names of files of which one is also a folder of another, ``main.py`` included.
+
+    Raises:
+        BadRequestError: there is one.
+    """
+    folders = {"/".join(parts[:end]) for parts in map(_split_name, names) for end in range(1, len(parts))}
+    if "main.py" in folders:
+        raise BadRequestError("main.py is the program, not a folder: rename the folder.")
+    for name in names:
+        if "/".join(_split_name(name)) in folders:
+            raise BadRequestError(f"{_show(name)} is a file and a folder at once: rename one of them.")
+
+
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
@@ -192,12 +201,12 @@ def _show(value: Any) -> str:
 
 
 def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> bytes:
-    """A run that was carried out, however it ended.
+    """Write the reply for a run that was carried out, however it ended.
 
     Args:
-        outcome: None where compiling failed.
+        outcome: None if compiling failed.
         queue_s: seconds that the request waited in all.
-        compiled: what compiling did.
+        compiled: outcome of compiling.
     """
     last = outcome or compiled
     assert last is not None
@@ -205,7 +214,7 @@ def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | Non
         "Success" if last.status is RunStatus.FINISHED and last.return_code == 0 else "Failed",
         "",
         None if outcome is None else _describe(outcome),
-        {} if outcome is None else {name: _encode_file(content) for name, content in outcome.files.items()},
+        {} if outcome is None else _encode_files(outcome.files),
         {
             "level": last.level.value if last.level else None,
             "reason": last.reason.value,
@@ -220,8 +229,8 @@ def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | Non
     )
 
 
-def _encode_file(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")
+def _encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(content).decode("ascii") for name, content in files.items()}
 
 
 def _describe(outcome: Outcome) -> dict[str, Any]:
@@ -235,7 +244,7 @@ def _describe(outcome: Outcome) -> dict[str, Any]:
 
 
 def write_error(message: str, level: Isolation, queue_s: float = 0.0, kind: FaultKind = FaultKind.UNAVAILABLE) -> bytes:
-    """A run that was not carried out, through no fault of its code, or none that this service offers."""
+    """Write the reply for a run that was not carried out, which is not the fault of its code."""
     run = {"status": "Error", "execution_time": 0.0, "return_code": None, "stdout": "", "stderr": ""}
     counts = {"cpu_s": 0.0, "peak_rss_kb": 0, "queue_s": queue_s, "stdout_bytes": 0, "stderr_bytes": 0}
     block = {"level": level.value, "reason": "not_run", "fault": kind.value, **counts, "truncated": False}
@@ -259,12 +268,12 @@ def _write(
         "files": files,
         "sandbox": block,
     }
-    # In ASCII, so that no character, half of one included, can break the answer.
+    # In ASCII, so that lone surrogates cannot break the answer.
     return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
 def write_request(asked: RunRequest) -> bytes:
-    """The body for a server."""
+    """Write the body of a request."""
     content = {
         "code": asked.code,
         "language": asked.language,
@@ -272,7 +281,7 @@ def write_request(asked: RunRequest) -> bytes:
         "compile_timeout": asked.compile_timeout,
         "memory_limit_MB": -1 if asked.memory_mb is None else asked.memory_mb,
         "stdin": asked.stdin,
-        "files": {name: base64.b64encode(content).decode("ascii") for name, content in asked.files.items()},
+        "files": _encode_files(asked.files),
         "fetch_files": list(asked.fetch_files),
     }
     return json.dumps(content).encode("ascii")

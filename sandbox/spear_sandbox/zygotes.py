@@ -1,4 +1,4 @@
-"""Warm interpreters, seen from outside: start one, ask it to fork, notice its death."""
+"""Warm interpreters from outside: start one, ask it to fork, notice its death."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _END_S = 5.0
 
 
 class RefusedError(Exception):
-    """The kernel, or this container, does not allow the isolation; the message is the kernel's."""
+    """The kernel or this container does not allow the isolation; the message is the kernel's."""
 
 
 class LostRunError(SandboxFault):
-    """Something outside has ended the run, or its interpreter before it; another try may do better."""
+    """Something outside ended the run or its interpreter; another try may succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(FaultKind.UNAVAILABLE, message)
@@ -44,11 +44,11 @@ class Zygote:
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, *, traits: bytes) -> None:
         self.keeps_locks = LOCKS in traits
-        """Whether supervisors decide on locks of files."""
+        """Whether supervisors decide on file locks."""
         self.parts_users = USERS in traits
-        """Whether each run is a user of the kernel of its own."""
+        """Whether each run has its own user id."""
         self.forked = 0
-        """Runs that it has been asked for."""
+        """Runs started so far."""
         self.running = 0
         """Runs in progress; counted by the pool."""
         self._process = process
@@ -61,7 +61,7 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can fork."""
         return not self.ended.done()
 
     @property
@@ -70,7 +70,7 @@ class Zygote:
         return self._process.pid
 
     async def fork(self, descriptors: Sequence[int]) -> int:
-        """Start a run with these descriptors; a pidfd of its supervisor, which the caller closes.
+        """Start a run with these descriptors; return a pidfd of its supervisor, which the caller closes.
 
         Raises:
             LostRunError: The interpreter is gone.
@@ -84,10 +84,9 @@ class Zygote:
                 socket.send_fds(self._control, [SPAWN], descriptors)
                 break
             except OSError as error:
-                # It has more requests than its socket holds, or more descriptors of this user are under way than the
-                # kernel allows.
+                # Its socket is full, or more descriptors of this user are in flight than the kernel allows.
                 if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
-                    self._end()  # else the next one would be sent here, too
+                    self._end()  # else the next one would also be sent here
                     raise _gone() from error
                 await asyncio.sleep(0.005)
                 if not self.alive:
@@ -115,12 +114,12 @@ class Zygote:
                 return
             answer = self._waiting.popleft()
             if message == SPAWNED and not received:
-                # The descriptor is lost, and with it the run, which ends by its own clock.
+                # The descriptor is lost, and with it the run, which ends at its own time limit.
                 if not answer.done():
                     text = "this process has too many open files to follow a run: raise its limit (ulimit -n)"
                     answer.set_exception(SandboxFault(FaultKind.UNAVAILABLE, text))
             elif message == SPAWNED:
-                if answer.done():  # nobody waits for it any more; closing the pipes does not end it
+                if answer.done():  # cancelled; closing the pipes does not end it
                     send_signal(received[0], signal.SIGKILL)
                     os.close(received[0])
                 else:
@@ -132,7 +131,7 @@ class Zygote:
     def _end(self) -> None:
         if self.alive:
             self._loop.remove_reader(self._control.fileno())
-            # Not only closed: processes that were forked from this one have copies.
+            # Not only closed: forked processes have copies.
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
@@ -149,17 +148,17 @@ class Zygote:
 
 
 def _gone() -> LostRunError:
-    return LostRunError("the sandbox's interpreter has died; it is started again")
+    return LostRunError("the sandbox's interpreter has died and is being restarted")
 
 
 def send_signal(pidfd: int, number: signal.Signals) -> None:
-    """Signal a process; nothing if it is gone already."""
+    """Signal a process unless it is gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
 
 
 async def wait_readable(fd: int) -> None:
-    """Return when there is something to read, or, for a pidfd, when the process has ended."""
+    """Wait until there is something to read or, for a pidfd, until the process has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -175,7 +174,7 @@ async def wait_readable(fd: int) -> None:
 
 
 async def end_process(process: subprocess.Popen[bytes], patience_s: float = _END_S) -> None:
-    """Wait for a child that is about to end; kill it when it takes too long."""
+    """Wait for a child that is about to end; kill it if it takes too long."""
     if process.poll() is not None:
         return
     pidfd = os.pidfd_open(process.pid)
@@ -191,11 +190,11 @@ async def end_process(process: subprocess.Popen[bytes], patience_s: float = _END
 
 
 async def start_zygote(installation: Installation, modules: Sequence[str], *, uid: int) -> Zygote:
-    """Start an interpreter in its namespaces and wait until it has imported what it should.
+    """Start an interpreter in its namespaces and wait until it has imported its modules.
 
     Args:
-        modules: What to import beside common parts of the standard library.
-        uid: User inside, if this process is root; else it is this process's own.
+        modules: What to import besides common parts of the standard library.
+        uid: User inside if this process is root; else it is this process's.
 
     Raises:
         RefusedError: The sandbox could not be built.

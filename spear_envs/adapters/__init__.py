@@ -1,5 +1,5 @@
-"""Our environments as other libraries want them: GEM, TRL, MCP, and OpenEnv's server.
+"""Environments for other libraries: GEM, TRL, MCP, OpenEnv's server and others.
 
-Each module names the library it is for and knows nothing else of the project but ``spear_envs.core``, so environments
-of your own work in the same way. See ``docs/adapters.md``.
+Each module is named after its library and depends on ``spear_envs.core`` only, so your own environments work in the
+same way. See ``docs/adapters.md``.
 """

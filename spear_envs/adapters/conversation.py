@@ -1,12 +1,15 @@
-"""An environment as a conversation, which all adapters hold: it speaks in messages, the model in responses."""
+"""An environment as a conversation, the base of all adapters: it sends messages, the model responses."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from spear_envs.core.env import RewardMode, SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, suggest_name
@@ -16,7 +19,7 @@ from spear_envs.core.rewards import compose_reward
 from spear_envs.core.tools import CallParser, show_call
 
 ENDED = "The task has ended. Do not call any tool."
-"""What a model is told that acts by calling tools."""
+"""Told to a model that acts by calling tools."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Message:
     """What an environment says in one turn."""
 
     text: str
-    """For the model: in the first turn task and rules, later what changed; behind the end what was seen last."""
+    """For the model: in the first turn task and rules, later what changed; at the end the last observation."""
     observation: str
     """The text of the observation alone."""
     image: np.ndarray | None
@@ -41,16 +44,23 @@ class Message:
         """Whether the episode has ended."""
         return self.terminated or self.truncated
 
+    def encode_image(self) -> str | None:
+        """The picture as a PNG file in base64, if there is one."""
+        if self.image is None:
+            return None
+        file = io.BytesIO()
+        Image.fromarray(self.image).save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode("ascii")
+
 
 class Conversation:
-    """One environment and the words around what it shows.
+    """One environment and the prompts around its observations.
 
     Args:
-        env: an environment of ours, or one with our base class.
-        template: name of one of its prompt templates, or a template.
+        template: a prompt template, or the name of one of the environment's.
 
     Raises:
-        SpearError: there is no such template.
+        SpearError: there is no template of this name.
     """
 
     def __init__(self, env: SpearEnv[Any], template: str | PromptTemplate = "default") -> None:
@@ -68,16 +78,17 @@ class Conversation:
         """Begin an episode.
 
         Raises:
-            UnknownTaskError: no such task in this split.
+            UnknownTaskError: this split has no task of this id.
             EnvFault: a service that the task needs is down.
         """
         observation, info = self.env.reset(seed=seed, options=None if task is None else {"task": task})
         system = self.template.system()
         prompt = self.template.render(self._context(observation, info))
-        return self._say(f"{system}\n\n{prompt}" if system else prompt, observation, 0.0, False, False, info)
+        text = f"{system}\n\n{prompt}" if system else prompt
+        return Message(text, text_of(observation), image_of(observation), 0.0, False, False, info)
 
     def respond(self, response: str) -> Message:
-        """Let the model's response be played.
+        """Play the model's response.
 
         Raises:
             ResetNeeded: no episode is under way.
@@ -87,10 +98,10 @@ class Conversation:
             text = text_of(observation)
         else:
             text = self.template.follow_up(self._context(observation, info))
-        return self._say(text, observation, reward, terminated, truncated, info)
+        return Message(text, text_of(observation), image_of(observation), float(reward), terminated, truncated, info)
 
     def pay(self, last: Message) -> float | None:
-        """The reward of an episode that stops after ``last``; one that has not ended counts as lost.
+        """Compute the reward of an episode that stops after ``last``; one that has not ended counts as lost.
 
         Returns:
             None after a fault that was not the model's.
@@ -112,12 +123,6 @@ class Conversation:
             max_turns=self.env.max_turns,
         )
 
-    @staticmethod
-    def _say(
-        text: str, observation: Any, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]
-    ) -> Message:
-        return Message(text, text_of(observation), image_of(observation), float(reward), terminated, truncated, info)
-
 
 def make_conversation(env_id: str, template: str | PromptTemplate = "default", **keywords: Any) -> Conversation:
     """``Conversation`` over :func:`~spear_envs.core.making.make_env`."""
@@ -126,11 +131,11 @@ def make_conversation(env_id: str, template: str | PromptTemplate = "default", *
 
 @dataclass(frozen=True)
 class CallTemplate:
-    """Another template that writes the actions of an environment as calls of its tools.
+    """A template that writes the actions of another as calls of the environment's tools.
 
     Args:
-        inner: the words.
-        env: whose tools they are; they may change with the task.
+        inner: the other template.
+        env: its tools may change with the task.
     """
 
     inner: PromptTemplate
@@ -138,28 +143,28 @@ class CallTemplate:
 
     @property
     def name(self) -> str:
-        """As the other template's."""
+        """See :class:`PromptTemplate`."""
         return self.inner.name
 
     @property
     def token_pattern(self) -> str | None:
-        """As the other template's."""
+        """See :class:`PromptTemplate`."""
         return self.inner.token_pattern
 
     def system(self) -> str | None:
-        """As the other template's."""
+        """See :class:`PromptTemplate`."""
         return self.inner.system()
 
     def render(self, context: PromptContext) -> str:
-        """The other template's prompt."""
+        """See :meth:`PromptTemplate.render`."""
         return self.inner.render(self._show(context))
 
     def follow_up(self, context: PromptContext) -> str:
-        """The other template's message."""
+        """See :meth:`PromptTemplate.follow_up`."""
         return self.inner.follow_up(self._show(context))
 
     def respond(self, action: str, think: str = "") -> str:
-        """As the other template's."""
+        """See :class:`PromptTemplate`."""
         return self.inner.respond(action, think)
 
     def _show(self, context: PromptContext) -> PromptContext:
@@ -170,7 +175,7 @@ class CallTemplate:
 
 
 def find_tools_template(env: SpearEnv[Any]) -> CallTemplate:
-    """The environment's words for tools, or its default (else first) ones with a call asked for at their end.
+    """The environment's template for tools, or its default (else first) one, asking for a call at the end.
 
     Raises:
         SpearError: it has neither.
@@ -181,4 +186,4 @@ def find_tools_template(env: SpearEnv[Any]) -> CallTemplate:
     if is_dataclass(template) and any(field.name == "parser" for field in fields(template)):
         asking: Any = replace(template, parser=CallParser(env.tools, env.parser))
         return CallTemplate(asking, env)
-    raise SpearError(f"{type(env).__name__} has no words for tools: give it a template named 'tools'.")
+    raise SpearError(f"{type(env).__name__} has no template for tools: give it one named 'tools'.")

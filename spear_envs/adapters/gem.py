@@ -1,4 +1,4 @@
-"""Our environments as GEM's (the package ``gem-llm``): ``gem.make("spear:Sokoban-v1")`` after :func:`register_all`."""
+"""Environments for GEM (the package ``gem-llm``): ``gem.make("spear:Sokoban-v1")`` after :func:`register_all`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spear_envs.core.registration import ENVIRONMENTS
 
 
 class GemEnv(gem.Env):
-    """One of our environments with GEM's interface: observations are messages, actions whole responses.
+    """An environment with GEM's interface: observations are messages, actions whole responses.
 
     No global random state is read or seeded, unlike in GEM's own environments.
 
     Args:
         spear_id: such as ``spear/Sokoban-v1``.
-        seed: of the first ``reset`` that is given none, as ``gem.make_vec`` hands it over.
+        seed: of the first ``reset`` without one, as passed by ``gem.make_vec``.
         template: name of the prompt template.
         keywords: of the environment.
     """
@@ -37,7 +37,7 @@ class GemEnv(gem.Env):
         self._offered: list[str] | None = None
 
     def reset(self, seed: int | None = None, task: str | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; ``task`` is the id of one to begin with."""
+        """Begin an episode; ``task`` is a task id."""
         if seed is None:
             seed, self._seed = self._seed, None
         if seed is not None:
@@ -51,18 +51,18 @@ class GemEnv(gem.Env):
         return text, message.reward, message.terminated, message.truncated, info
 
     def sample_random_action(self) -> str:
-        """A response with one of the actions that are offered now.
+        """Draw a response with one of the admissible actions.
 
         Raises:
             SpearError: the environment cannot list them.
         """
         if not self._offered:
-            raise SpearError(f"{self.spear_id} lists no actions to draw from now: its responses are free text.")
+            raise SpearError(f"{self.spear_id} does not list actions to draw from: its responses are free text.")
         chosen = self._offered[self._random.integers(len(self._offered))]
         return self.conversation.env.parser.respond(chosen)
 
     def spawn(self, same_state: bool = False, **kwargs: Any) -> GemEnv:
-        """Another environment of the same make, at the same point of the same episode if ``same_state``."""
+        """Make another such environment, at the same point of the same episode if ``same_state``."""
         fresh = GemEnv(self.spear_id, **{"template": self.template, **self.keywords, **kwargs})
         if same_state:
             fresh.conversation.env.set_state(self.conversation.env.get_state())
@@ -75,12 +75,12 @@ class GemEnv(gem.Env):
 
 
 def register(gem_id: str, spear_id: str, **keywords: Any) -> None:
-    """Make ``gem.make(gem_id)`` give one of our environments, or one of yours, with these keywords by default."""
+    """Register an environment, ours or yours, for ``gem.make(gem_id)``, with these keywords by default."""
     gem.register(gem_id, partial(GemEnv, spear_id), **keywords)
 
 
 def register_all() -> None:
-    """Register our environments as ``spear:Sokoban-v1`` and so on; again is not an error."""
+    """Register our environments as ``spear:Sokoban-v1`` and so on; may be called again."""
     for entry in ENVIRONMENTS:
         gem_id = entry.id.replace("/", ":")
         if gem_id not in ENV_REGISTRY:

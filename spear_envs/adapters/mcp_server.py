@@ -1,14 +1,12 @@
 """One episode as tools of the Model Context Protocol, by the official package ``mcp``.
 
-The newest revision of the protocol has no sessions over HTTP, so an episode is a process that its client starts and
-speaks to over stdin and stdout. Whoever starts it chooses the task and reads what was paid; the agent has the tools.
+The newest revision of the protocol lacks sessions over HTTP, so an episode is a process that its client starts and
+talks to over stdin and stdout. The client chooses the task and reads the reward; the agent has the tools.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import logging
 import threading
@@ -17,11 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
-from PIL import Image
 
 from spear_envs.adapters.conversation import ENDED, Conversation, Message, find_tools_template
 from spear_envs.core.env import SpearEnv
@@ -31,21 +27,21 @@ from spear_envs.core.prompts import IMAGE
 from spear_envs.core.tools import CallError, write_call
 
 PROMPT = "task"
-"""Name of the prompt that holds the task, the rules and what the environment shows first."""
+"""Name of the prompt with the task, the rules and the first observation."""
 logger = logging.getLogger(__name__)
 
 
 class ToolEpisode:
-    """An episode that has begun, and is played by calls of tools.
+    """A running episode that is played by tool calls.
 
     Args:
         env: with ``response_format="plain"``.
         task: id of the task; None lets ``seed`` draw it.
         seed: of the episode.
-        out: a file that does not exist yet, and from now on always holds what :meth:`describe` gives, as JSON.
+        out: a new file that from now on always holds what :meth:`describe` returns, as JSON.
 
     Raises:
-        SpearError: no such task, the environment does not take bare actions, or the file exists.
+        SpearError: the task is unknown, the environment does not take bare actions, or the file exists.
         OSError: the file cannot be written.
     """
 
@@ -70,7 +66,7 @@ class ToolEpisode:
         return self._broken or self.last.done
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Message:
-        """Play a call; several at once are played one after the other, and one that is cancelled is played too.
+        """Play a call. Concurrent calls are played one after the other, and a cancelled one is still played.
 
         Raises:
             CallError: the call cannot be played, which costs no turn; or the episode has ended.
@@ -78,7 +74,7 @@ class ToolEpisode:
         return await asyncio.to_thread(self._play, name, arguments)
 
     def _play(self, name: str, arguments: Mapping[str, Any]) -> Message:
-        # The thread ends what it began, also when the client cancels the call.
+        # The thread finishes even if the client cancels the call.
         with self._lock:
             if self.ended:
                 raise CallError(ENDED)
@@ -94,7 +90,7 @@ class ToolEpisode:
             return self.last
 
     def describe(self) -> dict[str, Any]:
-        """What was played and paid, for whoever started the episode: the reward is None after a fault."""
+        """Describe play and reward for the client; the reward is None after a fault."""
         info = self.last.info
         return {
             "task": info["task_id"],
@@ -113,7 +109,7 @@ class ToolEpisode:
 
 
 def make_mcp_server(episode: ToolEpisode) -> Server[Any]:
-    """The server of the environment's tools, and of a prompt with the task; the agent cannot call ``reset``.
+    """Make a server of the environment's tools and a prompt with the task; the agent cannot call ``reset``.
 
     A result carries reward and end in its ``_meta``, which clients do not show to models.
     """
@@ -144,7 +140,7 @@ def make_mcp_server(episode: ToolEpisode) -> Server[Any]:
 
     async def get_prompt(context: Any, asked: types.GetPromptRequestParams) -> types.GetPromptResult:
         if asked.name != PROMPT:
-            raise SpearError(f"there is no prompt {asked.name!r}: there is {PROMPT!r}.")
+            raise SpearError(f"unknown prompt {asked.name!r}: the only one is {PROMPT!r}.")
         blocks = [types.PromptMessage(role="user", content=part) for part in _show(episode.first)]
         return types.GetPromptResult(messages=blocks)
 
@@ -171,15 +167,10 @@ def _write_instructions(first: Message) -> str:
 
 
 def _show(message: Message) -> list[Any]:
-    """A message as content, with the picture where the text has its place."""
-    if message.image is None:
+    """Write a message as content, with the picture at its place in the text."""
+    image = message.encode_image()
+    if image is None:
         return [types.TextContent(type="text", text=message.text)]
     texts = [types.TextContent(type="text", text=text) for text in message.text.split(IMAGE, 1)]
-    picture = types.ImageContent(type="image", data=_encode(message.image), mime_type="image/png")
+    picture = types.ImageContent(type="image", data=image, mime_type="image/png")
     return [texts[0], picture, *texts[1:]]
-
-
-def _encode(image: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode("ascii")

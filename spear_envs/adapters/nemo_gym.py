@@ -1,6 +1,6 @@
-"""Our environments as a resources server of NVIDIA's NeMo Gym (the package ``nemo-gym``), for its ``gymnasium_agent``.
+"""A resources server of environments for NVIDIA's NeMo Gym (the package ``nemo-gym``) and its ``gymnasium_agent``.
 
-``SpearServer.run_webserver()`` is a server's whole ``app.py``: see ``docs/adapters.md``.
+A server's ``app.py`` only calls ``SpearServer.run_webserver()``: see ``docs/adapters.md``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
 MOST_SESSIONS = 4096
-"""Episodes under way; an agent that leaves one before its end says nothing, so the oldest gives way."""
+"""Episodes under way; agents may leave one without notice, so the oldest is dropped."""
 
 
 class SpearServer(GymnasiumServer):
-    """An episode for each session; which one is in the row of the data set.
+    """Plays an episode for each session, as its row of the data set says.
 
-    NeMo Gym has no way to leave an episode out: one with a fault is truncated with reward 0, and ``info["fault"]``
-    names it.
+    NeMo Gym cannot leave an episode out: one with a fault is truncated with reward 0, and ``info["fault"]`` names it.
     """
 
     async def reset(self, metadata: dict[str, Any], session_id: str | None = None) -> tuple[str | None, dict[str, Any]]:
         """Begin the episode of the row: ``spear`` has ``env_id``, ``task``, and optionally ``keywords``.
 
         Raises:
-            HTTPException: 422 for a row that names no such episode, 503 where its service is down.
+            HTTPException: 422 for a malformed row, 503 if a service of the environment is down.
         """
         await self.close_session(session_id)
         while len(self.session_state) >= MOST_SESSIONS:
@@ -68,7 +67,7 @@ class SpearServer(GymnasiumServer):
             raise HTTPException(409, "no episode is under way in this session: send /reset first.")
         try:
             message = await asyncio.to_thread(episode.respond, extract_text(action))
-        except ResetNeeded as error:  # the step before this one has ended the episode
+        except ResetNeeded as error:  # the previous step ended the episode
             raise HTTPException(409, str(error)) from error
         said = None if message.done else message.text
         return said, message.reward, message.terminated, message.truncated, episode.describe()
@@ -81,7 +80,7 @@ class SpearServer(GymnasiumServer):
 
 
 def make_rows(env_id: str, count: int, *, agent: str, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
-    """Rows of a data set for NeMo Gym, one JSON object a line: tasks drawn by ``seed``.
+    """Make rows of a data set for NeMo Gym, one JSON object per line, of tasks drawn by ``seed``.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``.

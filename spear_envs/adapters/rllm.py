@@ -1,4 +1,4 @@
-"""Our environments for rLLM: an agent flow that plays an episode at the address rLLM gives it, and its evaluator."""
+"""Environments for rLLM: an agent flow that plays an episode at rLLM's address, and its evaluator."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from spear_envs.core.errors import SpearError
 
 
 class RllmFlow:
-    """Plays the episode that a task's metadata names, as one conversation: ``AgentTrainer(agent_flow=RllmFlow())``.
+    """Plays the episode of a task's metadata as one conversation: ``AgentTrainer(agent_flow=RllmFlow())``.
 
-    rLLM's address keeps the tokens. A fault raises, so that rLLM tries the task again.
+    rLLM's gateway records the tokens. A fault raises, so that rLLM tries the task again.
     """
 
     name = "spear"
@@ -26,11 +26,11 @@ class RllmFlow:
             config: an ``rllm.types.AgentConfig``: ``base_url`` and ``model``.
 
         Returns:
-            An ``rllm.types.Episode``, whose steps rLLM fills in; its artifacts have what the environment paid.
+            An ``rllm.types.Episode``, whose steps rLLM fills in; the reward is in its artifacts.
 
         Raises:
             EnvFault: a service failed.
-            SpearError: the task names no episode.
+            SpearError: the metadata do not describe an episode.
         """
         from rllm.types import Episode, Trajectory
 
@@ -44,25 +44,25 @@ class RllmFlow:
 
 
 class RllmEvaluator:
-    """Hands on what the environment paid: ``AgentTrainer(evaluator=RllmEvaluator())``."""
+    """Returns the environment's reward: ``AgentTrainer(evaluator=RllmEvaluator())``."""
 
     def evaluate(self, task: Any, episode: Any) -> Any:
         """The reward of an episode of :class:`RllmFlow`, as an ``rllm.eval.types.EvalOutput``.
 
         Raises:
-            SpearError: another flow has played it.
+            SpearError: another flow played it.
         """
         from rllm.eval.types import EvalOutput, Signal
 
         found = episode.artifacts
         if "reward" not in found:
-            raise SpearError("this episode has no reward of an environment: RllmEvaluator goes with RllmFlow.")
+            raise SpearError("this episode lacks an environment's reward: use RllmEvaluator with RllmFlow.")
         signals = [Signal(name=name, value=float(found[name])) for name in ("won", "score", "turn")]
         return EvalOutput(reward=found["reward"], is_correct=found["won"], signals=signals)
 
 
 async def _play(episode: TextEpisode, task: str, config: Any) -> float:
-    """What the episode pays; one that no longer fits into the model's context counts as lost."""
+    """Play and return the reward; an episode that outgrows the model's context counts as lost."""
     from openai import AsyncOpenAI, BadRequestError
 
     messages: list[Any] = [{"role": "user", "content": await asyncio.to_thread(episode.begin, task)}]
@@ -85,7 +85,7 @@ async def _play(episode: TextEpisode, task: str, config: Any) -> float:
 
 
 def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
-    """Rows for rLLM's ``DatasetRegistry.register_dataset``; each becomes a task's metadata.
+    """Make rows for rLLM's ``DatasetRegistry.register_dataset``; each becomes a task's metadata.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``.

@@ -1,4 +1,4 @@
-"""Our environments as SkyRL-Gym's (the package ``skyrl-gym``): ``skyrl_gym.make("spear", extras=row)``."""
+"""Environments for SkyRL-Gym (the package ``skyrl-gym``): ``skyrl_gym.make("spear", extras=row)``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from skyrl_gym.envs.registration import registry
 from spear_envs.adapters.texts import open_row, write_rows
 
 ENV_CLASS = "spear"
-"""What a row of the data set says under ``env_class``."""
+"""The value of ``env_class`` in a row of the data set."""
 
 
 class SkyRLEnv(BaseTextEnv):
-    """One rollout's environment. Its row of the data set names the environment and the task.
+    """One rollout's environment; environment and task are in its row of the data set.
 
-    SkyRL has no way to leave an episode out: one with a fault ends with reward 0, ``metadata["fault"]`` names it, and
-    the metric ``fault`` counts it.
+    SkyRL cannot leave an episode out: one with a fault ends with reward 0, ``metadata["fault"]`` names it, and the
+    metric ``fault`` counts it.
 
     Args:
         env_config: of SkyRL; not read.
@@ -27,7 +27,7 @@ class SkyRLEnv(BaseTextEnv):
             which SkyRL adds, after which the episode counts as lost.
 
     Raises:
-        SpearError: the row has no such column, or there is no such environment.
+        SpearError: the row lacks the column, or the environment is unknown.
     """
 
     def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
@@ -37,7 +37,7 @@ class SkyRLEnv(BaseTextEnv):
         self.max_turns = row.get("max_turns") or self._episode.conversation.env.max_turns
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
-        """Begin the episode: what the environment says goes behind the text of the row's last message.
+        """Begin the episode; the first observation is appended to the row's last message.
 
         Raises:
             EnvFault: a service that the task needs is down.
@@ -48,7 +48,7 @@ class SkyRLEnv(BaseTextEnv):
         return [*before, last | {"content": last["content"] + first}], self._episode.describe()
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Play a response; after the last turn that SkyRL allows the episode is over, and pays what a lost one does."""
+        """Play a response; after SkyRL's last turn the episode ends and counts as lost."""
         message = self._episode.respond(action)
         self.turns += 1
         reward = message.reward
@@ -61,7 +61,7 @@ class SkyRLEnv(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, Any]:
-        """Numbers of the episode, which SkyRL averages."""
+        """Metrics of the episode, which SkyRL averages."""
         about = self._episode.describe()
         return {"won": float(about["won"]), "score": about["score"], "fault": float(about["fault"] is not None)}
 
@@ -71,12 +71,12 @@ class SkyRLEnv(BaseTextEnv):
 
 
 def register() -> None:
-    """Make ``skyrl_gym.make("spear", …)`` give our environments; call it in each process; again is not an error."""
+    """Register environments as ``skyrl_gym.make("spear", …)``; call it in each process, any number of times."""
     if ENV_CLASS not in registry:
         skyrl_gym.register(id=ENV_CLASS, entry_point=f"{SkyRLEnv.__module__}:{SkyRLEnv.__qualname__}")
 
 
 def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
-    """Rows of a data set for SkyRL, for the tasks that :func:`~spear_envs.adapters.texts.draw_tasks` draws."""
+    """Make rows of a data set for SkyRL, for tasks from :func:`~spear_envs.adapters.texts.draw_tasks`."""
     rest = {"prompt": [{"role": "user", "content": ""}], "env_class": ENV_CLASS}
     return [rest | row for row in write_rows(env_id, count, seed=seed, **keywords)]

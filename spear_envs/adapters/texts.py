@@ -1,4 +1,4 @@
-"""Episodes that are texts on both sides, which libraries whose environments speak in chat messages hold."""
+"""Episodes in text, for libraries whose environments exchange chat messages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import make_env
 
 COLUMN = "spear"
-"""Where a row of another library's data set says which episode it is."""
+"""Column of a data set that identifies the episode."""
 
 
 class TextEpisode:
-    """An environment whose messages are texts; a response is what the model wrote, whole.
+    """An environment whose messages are texts; a response is the complete output of the model.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
@@ -27,7 +27,7 @@ class TextEpisode:
         keywords: of the environment.
 
     Raises:
-        SpearError: there is no such environment, or it does not take these keywords.
+        SpearError: the environment is unknown or does not take these keywords.
     """
 
     def __init__(self, env_id: str, template: str = "default", **keywords: Any) -> None:
@@ -40,12 +40,12 @@ class TextEpisode:
         """Begin an episode; returns the model's first message.
 
         Raises:
-            SpearError: no such task, or the environment shows pictures.
+            SpearError: the task is unknown, or the environment shows pictures.
             EnvFault: a service that the task needs is down.
         """
         self.last = self.conversation.reset(task=task, seed=seed)
         if self.last.image is not None:
-            told = "shows pictures, and this adapter takes texts: make it with modality='text'."
+            told = "shows pictures, but this adapter is for texts: make it with modality='text'."
             raise SpearError(f"{self.env_id} {told}")
         return self.last.text
 
@@ -55,7 +55,7 @@ class TextEpisode:
         Raises:
             ResetNeeded: no episode is under way.
         """
-        with self._lock:  # an address may be asked twice at once
+        with self._lock:  # concurrent requests are possible
             self.last = self.conversation.respond(response)
             return self.last
 
@@ -63,7 +63,7 @@ class TextEpisode:
         """Play a response, for libraries that drop an episode which raises.
 
         Raises:
-            EnvFault: a service failed: nobody is to learn from this episode.
+            EnvFault: a service failed, so the episode must not be trained on.
             ResetNeeded: no episode is under way.
         """
         message = self.respond(response)
@@ -72,7 +72,7 @@ class TextEpisode:
         return message
 
     def describe(self) -> dict[str, Any]:
-        """How the episode stands, in plain values; nothing before the first one."""
+        """State of the episode in plain values; empty before the first one."""
         if self.last is None:
             return {}
         info = self.last.info
@@ -92,12 +92,12 @@ class TextEpisode:
 
 
 def join_thought(thought: str | None, text: str) -> str:
-    """The response that a library, or the server behind it, has taken apart into a thought and the rest."""
+    """Restore a response that a library or server split into a thought and the rest."""
     return f"<think>{thought}</think>{text}" if thought else text
 
 
 def draw_tasks(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[str]:
-    """Ids of different tasks of an environment's split, drawn by ``seed``; all of them if there are no more.
+    """Draw ids of different tasks of an environment's split by ``seed``; at most all of them.
 
     Args:
         env_id: as :class:`TextEpisode` takes it.
@@ -114,17 +114,17 @@ def draw_tasks(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> li
 
 
 def write_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
-    """What :func:`open_row` reads, for each task that :func:`draw_tasks` draws."""
+    """Write rows for :func:`open_row`, for tasks from :func:`draw_tasks`."""
     tasks = draw_tasks(env_id, count, seed=seed, **keywords)
-    # As JSON, since a parquet file takes no empty object.
+    # As JSON, since a parquet file cannot hold an empty object.
     return [{COLUMN: {"env_id": env_id, "task": task, "keywords": json.dumps(keywords)}} for task in tasks]
 
 
 def open_row(row: Mapping[str, Any]) -> tuple[TextEpisode, str]:
-    """The environment that a row names, not begun yet, and the id of its task.
+    """Make the environment of a row; return it, not begun yet, and the task id.
 
     Raises:
-        SpearError: it names none, or there is no such environment.
+        SpearError: the row is malformed, or the environment is unknown.
     """
     named = row.get(COLUMN)
     if not isinstance(named, Mapping) or not all(isinstance(named.get(key), str) for key in ("env_id", "task")):

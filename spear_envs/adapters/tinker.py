@@ -1,4 +1,4 @@
-"""Our environments for trainings with tinker (the package ``tinker-cookbook``): a data set of groups of episodes."""
+"""Environments for training with tinker (the package ``tinker-cookbook``): a data set of groups of episodes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TinkerEnv(MessageEnv):
 
 
 def _write_response(message: Message) -> str:
-    """What the model wrote: renderers take thoughts and calls of tools apart, and an environment reads them itself."""
+    """Restore what the model wrote: renderers split off thoughts and tool calls, but environments parse them."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     thought = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
@@ -77,7 +77,7 @@ def _write_response(message: Message) -> str:
 
 @dataclass(frozen=True)
 class TinkerGroup(EnvGroupBuilder):
-    """The episodes of one task, which a group's advantages compare."""
+    """Episodes of one task, whose advantages are compared."""
 
     env_id: str
     task: str
@@ -89,7 +89,7 @@ class TinkerGroup(EnvGroupBuilder):
     _open: list[TinkerEnv] = field(default_factory=list, compare=False)
 
     async def make_envs(self) -> Sequence[Env]:
-        """An environment for each member of the group."""
+        """Make an environment for each member of the group."""
         made = [TinkerEnv(TextEpisode(self.env_id, **self.keywords), self.task) for _ in range(self.group_size)]
         self._open.extend(made)
         return [EnvFromMessageEnv(self.renderer, env, **self.limits) for env in made]
@@ -109,11 +109,11 @@ class TinkerDataset(RLDataset):
 
     Args:
         env_id: such as ``spear/Sokoban-v1``.
-        renderer: writes messages as tokens of the model, and reads its responses.
+        renderer: writes messages as tokens and parses responses.
         batch_size: groups in a batch.
         group_size: episodes of a group.
-        count: different tasks.
-        seed: of their draw.
+        count: number of different tasks.
+        seed: of the draw.
         limits: see :class:`TinkerGroup`.
         keywords: of the environment.
     """
@@ -141,5 +141,5 @@ class TinkerDataset(RLDataset):
         return self._groups[index * self._batch_size : (index + 1) * self._batch_size]
 
     def __len__(self) -> int:
-        """Whole batches."""
+        """Number of full batches."""
         return len(self._groups) // self._batch_size

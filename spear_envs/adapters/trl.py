@@ -1,6 +1,6 @@
-"""Our environments for ``environment_factory`` of TRL's ``GRPOTrainer``: actions are calls of tools.
+"""Environments for ``environment_factory`` of TRL's ``GRPOTrainer``: actions are tool calls.
 
-Nothing of TRL is imported here; what it asks of an environment is a class with methods.
+TRL, which only needs a class with methods, is not imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shown = str | list[dict[str, Any]]
 class TrlEnvironment:
     """One rollout's environment: ``reset``, ``get_reward``, and a method for each tool of the environment.
 
-    TRL offers every public method of the class to the model, so there is none beside these.
+    TRL offers every public method of the class to the model, so there are no others.
     """
 
     def __init__(self, env: SpearEnv[Any]) -> None:
@@ -31,7 +31,7 @@ class TrlEnvironment:
         self._last: Message | None = None
 
     def reset(self, task: str | None = None, seed: int | None = None, **_: Any) -> Shown:
-        """Begin an episode; the arguments are the columns of a row of the data set.
+        """Begin an episode; the arguments are columns of a row of the data set.
 
         Returns:
             What TRL appends to the row's last message: task, rules and first observation.
@@ -41,14 +41,14 @@ class TrlEnvironment:
         """
         if task is None and seed is None:
             raise SpearError(
-                "the rows of the data set name no task, so the members of a group would play different ones: "
+                "the rows of the data set lack a task, so the members of a group would play different ones: "
                 "take train_dataset=Dataset.from_list(make_rows(...))."
             )
         self._last = self._conversation.reset(task=task, seed=seed)
         return _show(self._last)
 
     def get_reward(self) -> float | None:
-        """The reward of the episode, which counts as lost if the model has stopped before its end.
+        """Return the reward of the episode, which counts as lost if the model stopped early.
 
         Returns:
             None after a fault that was not the model's: TRL then leaves the rollout out of its group's statistics.
@@ -66,14 +66,14 @@ class TrlEnvironment:
 
 
 def make_factory(env_id: str, **keywords: Any) -> Callable[[], TrlEnvironment]:
-    """What ``GRPOTrainer(environment_factory=…)`` takes.
+    """Make the factory for ``GRPOTrainer(environment_factory=…)``.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
-        keywords: of the environment. A model without vision wants ``modality="text"`` of Sokoban.
+        keywords: of the environment. A model without vision needs Sokoban's ``modality="text"``.
 
     Raises:
-        SpearError: there is no such environment, or it does not take these keywords.
+        SpearError: the environment is unknown or does not take these keywords.
     """
     keywords = {"response_format": "plain", **keywords}
     env = make_env(env_id, keywords=keywords)
@@ -89,9 +89,9 @@ def make_factory(env_id: str, **keywords: Any) -> Callable[[], TrlEnvironment]:
 
 
 def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
-    """Rows of a data set: different tasks of an environment's split, drawn by ``seed``; all of it if it has no more.
+    """Make rows of a data set, one for each task from :func:`draw_tasks`.
 
-    The members of a group get the same row, and so the same task.
+    The members of a group get the same row and hence the same task.
 
     Args:
         env_id: as :func:`make_factory` takes it.
@@ -104,7 +104,7 @@ def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> lis
 
 
 def _make_method(tool: Tool) -> Callable[..., Shown]:
-    """A method with the tool's own arguments, and the docstring that transformers makes the model's description of."""
+    """Make a method with the tool's arguments and docstring, from which transformers makes the model's description."""
 
     def call(self: TrlEnvironment, **arguments: Any) -> Shown:
         return self._play(write_call(self._conversation.env.tools, tool.name, arguments))
@@ -113,7 +113,7 @@ def _make_method(tool: Tool) -> Callable[..., Shown]:
 
 
 def _show(message: Message) -> Shown:
-    """A text, or blocks with the picture where the text has its place."""
+    """A text, or blocks with the picture at its place in the text."""
     if message.image is None:
         return message.text
     before, _, after = message.text.partition("<image>")

@@ -1,4 +1,4 @@
-"""Our environments for ``verifiers`` (its v1 interface): a task set, and the environment that plays the user.
+"""Environments for ``verifiers`` (its v1 interface): a task set, and the environment as the user.
 
 verifiers finds both by the name of a module that exports them: see ``docs/adapters.md``.
 """
@@ -20,28 +20,28 @@ class SpearTasksetConfig(vf.TasksetConfig):
 
     env_id: str = "spear/Sokoban-v1"
     count: int = 64
-    """Different tasks, drawn by ``seed``; all of the split if it has no more."""
+    """Number of different tasks, drawn by ``seed``; at most all of the split."""
     seed: int = 0
     keywords: dict[str, Any] = Field(default_factory=dict)
     """Of the environment, such as ``{"split": "test", "modality": "text"}``."""
 
 
 class SpearData(vf.TaskData):
-    """A task by its id: the environment has the rest."""
+    """A task by its id; the environment has the rest."""
 
     env_id: str
     keywords: dict[str, Any]
 
 
 class SpearTask(vf.Task[SpearData]):
-    """Its reward is recorded by :class:`VerifiersEnv`."""
+    """A task, whose reward :class:`VerifiersEnv` records."""
 
 
 class VerifiersTaskset(vf.Taskset[SpearTask, SpearTasksetConfig]):
-    """Tasks of one of our environments, or one of yours."""
+    """Tasks of an environment, ours or yours."""
 
     def load(self) -> Iterator[SpearTask]:
-        """The tasks in the order in which ``seed`` draws them."""
+        """Yield the tasks in the order of the draw."""
         config = self.config
         for task in draw_tasks(config.env_id, config.count, seed=config.seed, **config.keywords):
             data = SpearData(id=task, name=task, prompt=None, env_id=config.env_id, keywords=config.keywords)
@@ -58,7 +58,7 @@ class VerifiersEnv(vf.Env[VerifiersConfig]):
     """The environment as the user of a conversation."""
 
     async def run(self, task: SpearTask, agents: Any) -> None:
-        """Play an episode; an agent that stops before its end is paid what a lost one is.
+        """Play an episode, which counts as lost if the agent stops early.
 
         Raises:
             EnvFault: a service failed; verifiers then retries the episode, or counts it as failed.

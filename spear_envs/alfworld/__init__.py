@@ -1,4 +1,4 @@
-"""ALFWorld: a household in text, played a few hundred times faster than by TextWorld and step for step the same."""
+"""ALFWorld: a household in text, the same as in TextWorld step by step and a few hundred times faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["write_synthetic_game"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late: the environment needs no more of this package than its own module.
+    # Late: the environment does not need the synthesis.
     if name == "write_synthetic_game":
         from spear_envs.alfworld.synthesis.files import write_synthetic_game
 

@@ -1,4 +1,4 @@
-"""The fourteen things that can be done."""
+"""Actions as values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Verb(str, Enum):
-    """What a command does; the value is what it begins with in the wording of release 2.1.2."""
+    """What a command does; the value is its first words in release 2.1.2."""
 
     CLEAN = "clean"
     """Clean the held object with a sink."""
@@ -19,9 +19,9 @@ class Verb(str, Enum):
     EXAMINE = "examine"
     """Read what is in a receptacle here."""
     INSPECT = "examine (object)"
-    """Read how the held object is; written ``examine`` as well."""
+    """Read the state of the held object; also written ``examine``."""
     GO = "go to"
-    """Walk to a receptacle that is somewhere else."""
+    """Walk to another receptacle."""
     HEAT = "heat"
     """Heat the held object with a microwave."""
     HELP = "help"
@@ -43,7 +43,7 @@ class Verb(str, Enum):
 
 
 class Action(NamedTuple):
-    """A command that was understood; ids, not names."""
+    """A parsed command, with ids instead of names."""
 
     verb: Verb
     thing: str = ""

@@ -1,4 +1,4 @@
-"""Other ways to write commands, as papers and policies trained elsewhere do."""
+"""Other ways to write commands, from papers and policies trained elsewhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from spear_envs.alfworld.wording import Wording
 
 
 class Aliases(str, Enum):
-    """Which other ways to write a command are understood."""
+    """Which other ways to write commands are understood."""
 
     NONE = "none"
     """None, as in TextWorld, so that numbers compare."""
     PAPER = "paper"
-    """Those of the paper's own list of actions and of other releases; also capitals and doubled blanks."""
+    """Those of the paper's list of actions and of other releases; also capitals and repeated blanks."""
 
 
 _PUT = re.compile(r" (?:in/on|into|in|on) ")
@@ -23,15 +23,14 @@ _MOVE = re.compile(r" to ")
 
 
 def rewrite_command(command: str, wording: Wording, is_admissible: Callable[[str], bool]) -> str:
-    """The admissible command that ``command`` means, or ``command`` itself if it is admissible or means none.
+    """Rewrite ``command`` to the admissible one that it means; return it unchanged if there is none.
 
-    Understood are ``put O in/on R``, ``put O in R``, ``put O on R``, ``put O into R`` and ``move O to R``, whichever of
-    them the game speaks; ``goto R``; ``toggle O``, ``toggle O R`` and ``turn on O`` for ``use O``; capitals and
+    Understood are ``put O in/on R``, ``put O in R``, ``put O on R``, ``put O into R`` and ``move O to R``, whichever
+    the game uses; ``goto R``; ``toggle O``, ``toggle O R`` and ``turn on O`` for ``use O``; capitals and
     repeated blanks. A command is only rewritten into an admissible one.
 
     Args:
-        command: what was written.
-        wording: how the game speaks.
+        wording: of the game.
         is_admissible: tells whether a command would be accepted now.
     """
     if is_admissible(command):
@@ -58,6 +57,6 @@ def _list_meanings(plain: str, wording: Wording, is_admissible: Callable[[str], 
         yield f"use {rest}"
         words = rest.split(" ")
         for cut in range(1, len(words)):
-            # The receptacle that is named has to be here, which is when it can be examined.
+            # The receptacle must be here, which is when it can be examined.
             if is_admissible(f"examine {' '.join(words[cut:])}"):
                 yield f"use {' '.join(words[:cut])}"

@@ -1,4 +1,4 @@
-"""What plays the games behind the environment: the interpreter alone, or TextWorld with the interpreter beside it."""
+"""What plays the games: the interpreter alone, or TextWorld with the interpreter alongside."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class BackendName(str, Enum):
     """What plays the game."""
 
     NATIVE = "native"
-    """The interpreter of this package: the same texts several hundred times as fast."""
+    """The interpreter of this package: the same texts, several hundred times faster."""
     TEXTWORLD = "textworld"
     """TextWorld itself (extra ``alfworld``)."""
 
 
 class Backend(Protocol):
-    """Plays one game after the other."""
+    """Plays one game after another."""
 
     @property
     def play(self) -> Interpreter:
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     @property
     def admissible(self) -> Sequence[str]:
-        """Commands that would do something now, sorted, ``help`` included."""
+        """Commands that would do something now, sorted, including ``help``."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Backend(Protocol):
         ...
 
     def start(self, source: GameSource, wording: WordingChoice) -> str:
-        """Begin a game; returns the opening observation.
+        """Begin a game; return the opening observation.
 
         Raises:
             SpearError: the game cannot be read or played.
@@ -49,11 +49,11 @@ class Backend(Protocol):
         ...
 
     def accepts(self, command: str) -> bool:
-        """Whether a command, stripped of blanks at its ends, is admissible now."""
+        """Whether a stripped command is admissible now."""
         ...
 
     def step(self, command: str) -> tuple[str, bool, Action | None]:
-        """Play a command; returns what the game says, whether it was admissible, and what it did to the state."""
+        """Play a command; return what the game says, whether it was admissible, and its action on the state."""
         ...
 
     def save(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Backend(Protocol):
         ...
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go to a saved state of the game that was started last."""
+        """Go to a saved state of the current game."""
         ...
 
 
@@ -104,14 +104,14 @@ class NativeBackend:
 
 
 def make_backend(name: BackendName) -> Backend:
-    """A backend that has no game yet.
+    """Make a backend without a game.
 
     Raises:
-        SpearError: TextWorld is wanted and not installed.
+        SpearError: TextWorld is asked for and not installed.
     """
     if name is BackendName.NATIVE:
         return NativeBackend()
-    # Imported late: it is the only part that needs the extra.
+    # Late: only this part needs the extra.
     from spear_envs.alfworld.textworld import TextWorldBackend
 
     return TextWorldBackend()

@@ -1,4 +1,4 @@
-"""ALFRED's goal conditions: how much of a goal is met, where ``won`` only says whether all of it is."""
+"""ALFRED's goal conditions: how much of a goal is met, whereas ``won`` only says whether all of it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNUSUAL = frozenset({"forall", "imply", "or"})
 
 
 def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tuple[int, int]:
-    """How many of the goal conditions of a game are met in ``state``, and how many there are.
+    """Count the goal conditions of a game that are met in ``state``, and all of them.
 
     The game is won if and only if all of them are met. For the six task types they are those of ALFRED
     (``goal_conditions_met`` in its ``env/tasks.py``):
@@ -30,7 +30,7 @@ def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tupl
     pick2   2      at least one such object, at least two of them, in one receptacle of the type
     ======  =====  ==========================================================================================
 
-    Facts of the start count as well: an object that is cool before anything was done is cool.
+    Initial facts count as well: an object that is cool at the start is cool.
     """
     return sum(one.holds(state) for one in conditions), len(conditions)
 
@@ -40,7 +40,7 @@ _NUMBERS = ("no", "one", "two", "three", "four")
 
 
 def describe_condition(condition: Condition) -> str:
-    """A goal condition in words, ``"a hot apple in a sidetable"``; without a type of object as it is written."""
+    """A goal condition in words, ``"a hot apple in a sidetable"``; as written if it lacks a type of object."""
     facts = list(_list_facts(condition.expression))
     things = {name: kind.removesuffix("type") for predicate, name, kind in facts if predicate == "objecttype"}
     places = [kind.removesuffix("type") for predicate, _, kind in facts if predicate == "receptacletype"]
@@ -77,13 +77,13 @@ def _list_facts(expression: Expression) -> Iterator[tuple[str, str, str]]:
 
 @lru_cache(maxsize=512)
 def split_goal(goal: Expression) -> tuple[Expression, ...]:
-    """The conditions of a goal, each a condition without free variables; together they are equivalent to the goal.
+    """Split a goal into conditions without free variables, which together are equivalent to it.
 
-    Each part of the outermost ``and`` counts once, and so does each fact that commands can change, by itself, where a
-    part has several: ``an object that is hot and in the fridge`` gives ``an object that is hot``, ``an object in the
-    fridge`` and the whole. What never changes (types, what can be heated) stays with each of them, and conditions that
-    differ in the names of their variables alone count once. Two kinds of parts are only counted whole, as ALFRED has
-    them: those about where the agent is or what it holds, and those with ``or``, ``forall`` or denied facts.
+    Each part of the outermost ``and`` is a condition. If a part has several facts that commands can change, each of
+    them is one, too: ``an object that is hot and in the fridge`` also gives ``an object that is hot`` and ``an object
+    in the fridge``. Static facts (types, what can be heated) stay with each of them, and conditions that differ only in
+    names of variables count once. As in ALFRED, two kinds of parts are not split: those about where the agent is or
+    what it holds, and those with ``or``, ``forall`` or negated facts.
     """
     conditions: dict[Expression, None] = {}
     for part in _list_parts(goal):
@@ -101,7 +101,7 @@ def _list_parts(goal: Expression) -> Iterator[Expression]:
 
 
 def _split_part(part: Expression) -> Iterator[Expression]:
-    """The facts of a part by themselves; nothing where the part counts whole."""
+    """Conditions of the single facts of a part; none if it is not split."""
     kinds: dict[str, str] = {}
     try:
         atoms = list(_list_atoms(part, kinds))
@@ -113,7 +113,7 @@ def _split_part(part: Expression) -> Iterator[Expression]:
     for atom in changing:
         mine = [word for word in dict.fromkeys(map(str, atom[1:])) if word in kinds]
         fixed = [one for one in atoms if one[0] not in FLUENTS and _is_about(one, mine, kinds)]
-        yield _name_anew([atom, *fixed], mine, kinds)
+        yield _rename([atom, *fixed], mine, kinds)
 
 
 class _WholeError(Exception):
@@ -121,7 +121,7 @@ class _WholeError(Exception):
 
 
 def _list_atoms(expression: Expression, kinds: dict[str, str]) -> Iterator[Expression]:
-    """The facts of a conjunction, ``not (= …)`` left out; notes the types of its variables in ``kinds``."""
+    """Facts of a conjunction without ``not (= …)``; adds the types of its variables to ``kinds``."""
     operator = expression[0]
     if operator == "and":
         for part in expression[1:]:
@@ -149,8 +149,8 @@ def _is_about(atom: Expression, mine: Sequence[str], kinds: Mapping[str, str]) -
     return bool(variables) and variables <= set(mine)
 
 
-def _name_anew(atoms: Sequence[Expression], mine: Sequence[str], kinds: Mapping[str, str]) -> Expression:
-    """``exists`` over ``mine`` of all ``atoms``, in one form for all that mean the same."""
+def _rename(atoms: Sequence[Expression], mine: Sequence[str], kinds: Mapping[str, str]) -> Expression:
+    """``exists`` over ``mine`` of all ``atoms``, in a normal form."""
     names = {name: f"?{number}" for number, name in enumerate(mine)}
     first, *fixed = (tuple(names.get(str(word), str(word)) for word in atom) for atom in atoms)
     body: Expression = ("and", first, *sorted(set(fixed)))

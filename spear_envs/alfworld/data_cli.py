@@ -1,4 +1,4 @@
-"""``spear data get|verify alfworld``: fetching the published games, and counting what is there."""
+"""``spear data get|verify alfworld``: fetching, counting and solving the published games."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spear_envs.alfworld.official import (
     find_split,
 )
 from spear_envs.alfworld.oracle import is_winnable
-from spear_envs.alfworld.records import GameRecord, Listing, scan_split
+from spear_envs.alfworld.records import GameRecord, scan_split
 from spear_envs.alfworld.task_types import SUBTASKS
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, unpack_archive
@@ -44,14 +44,14 @@ def _describe(release: str, name: str) -> RemoteFile:
     return RemoteFile(name, (url,), manual=f"Open {url} in a browser.")
 
 
-# Untried: the machine that this was written on does not reach GitHub. Sizes and checksums are recorded at the first
-# download. Of release 0.2.2 also json_2.1.1_pddl.zip exists, which neither alfworld's environment nor ours reads.
+# Not tried against GitHub: sizes and checksums are recorded at the first download. Release 0.2.2 also has
+# json_2.1.1_pddl.zip, which neither alfworld's environment nor ours reads.
 ARCHIVES: tuple[RemoteFile, ...] = (
     _describe("0.4.0", "json_2.1.2_tw-pddl.zip"),
     _describe("0.2.2", "json_2.1.1_json.zip"),
 )
-"""The archives of alfworld/alfworld with the games (``game.tw-pddl``) and with what they were made from
-(``traj_data.json``). Each game needs one file of both."""
+"""The archives of alfworld/alfworld with the games (``game.tw-pddl``) and their sources (``traj_data.json``). Each game
+needs one file of both."""
 
 
 @click.command()
@@ -60,8 +60,8 @@ ARCHIVES: tuple[RemoteFile, ...] = (
 def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
     """Fetch the official games: 3,553 to train on, 140 and 134 to validate.
 
-    Interrupted downloads resume; unpacking again mends broken files. With --from FOLDER the two
-    archives are taken from there, with --from FILE any one archive with game files is unpacked.
+    Interrupted downloads resume; unpacking again repairs broken files. With --from FOLDER the two archives are taken
+    from there; with --from FILE any one archive with game files is unpacked.
 
     \b
       spear data get alfworld
@@ -82,11 +82,10 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
         for archive in archives:
             unpack_archive(archive, base, console=console)
         console.print(f"The archives stay in {base / 'archives'}.", soft_wrap=True, markup=False, highlight=False)
-    reports = [report for split in OFFICIAL_COUNTS if (report := _try_split(base, split))]
+    reports = [report_split(base, split, lambda records: ()) for split in OFFICIAL_COUNTS]
+    reports = [report for report in reports if report.tasks is not None]
     if not reports:
-        raise SpearError(
-            f"There is no game with its traj_data.json in what was unpacked to {base}: take other archives."
-        )
+        raise SpearError(f"{base} has no game with its traj_data.json after unpacking: take other archives.")
     _print_table(console, reports)
     found, origin = find_data_folder(None)
     if found != base:
@@ -99,7 +98,7 @@ def _require_zip(path: Path) -> None:
     """Raise unless the file ends as a ZIP archive."""
     if not is_zipfile(path):
         raise SpearError(
-            f"what came as {path.name} is not a zip archive and was deleted: try again later, or name the folder"
+            f"the downloaded {path.name} is not a zip archive and was deleted: try again later, or name the folder"
             " that holds one: --from FOLDER."
         )
 
@@ -110,7 +109,7 @@ def expect_files() -> Iterator[Expected]:
 
 
 def list_collections() -> Iterator[Collection]:
-    """The official games; they are here if every split has one, wherever ``$ALFWORLD_DATA`` says that they lie."""
+    """The official games; they are here if every split has some, wherever ``$ALFWORLD_DATA`` points."""
     try:
         here = all(find_split(None, split) for split in OFFICIAL_COUNTS)
     except SpearError:
@@ -119,7 +118,7 @@ def list_collections() -> Iterator[Collection]:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where the games lie, as data_dir= has it.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the games, as for data_dir=.")
 @json_option
 def verify(folder: Path | None, as_json: bool) -> None:
     """Count the official games of each split and type, and read and solve every one of them.
@@ -133,7 +132,7 @@ def verify(folder: Path | None, as_json: bool) -> None:
 
 
 def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Finding]:
-    """The archives that were fetched, and every game in a folder (None: where environments look)."""
+    """Inspect the fetched archives and every game in a folder (None: where environments look)."""
     base, origin = find_data_folder(folder)
     console.print(f"{base} ({origin})", soft_wrap=True, markup=False, highlight=False)
     reports = [report_split(folder, split, _track(console, f"reading {split}")) for split in OFFICIAL_COUNTS]
@@ -160,13 +159,13 @@ def _track(console: Console, what: str) -> Callable[[Iterable[GameRecord]], Iter
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What is there of one split."""
+    """What was found of one split."""
 
     split: str
     tasks: OfficialTaskSet | None
-    """None if there is nothing."""
+    """None if nothing was found."""
     problem: str = ""
-    """Why there is nothing."""
+    """Why nothing was found."""
     broken: tuple[tuple[str, str], ...] = ()
     """Path and fault of each game that cannot be read or won."""
     left_out: str = ""
@@ -178,7 +177,7 @@ class SplitReport:
         return Counter(task.subtask for task in self.tasks or ())
 
     def list_faults(self) -> list[str]:
-        """A line for each thing that is not as published; the first ten of many broken games."""
+        """List deviations from what was published; at most ten broken games."""
         if self.tasks is None:
             return [f"{self.split}: {self.problem}"]
         expected = OFFICIAL_COUNTS[self.split]
@@ -192,27 +191,21 @@ class SplitReport:
         return [*lines, f"{self.split}: and {more:,} more such games"] if more > 0 else lines
 
 
-def _try_split(base: Path, split: str) -> SplitReport | None:
-    report = report_split(base, split, lambda records: ())
-    return report if report.tasks is not None else None
-
-
 def report_split(
     data_dir: Path | None, split: str, watch: Callable[[Iterable[GameRecord]], Iterable[GameRecord]]
 ) -> SplitReport:
-    """Look at one split.
+    """Report on one split.
 
     Args:
-        data_dir: where the games lie, as :func:`~spear_envs.alfworld.official.find_split` takes it.
-        split: its name.
-        watch: gives the games of a list that are to be read and solved, one after the other.
+        data_dir: as for :func:`~spear_envs.alfworld.official.find_split`.
+        watch: yields the games of a list that are to be read and solved.
     """
     try:
         folder = find_split(data_dir, split)
         listing = scan_split(folder.path, folder.elsewhere)
     except SpearError as error:
         return SplitReport(split, None, str(error))
-    left_out = _describe_left_out(listing)
+    left_out = "; ".join(f"{count:,} × {reason.value}" for reason, count in sorted(listing.left_out.items()))
     if not listing.games:
         return SplitReport(split, None, f"no game in {folder.path} belongs to it ({left_out})")
     tasks = OfficialTaskSet(folder, split, TaskText.TEMPLATE, listing)
@@ -227,10 +220,6 @@ def _find_fault(source: ListedGame, record: GameRecord) -> str:
         return "" if is_winnable(make_game(source.read())) else "the expert does not win it"
     except SpearError as error:
         return str(error).removeprefix(f"{source} ")
-
-
-def _describe_left_out(listing: Listing) -> str:
-    return "; ".join(f"{count:,} × {reason.value}" for reason, count in sorted(listing.left_out.items()))
 
 
 def _print_table(console: Console, reports: list[SplitReport]) -> None:

@@ -1,4 +1,4 @@
-"""A plan in the making: what things cost from here, and the commands that do them."""
+"""Drafts of plans: what things cost from here, and the commands that do them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _GAINED: Mapping[str, Treatment] = {f"is{treatment.gained}": treatment for treat
 
 
 class StuckError(Exception):
-    """This try leads nowhere."""
+    """This draft is a dead end."""
 
 
 class WonError(Exception):
-    """The goal holds, perhaps sooner than was meant: a thing that lies in two receptacles is taken out of only one."""
+    """The goal holds, perhaps early: a thing in two receptacles is taken out of only one."""
 
 
 class Draft:
-    """A plan in the making, and the state it leads to."""
+    """A partial plan and the state it leads to."""
 
     def __init__(self, game: Game, state: State) -> None:
         self.game = game
@@ -31,26 +31,26 @@ class Draft:
     # ------------------------------------------------------------ what things cost, in commands
 
     def cost_to_reach(self, receptacle: str, location: str) -> int:
-        """From ``location`` to where things can be put into a receptacle or taken out of it."""
+        """Cost of going from ``location`` to an open receptacle."""
         game = self.game
         closed = receptacle in game.openable and receptacle not in self.state.opened
         return (game.location_of[receptacle] != location) + closed
 
     def find_source(self, thing: str, location: str) -> tuple[int, str] | None:
-        """Cost of taking an object, and the receptacle to take it from; None if it cannot be taken."""
+        """Cost of taking an object, and the receptacle to take it from; None if that is impossible."""
         if thing not in self.game.pickupable:
             return None
         holding = [one for one in self.game.receptacles if thing in self.state.contents[one]]
         return min(((self.cost_to_reach(one, location) + 1, one) for one in holding), default=None)
 
     def cost_to_fetch(self, thing: str) -> tuple[int, str] | None:
-        """Cost of holding an object, and where the agent is then; None if it cannot be had."""
+        """Cost of holding an object, and where the agent is then; None if that is impossible."""
         if thing == self.state.held:
             return 0, self.state.location
         source = self.find_source(thing, self.state.location)
         if source is None:
             return None
-        # What is held has to go first. It can often be put down where the object is taken, for one command.
+        # What is held must be put down first, often where the object is taken, for one command.
         return source[0] + (self.state.held is not None), self.game.location_of[source[1]]
 
     def find_appliance(self, treatment: Treatment, thing: str, location: str, then: str | None) -> str | None:
@@ -62,7 +62,7 @@ class Draft:
         return min(found, key=lambda one: (game.location_of[one] != location, game.location_of[one] != then))
 
     def cost_to_place(self, thing: str, receptacle: str | None, missing: Sequence[Treatment]) -> int | None:
-        """Cost of having an object treated and in ``receptacle`` (None: in the hand); None if it cannot be done."""
+        """Cost of having an object treated and in ``receptacle`` (None: in the hand); None if that is impossible."""
         fetched = self.cost_to_fetch(thing)
         if fetched is None:
             return None
@@ -92,14 +92,14 @@ class Draft:
             raise WonError
 
     def go(self, receptacle: str) -> None:
-        """Stand before a receptacle."""
+        """Go to a receptacle."""
         location = self.game.location_of[receptacle]
         if location != self.state.location:
             self.state.location = location
             self._note(f"go to {self.game.names[receptacle]}")
 
     def reach(self, receptacle: str) -> None:
-        """Stand before a receptacle, open if it can be."""
+        """Go to a receptacle and open it if it can be opened."""
         self.go(receptacle)
         if receptacle in self.game.openable and receptacle not in self.state.opened:
             self.state.opened |= {receptacle}
@@ -117,7 +117,7 @@ class Draft:
         self._note(f"{begin}{self.game.names[thing]}{middle}{self.game.names[receptacle]}")
 
     def fetch(self, thing: str) -> None:
-        """Hold an object; what is held before is put down on the way."""
+        """Hold an object; put down on the way what is held."""
         if self.state.held == thing:
             return
         source = self.find_source(thing, self.state.location)
@@ -134,7 +134,7 @@ class Draft:
         self._note(f"take {self.game.names[thing]} from {self.game.names[source[1]]}")
 
     def _put_away(self, thing: str, towards: str) -> None:
-        """Put what is held down where it costs least, given that the next way is to ``towards``."""
+        """Put what is held down where it costs least on the way to ``towards``."""
         game = self.game
         goal = game.location_of[towards]
         accepting = [one for one in game.receptacles if game.accepts(one, thing)]
@@ -143,7 +143,7 @@ class Draft:
 
         def cost(receptacle: str) -> tuple[int, bool]:
             if receptacle == towards:
-                return 0, False  # it has to be reached anyway
+                return 0, False  # it must be reached anyway
             where = game.location_of[receptacle]
             way = self.cost_to_reach(receptacle, goal if where == goal else self.state.location)
             return way, where != goal
@@ -160,7 +160,7 @@ class Draft:
         groups[key] = tuple([one for one in groups.get(key, ()) if one != thing])
 
     def treat(self, thing: str, wanted: Set[str], goal: str | None) -> None:
-        """Do to the held object what it still needs."""
+        """Treat the held object as still needed."""
         for treatment in self.list_missing(thing, wanted):
             appliance = self.find_appliance(treatment, thing, self.state.location, goal)
             if appliance is None:
@@ -172,7 +172,7 @@ class Draft:
             self._note(f"{treatment.verb.value} {self.game.names[thing]} with {self.game.names[appliance]}")
 
     def light(self, lamp: str, receptacle: str) -> None:
-        """Stand before a lamp that has been switched on."""
+        """Go to a lamp and switch it on if it is not."""
         self.go(receptacle)
         if lamp not in self.state.toggled:
             self.state.toggled |= {lamp}

@@ -1,4 +1,4 @@
-"""The games that come with the package: listed by seed and digest, made by the synthesizer when they are played."""
+"""The packaged games: listed by seed and digest, made by the synthesizer when they are played."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class EmbeddedGame:
 
     @property
     def key(self) -> Hashable:
-        """The digest, which tells the games apart by content."""
+        """The digest of the content."""
         return self.digest
 
     @property
     def path(self) -> None:
-        """None: there is no file; ``write_game(source.make(), folder)`` writes one."""
+        """None: ``write_game(source.make(), folder)`` writes a file."""
         return None
 
     def make(self) -> SyntheticGame:
-        """The game itself.
+        """Make the game.
 
         Raises:
-            GameError: what came out is not the game that is listed.
+            GameError: the result is not the listed game.
         """
         return _make_listed(self)
 
@@ -57,13 +57,13 @@ class EmbeddedGame:
         return GameText(game.problem, game.sentence, None, None, game.task_type.value)
 
 
-# A task's sentence and its game are asked for one after the other, and making a game takes milliseconds.
+# A task's sentence and its game are needed one after the other, and making a game takes milliseconds.
 @lru_cache(maxsize=32)
 def _make_listed(entry: EmbeddedGame) -> SyntheticGame:
     game = make_game(entry.task_type, entry.split, entry.seed, entry.size)
     if game.digest != entry.digest:
         raise GameError(
-            f"{entry} came out different from the one that is listed ({game.digest[:12]}… instead of"
+            f"{entry} differs from the listed one ({game.digest[:12]}… instead of"
             f" {entry.digest[:12]}…): the synthesizer or this Python has changed. Reinstall spear-envs."
         )
     return game
@@ -76,7 +76,7 @@ def _read_list() -> Mapping[str, Any]:
 
 @lru_cache(maxsize=8)
 def list_embedded(split: str, size: RoomSize = RoomSize.STANDARD) -> tuple[EmbeddedGame, ...]:
-    """The games of a split in the order of their tasks: the six types take turns, so any beginning is balanced."""
+    """Games of a split in the order of their tasks: the six types take turns, so any prefix is balanced."""
     digests = {find_task_type(name): listed for name, listed in _read_list()[size.value][split].items()}
     longest = max(map(len, digests.values()))
     return tuple(
@@ -88,7 +88,7 @@ def list_embedded(split: str, size: RoomSize = RoomSize.STANDARD) -> tuple[Embed
 
 
 class EmbeddedTaskSet(TaskSet):
-    """One embedded split. Its games are made one by one when they are asked for; the fingerprint needs none of them.
+    """One embedded split. Games are made on demand; the fingerprint does not need them.
 
     Args:
         split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
@@ -142,5 +142,5 @@ class EmbeddedTaskSet(TaskSet):
         return [{"id": self._id_at(i), **self._content_at(i)} for i in range(len(self))]
 
     def source(self, task: Task) -> GameSource:
-        """Where the game of a task of this set comes from."""
+        """Source of the game of a task of this set."""
         return self._games[self.index_of(task.id)]

@@ -42,21 +42,21 @@ def _make_templates(parser: ResponseParser) -> dict[str, PromptTemplate]:
 
 
 class Anchor(str, Enum):
-    """What two states must have in common to count as one (GiGPO)."""
+    """When two states count as equal (GiGPO)."""
 
     STATE = "state"
-    """All that decides what can happen: places, what is held, opened, clean, hot and so on."""
+    """Everything that decides what can happen: places, what is held, opened, clean, hot and so on."""
     OBSERVATION = "observation"
-    """The text of the observation, as the peers have it: every ``Nothing happens.`` is then the same state."""
+    """The text of the observation, as in peer packages: every ``Nothing happens.`` is then the same state."""
 
 
 class Expert(str, Enum):
-    """Who ``expert_plan`` is."""
+    """What ``expert_plan`` knows."""
 
     PLANNER = "planner"
-    """Knows where everything lies, and goes straight there."""
+    """Where everything is."""
     SEARCHING = "searching"
-    """Knows what the episode has shown, as a policy does, and looks for the rest."""
+    """What the episode has shown, as a policy does; it searches for the rest."""
 
 
 class ALFWorldEnv(SpearEnv[str]):
@@ -72,17 +72,17 @@ class ALFWorldEnv(SpearEnv[str]):
         dataset: ``"embedded"`` (synthetic games, nothing to download) or ``"official"``.
         split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
         rooms: size of the embedded rooms, ``"standard"`` or ``"small"``.
-        data_dir: where official games lie; by default ``$ALFWORLD_DATA``, else the user's cache.
+        data_dir: folder of official games; by default ``$ALFWORLD_DATA``, else the user's cache.
         game: path of one ``game.tw-pddl``: the task set is exactly this game.
         backend: ``"native"`` or ``"textworld"``.
-        wording: ``"file"``, or ``"2.1.2"`` to have older files speak as newer ones do.
+        wording: ``"file"``, or ``"2.1.2"`` for the newer wording in older files.
         aliases: ``"none"`` or ``"paper"``, see :func:`~spear_envs.alfworld.aliases.rewrite_command`.
         task_text: ``"template"``, or ``"human"`` for sentences that people wrote (official games).
         max_turns: responses after which the episode is truncated.
         anchor: ``"state"`` or ``"observation"``.
         expert: ``"planner"`` or ``"searching"``: what the expert may know.
         response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
-            response is the command as it stands; between tags it is played in lower case.
+            response is the command verbatim; between tags it is played in lower case.
 
     Raises:
         SpearError: a keyword without a valid value, no official games, or a game that cannot be read.
@@ -154,7 +154,7 @@ class ALFWorldEnv(SpearEnv[str]):
 
     @property
     def play(self) -> Interpreter:
-        """The game being played and its state; with ``backend="textworld"`` the interpreter that plays along."""
+        """The current game and its state; with ``backend="textworld"`` the interpreter that plays along."""
         self.task  # noqa: B018 - raises ResetNeeded before the first episode
         return self._game.play
 
@@ -198,7 +198,7 @@ class ALFWorldEnv(SpearEnv[str]):
         return super()._malformed(problem)._replace(details=self._details())
 
     def peer_action(self, text: str) -> str:
-        """What verl-agent would play for a response that even it cannot read otherwise."""
+        """What verl-agent would play for an unreadable response."""
         return find_peer_command(text)
 
     def _details(self) -> dict[str, Any]:
@@ -227,8 +227,8 @@ class ALFWorldEnv(SpearEnv[str]):
     def _restore_world(self, state: Mapping[str, Any]) -> None:
         if state["backend"] != self.backend.value:
             raise SpearError(
-                f"The state was saved with backend={state['backend']!r}, and this environment has"
-                f" backend={self.backend.value!r}: restore it where it came from."
+                f"The state was saved with backend={state['backend']!r}, but this environment has"
+                f" backend={self.backend.value!r}: restore it with the same backend."
             )
         self._said = state["said"]
         self._shown = set(state["shown"])
@@ -237,7 +237,7 @@ class ALFWorldEnv(SpearEnv[str]):
 
     def _anchor(self) -> Hashable:
         if self.anchor is Anchor.OBSERVATION:
-            return self._said  # not what we say to a malformed response, which changes nothing
+            return self._said  # not our answer to a malformed response, which changes nothing
         play = self._game.play
         return f"{self.task.id}:{play.state.digest(play.game.initial)}"
 
@@ -252,14 +252,14 @@ class ALFWorldEnv(SpearEnv[str]):
         return plan(play.game, play.state)
 
     def expert_thought(self, plan: Sequence[str]) -> str:
-        """See ``SpearEnv``; it tells nothing that the episode has not shown."""
+        """See ``SpearEnv``; it only tells what the episode has shown."""
         play = self.play
         return explain(play.game, play.state, self._shown, plan)
 
     def lexicon(self) -> Iterator[str]:
-        """The names of embedded things, alone and numbered, for the compact template; nothing for official games."""
+        """Names of embedded things, alone and numbered, for the compact template; empty for official games."""
         if isinstance(self.tasks, EmbeddedTaskSet):
-            yield from (f" {name}" for name in list_names(self.rooms))  # as the compact template cuts them
+            yield from (f" {name}" for name in list_names(self.rooms))  # as the compact template splits them
 
 
 def _choose_parser(response_format: str, on_malformed: str) -> ResponseParser:

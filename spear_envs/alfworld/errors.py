@@ -6,4 +6,4 @@ from spear_envs.core.errors import SpearError
 
 
 class GameError(SpearError):
-    """A game that cannot be played: a broken file, or one of another domain. The message names file and fault."""
+    """A game cannot be played: its file is broken, or of another domain. The message names file and fault."""

@@ -21,13 +21,13 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def _list_things(game: Game, things: Iterable[str]) -> str:
-    """The things by name, with the article *a* before each of them, whatever it begins with."""
+    """The things by name, each with the article *a*, whatever its first letter."""
     names = game.names
     return join_names([f"a {names[thing]}" for thing in things])
 
 
 def describe_opening(game: Game, state: State) -> str:
-    """The first observation: the room, or what is before an agent that starts at a receptacle; and the task."""
+    """The first observation: the room, or the receptacle at which the agent starts; and the task."""
     if state.location in game.receptacles_at:
         seen = describe_place(game, state)
     else:
@@ -55,7 +55,7 @@ def _describe_middle(seen: str) -> str:
 
 
 def describe_receptacle(game: Game, state: State, receptacle: str) -> str:
-    """What is in or on a receptacle; told on arrival, when it is opened and when it is examined."""
+    """Contents of a receptacle; told on arrival, on opening and on examining."""
     name = game.names[receptacle]
     if receptacle not in game.openable:
         return f"On the {name}, you see {_list_things(game, state.contents[receptacle])}."

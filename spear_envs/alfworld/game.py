@@ -1,4 +1,4 @@
-"""One game, read once and never changed: what all environments that play it share."""
+"""The immutable part of a game, shared by all environments that play it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ KNIFE_TYPES = frozenset({"knifetype", "butterknifetype"})
 
 @dataclass(frozen=True)
 class Game:
-    """The unchanging part of a game. All ids are those of the PDDL problem in lower case.
-
-    A game is shared by all environments that play it; what changes is in :class:`State`.
-    """
+    """The immutable part of a game; the rest is in :class:`State`. Ids are those of the PDDL problem in lower case."""
 
     task: str
-    """The sentence behind ``Your task is to: ``, such as ``put a hot apple in fridge.``"""
+    """The sentence after ``Your task is to: ``, such as ``put a hot apple in fridge.``"""
     wording: Wording
     problem: Problem
-    """Everything that was read. ``problem.rows("inreceptacle")`` has what was so at the start."""
+    """The parsed PDDL; ``problem.rows("inreceptacle")`` has the initial facts."""
     goal: Condition
     """``goal.holds(state)`` tells whether the game is won; ``goal.expression`` is the condition as nested tuples."""
     names: Mapping[str, str]
-    """Id -> what it is called in observations and commands (``apple 1``)."""
+    """Id -> name in observations and commands (``apple 1``)."""
     agent: str
     receptacles: tuple[str, ...]
     """Receptacles with a location, sorted by id: the order in which texts list them."""
@@ -55,22 +52,21 @@ class Game:
     containers: frozenset[str]
     """Objects that may hold others (``isreceptacleobject``); nothing can be put into them."""
     inside: Mapping[str, tuple[str, ...]]
-    """Object that holds others -> these, sorted by id. Nothing ever changes it."""
+    """Object that holds others -> these, sorted by id. Never changes."""
     initial: State
-    """The state at the start; take :meth:`new_state` for one to play with."""
+    """The initial state; :meth:`new_state` copies it."""
 
     @classmethod
     def from_problem(cls, problem: str, task: str, wording: Wording) -> Game:
         """Read a game from the text of its PDDL problem.
 
         Args:
-            problem: the ``pddl_problem`` of a game file, or what the synthesizer wrote.
+            problem: the ``pddl_problem`` of a game file, or from the synthesizer.
             task: the sentence with its full stop.
-            wording: how the game speaks, see :mod:`spear_envs.alfworld.wording`.
+            wording: see :mod:`spear_envs.alfworld.wording`.
 
         Raises:
-            GameError: the text is not a problem of ALFWorld's domain; the message says what is wrong, not where it
-                stands.
+            GameError: the text is not a problem of ALFWorld's domain; the message names the fault, not the place.
         """
         read = read_problem(problem)
         agent, start = _find_agent(read)
@@ -105,7 +101,7 @@ class Game:
         )
 
     def new_state(self) -> State:
-        """The state at the start, to be played with."""
+        """Copy the initial state."""
         return self.initial.copy()
 
     def accepts(self, receptacle: str, thing: str) -> bool:
@@ -115,7 +111,7 @@ class Game:
         return any((outer, kind) in allowed for outer in self.receptacle_types.get(receptacle, ()) for kind in kinds)
 
     def can_treat(self, receptacle: str, treatment: Treatment, thing: str) -> bool:
-        """Whether an object, held before a receptacle, can be treated with it."""
+        """Whether an object held at a receptacle can be treated with it."""
         kinds = self.wording.sinks if treatment.verb is Verb.CLEAN else _APPLIANCES[treatment.verb]
         return (thing,) in self.problem.rows(treatment.able) and not kinds.isdisjoint(
             self.receptacle_types.get(receptacle, ())
@@ -127,7 +123,7 @@ class Game:
 
     @cached_property
     def commands(self) -> CommandTable:
-        """Lists the admissible commands of a state."""
+        """Table of admissible commands."""
         return CommandTable(self)
 
     @cached_property
@@ -137,7 +133,7 @@ class Game:
 
 
 class CommandTable:
-    """The admissible commands of one game. Shared by all who play it; what it remembers depends on the game alone."""
+    """The admissible commands of one game, shared by all who play it."""
 
     def __init__(self, game: Game) -> None:
         self._game = game
@@ -216,7 +212,7 @@ _TYPES = {
     "inreceptacleobject": (ROOT_TYPE,),
     "objectatlocation": (ROOT_TYPE,),
 }
-"""Types that the first arguments of a fact must have been declared with, and not only belong to."""
+"""Exact declared types of the first arguments of a fact."""
 _APPLIANCES = {Verb.COOL: frozenset({"fridgetype"}), Verb.HEAT: frozenset({"microwavetype"})}
 
 
@@ -239,7 +235,7 @@ def _find_agent(problem: Problem) -> tuple[str, str]:
 
 
 def _find_receptacles(problem: Problem) -> dict[str, str]:
-    """Receptacles, sorted by id, and where they stand."""
+    """Receptacles, sorted by id, and their locations."""
     found: dict[str, str] = {}
     for receptacle, location in sorted(problem.rows("receptacleatlocation")):
         if problem.objects[receptacle] != "receptacle" or problem.objects[location] != "location":
@@ -250,7 +246,7 @@ def _find_receptacles(problem: Problem) -> dict[str, str]:
 
 
 def _check_types(problem: Problem) -> None:
-    """Refuse, say, a fridge that lies in a drawer: TextWorld would list it in an order of its own."""
+    """Refuse, say, a fridge in a drawer: TextWorld would list it in a different order."""
     for predicate, kinds in _TYPES.items():
         for row in sorted(problem.rows(predicate)):
             for name, kind in zip(row, kinds, strict=False):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,18 @@ from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.wording import WORDING_2_1_2
 
 CACHED_GAMES = 256
-"""Parsed games that a process keeps, those used longest ago dropped first; each takes about 0.2 MB."""
+"""Parsed games that a process keeps, least recently used dropped first; each takes about 0.2 MB."""
 
 _TEXTS = ("pddl_domain", "grammar", "pddl_problem")
 
 
 class WordingChoice(str, Enum):
-    """Whose words a game speaks."""
+    """Whose wording a game uses."""
 
     FILE = "file"
-    """Those of its own grammar."""
+    """That of its own grammar."""
     RELEASE_2_1_2 = "2.1.2"
-    """Those of release 2.1.2, whatever the file says: ``move … to``, ``You arrive at drawer 2.``, ``help``."""
+    """That of release 2.1.2, whatever the file says: ``move … to``, ``You arrive at drawer 2.``, ``help``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class GameFile:
 
     @property
     def key(self) -> Hashable:
-        """Path, time of the last change and size.
+        """Path, modification time and size.
 
         Raises:
             GameError: the file is gone.
@@ -60,7 +59,7 @@ class GameFile:
 
 
 def read_game_file(path: str | Path) -> GameText:
-    """Read a ``game.tw-pddl``; what is in ``solvable`` and ``walkthrough`` does not matter for playing.
+    """Read a ``game.tw-pddl``; ``solvable`` and ``walkthrough`` do not matter for playing.
 
     Raises:
         GameError: the file cannot be read, is not a JSON object, or lacks a part; the message names file and fault.
@@ -69,7 +68,7 @@ def read_game_file(path: str | Path) -> GameText:
 
 
 def read_game_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object of a ``game.tw-pddl``; same errors as :func:`read_game_file`."""
+    """Read the JSON object of a ``game.tw-pddl``; raises as :func:`read_game_file`."""
     try:
         data = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -80,16 +79,16 @@ def read_game_json(path: str | Path) -> dict[str, Any]:
         raise GameError(f"{path} is not a game of ALFWorld: it holds a {type(data).__name__} instead of an object.")
     for key in _TEXTS:
         if not isinstance(data.get(key), str):
-            state = "no" if key not in data else "something else than a text in"
+            state = "no" if key not in data else "not a text in"
             raise GameError(f"{path} is not a game of ALFWorld: it has {state} {key!r}. Unpack the archive again.")
     return data
 
 
 def make_text(data: Mapping[str, Any], path: str | Path) -> GameText:
-    """The game in the JSON object of a ``game.tw-pddl``.
+    """Extract the game from the JSON object of a ``game.tw-pddl``.
 
     Raises:
-        GameError: it has no task sentence; the message begins with ``path``.
+        GameError: it lacks a task sentence; the message begins with ``path``.
     """
     try:
         sentence, _ = split_grammar(data["grammar"])
@@ -105,67 +104,33 @@ def make_text(data: Mapping[str, Any], path: str | Path) -> GameText:
 
 
 def make_game(text: GameText, wording: WordingChoice = WordingChoice.FILE) -> Game:
-    """The game that a text defines.
+    """Make the game of a text.
 
     Raises:
-        GameError: it is not a game; the message says what is wrong, not where.
+        GameError: it is not a game; the message names the fault, not the place.
     """
     chosen = WORDING_2_1_2
     if text.grammar is not None and text.domain is not None:
-        # Read in any case: a game that does other things than ALFWorld's must not be played.
+        # Always read: a game with other rules than ALFWorld's must not be played.
         own = read_wording(split_grammar(text.grammar)[1], text.domain)
         if wording is WordingChoice.FILE:
             chosen = own
     return Game.from_problem(text.problem, text.sentence, chosen)
 
 
-def read_game(path: str | Path, wording: WordingChoice = WordingChoice.FILE) -> Game:
-    """The game of a file; from the cache if it has been read and not changed since.
-
-    Raises:
-        GameError: the file cannot be read or played; the message names file and fault.
-    """
-    return load_game(GameFile(Path(path)), wording)
-
-
-class _Cache:
-    """Games by key, the ones used longest ago dropped first."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._games: OrderedDict[Hashable, Game] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> Game | None:
-        with self._lock:
-            game = self._games.get(key)
-            if game is not None:
-                self._games.move_to_end(key)
-            return game
-
-    def put(self, key: Hashable, game: Game) -> None:
-        with self._lock:
-            self._games[key] = game
-            while len(self._games) > self._size:
-                self._games.popitem(last=False)
-
-
-_CACHE = _Cache(CACHED_GAMES)
+@lru_cache(maxsize=CACHED_GAMES)
+def _load(key: Hashable, source: GameSource, wording: WordingChoice) -> Game:
+    text = source.read()
+    try:
+        return make_game(text, wording)
+    except GameError as error:
+        raise GameError(f"{source} cannot be played: {error}.") from None
 
 
 def load_game(source: GameSource, wording: WordingChoice = WordingChoice.FILE) -> Game:
-    """The game of a source; from the cache of this process if it is there.
+    """Load the game of a source, from the cache of this process if possible.
 
     Raises:
         GameError: it cannot be read or played; the message names the source and the fault.
     """
-    key = (source.key, wording)
-    game = _CACHE.get(key)
-    if game is None:
-        text = source.read()
-        try:
-            game = make_game(text, wording)
-        except GameError as error:
-            raise GameError(f"{source} cannot be played: {error}.") from None
-        _CACHE.put(key, game)
-    return game
+    return _load(source.key, source, wording)

@@ -1,4 +1,4 @@
-"""PDDL conditions: compiled once for a game, then asked of its states."""
+"""PDDL conditions, compiled once for a game and then tested on its states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Binding: TypeAlias = list[str]
 Test: TypeAlias = Callable[[State, Binding], bool]
 
 FLUENTS = frozenset({"atlocation", "holds", "holdsany", "inreceptacle", "objectatlocation", *PROPERTIES})
-"""Predicates that commands change. All others stay as they are at the start."""
+"""Predicates that commands change. All others are static."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Condition:
     """A condition without free variables."""
 
     expression: Expression
-    """As it was written, in lower case."""
+    """As written, in lower case."""
     reads: frozenset[str]
-    """Fluents it depends on: while none of them changes, neither does the answer."""
+    """Fluents that it depends on."""
     _test: Test
     _width: int
 
@@ -34,13 +34,13 @@ class Condition:
 
 
 def compile_condition(expression: Expression, problem: Problem) -> Condition:
-    """Make a condition ready to be asked: ``and or not imply exists forall =`` and the domain's predicates, nested.
+    """Compile a condition of ``and or not imply exists forall =`` and the domain's predicates.
 
-    Quantified variables range over the declared things of their type. What can be told from facts that never change
-    is worked out here; the rest is tested as soon as its variables are bound.
+    Quantified variables range over the declared things of their type. Static facts are evaluated here; the rest is
+    tested as soon as its variables are bound.
 
     Raises:
-        GameError: an unknown operator or predicate, a wrong number of arguments, a variable that nothing binds.
+        GameError: an unknown operator or predicate, a wrong number of arguments, an unbound variable.
     """
     compiler = _Compiler(problem)
     test = compiler.compile(expression, {})
@@ -59,7 +59,7 @@ class _Compiler:
         self.by_type = by_type
 
     def compile(self, expression: Expression, slots: Mapping[str, int]) -> Test:
-        """The test of ``expression``, whose free variables are in these slots of the binding."""
+        """Compile ``expression``, whose free variables are in these slots of the binding."""
         if not isinstance(expression, tuple) or not expression or not isinstance(expression[0], str):
             raise GameError(f"its goal holds {_show(expression)}, which is not a condition")
         operator, parts = expression[0], expression[1:]
@@ -84,7 +84,7 @@ class _Compiler:
     def _compile_exists(
         self, variables: Expression, body: Expression, slots: Mapping[str, int], *, negated: bool
     ) -> Test:
-        """Whether some binding of ``variables`` makes ``body`` true (or false, with ``negated``)."""
+        """Test whether some binding of ``variables`` makes ``body`` true (or false, with ``negated``)."""
         if not isinstance(variables, tuple):
             raise GameError(f"its goal quantifies over {_show(variables)}, which is not a list of variables")
         inner = dict(slots)
@@ -108,7 +108,7 @@ class _Compiler:
         return _search(domains, inner, remaining)
 
     def _is_static(self, part: Expression, outer: Iterator[str] | set[str]) -> bool:
-        """Whether a condition depends on facts that never change, and on no variable of the conditions around it."""
+        """Whether a condition depends only on static facts and its own variables."""
         words = set(_find_words(part))
         return not words & FLUENTS and not words & set(outer)
 
@@ -144,7 +144,7 @@ class _Compiler:
 
 
 _NO_STATE: State = None  # type: ignore[assignment]
-"""What static tests are asked of: they look at no state."""
+"""Placeholder for static tests, which do not read the state."""
 
 
 def _flatten(expression: Expression) -> Iterator[Expression]:
@@ -245,8 +245,8 @@ def _ask_state(predicate: str, terms: Sequence[str | int]) -> Test:
 def _search(
     domains: Mapping[str, Sequence[str]], slots: Mapping[str, int], conjuncts: Sequence[tuple[frozenset[str], Test]]
 ) -> Test:
-    """Nested loops over the domains, smallest first, each conjunct tested as soon as it can be."""
-    # A variable with a test of its own comes first: it is what most often fails, as with (ishot ?o).
+    """Nested loops over the domains, smallest first; each conjunct is tested as early as possible."""
+    # A variable with its own test comes first, since that fails most often, as with (ishot ?o).
     order = sorted(
         domains, key=lambda name: (frozenset((name,)) not in {free for free, _ in conjuncts}, len(domains[name]), name)
     )

@@ -1,4 +1,4 @@
-"""Reading how a game speaks, and that it does what ALFWorld's games do, off its grammar and domain."""
+"""Reading the wording of a game from its grammar and domain, and checking that its rules are ALFWorld's."""
 
 from __future__ import annotations
 
@@ -22,30 +22,6 @@ _ACTION = re.compile(
 )
 _PUT_COMMAND = re.compile(r"([^{}]+)\{o\}([^{}]+)\{r\}")
 _PUT_FEEDBACK = re.compile(r"([^{}]*)\{o\.name\}([^{}]*)\{r\.name\}\.")
-_BUILT_IN = (
-    "intro",
-    "inventory.feedback",
-    "OpenObject.feedback",
-    "CloseObject.feedback",
-    "PickupObject.feedback",
-    "examineReceptacle.feedback",
-    "examineObject.feedback",
-    "toggleObject.feedback",
-    "heatObject.feedback",
-    "cleanObject.feedback",
-    "coolObject.feedback",
-    "sliceObject.feedback",
-    "look.feedback",
-    "look-variations",
-    "list_objects_on_the_floor",
-    "list_appliances",
-    "overview(o)",
-    "overview(r)",
-    "list_empty",
-    "list_separator",
-    "list_last_separator",
-)
-"""Rules of the grammar that the interpreter does not read but has built in."""
 
 KNOWN_PARTS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,15 +64,15 @@ KNOWN_PARTS: Mapping[str, str] = MappingProxyType(
         "grammar rule 'toggleObject.feedback'": "0f9d48c34f8b",
     }
 )
-"""What :func:`digest_parts` gives for alfworld 0.4.2. A game in which a part differs says or does something that is not
-built in, and is refused instead of being played wrongly."""
+"""Result of :func:`digest_parts` for alfworld 0.4.2. A game in which a part differs is refused instead of being played
+wrongly."""
 
 
 def split_grammar(grammar: str) -> tuple[str, str]:
-    """The task sentence of a grammar, and the grammar without it, which all games of a release share.
+    """Split a grammar into its task sentence and the rest, which all games of a release share.
 
     Raises:
-        GameError: there is no such sentence.
+        GameError: it lacks a task sentence.
     """
     found = _SENTENCE.search(grammar)
     if found is None:
@@ -109,10 +85,10 @@ def split_grammar(grammar: str) -> tuple[str, str]:
 
 
 def replace_sentence(grammar: str, sentence: str) -> str:
-    """The grammar with another task sentence.
+    """Replace the task sentence of a grammar.
 
     Raises:
-        GameError: it has no task sentence.
+        GameError: it lacks a task sentence.
     """
     found = _SENTENCE.search(grammar)
     if found is None:
@@ -120,17 +96,17 @@ def replace_sentence(grammar: str, sentence: str) -> str:
     return f"{grammar[: found.start(2)]}{json.dumps(sentence)[1:-1]}{grammar[found.end(2) :]}"
 
 
-# Almost all games share these two texts, and reading them takes longer than reading the rest of a game.
+# Almost all games share these two texts, which take longer to read than the rest of a game.
 @lru_cache(maxsize=16)
 def read_wording(frame: str, domain: str) -> Wording:
-    """How a game speaks.
+    """Read the wording of a game.
 
     Args:
         frame: the grammar without the task sentence, see :func:`split_grammar`.
         domain: the PDDL domain.
 
     Raises:
-        GameError: the game says or does things that the interpreter has not built in.
+        GameError: the game says or does things that are not built into the interpreter.
     """
     parts = digest_parts(frame, domain)
     for name in sorted(KNOWN_PARTS.keys() | parts.keys()):
@@ -141,7 +117,7 @@ def read_wording(frame: str, domain: str) -> Wording:
     put = _PUT_COMMAND.fullmatch(words["putobject"][0])
     said = _PUT_FEEDBACK.fullmatch(_read_text(rules, "PutObject.feedback"))
     if put is None or said is None:
-        raise GameError("its grammar words the putting down of an object in an unknown way")
+        raise GameError("its grammar words putting an object down in an unknown way")
     actions = _read_actions(domain)
     return Wording(
         put=(put[1], put[2]),
@@ -153,15 +129,17 @@ def read_wording(frame: str, domain: str) -> Wording:
 
 
 def digest_parts(frame: str, domain: str) -> dict[str, str]:
-    """Short digests of all parts of a game's logic that the interpreter has built in, by what messages call them.
+    """Compute short digests of all parts of a game's logic that are built into the interpreter, by their names.
 
-    The points that differ between releases are taken out: see :class:`Wording`.
+    What differs between releases is left out: see :class:`Wording`.
 
     Raises:
         GameError: grammar or domain cannot be read.
     """
     rules, words = _read_rules(frame), _read_words(frame)
-    parts: dict[str, Any] = {f"grammar rule {name!r}": rules.get(name) for name in _BUILT_IN}
+    parts: dict[str, Any] = {
+        name: rules.get(name.split("'")[1]) for name in KNOWN_PARTS if name.startswith("grammar rule ")
+    }
     arrival = _read_text(rules, "GotoLocation.feedback")
     parts["grammar rule 'GotoLocation.feedback'"] = arrival.replace("{lend.name}", "{r.name}")
     for name, action in _read_actions(domain).items():
@@ -194,22 +172,22 @@ def _read_words(frame: str) -> dict[str, tuple[str, str]]:
 
 
 def _read_text(rules: Mapping[str, Any], name: str) -> str:
-    """The text of a rule that has only one."""
+    """Read the text of a rule that has exactly one."""
     try:
         (rule,) = rules[name]
         text = rule["rhs"]
     except (KeyError, TypeError, ValueError):
         raise GameError(f"its grammar has no rule {name!r} with exactly one text") from None
     if not isinstance(text, str):
-        raise GameError(f"its grammar's rule {name!r} holds something else than a text")
+        raise GameError(f"the rule {name!r} of its grammar is not a text")
     return text
 
 
 def _read_help(rules: Mapping[str, Any], words: Mapping[str, tuple[str, str]]) -> str:
-    # A rule of its own in alfworld's package; written out in files that alfworld's patch brought up to 2.1.2.
+    # A separate rule in alfworld's package; inline in files that alfworld's patch updated to 2.1.2.
     feedback = words["help"][1]
     text = _read_text(rules, feedback.strip("#")) if feedback.startswith("#") else feedback
-    return text.lstrip()  # TextWorld's parser skips what is blank at the beginning
+    return text.lstrip()  # TextWorld's parser skips leading blanks
 
 
 def _read_actions(domain: str) -> dict[str, Expression]:

@@ -1,4 +1,4 @@
-"""Plays a game: commands in, texts out, as TextWorld does it."""
+"""Plays a game as TextWorld does: commands in, texts out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHANGES: Mapping[Verb, frozenset[str]] = {
 }
 """Predicates that a command may change."""
 
-_LISTED_ANEW = frozenset({Verb.CLOSE, Verb.GO, Verb.MOVE, Verb.OPEN, Verb.TAKE})
+_RELISTED = frozenset({Verb.CLOSE, Verb.GO, Verb.MOVE, Verb.OPEN, Verb.TAKE})
 """Commands after which others are admissible."""
 
 _TREATMENTS = {treatment.verb: treatment for treatment in TREATMENTS}
@@ -45,8 +45,8 @@ class Interpreter:
     """One play of one game, equal to TextWorld at every step: observation, admissible commands, ``won``.
 
     Args:
-        game: what is played; may be shared.
-        state: where to begin; by default at the start. It is taken over, not copied.
+        game: may be shared.
+        state: where to begin; by default at the start. It is used without a copy.
     """
 
     __slots__ = ("_commands", "_goal", "_tracks_checked", "admissible", "game", "state", "won")
@@ -54,7 +54,7 @@ class Interpreter:
     game: Game
     state: State
     admissible: tuple[str, ...]
-    """Commands that would do something now, sorted as strings, ``help`` included."""
+    """Commands that would do something now, sorted as strings, including ``help``."""
     won: bool
     """Whether the goal holds now."""
 
@@ -70,15 +70,15 @@ class Interpreter:
         return describe_opening(self.game, self.game.initial)
 
     def go_to(self, state: State) -> None:
-        """Continue from ``state``, which is taken over."""
+        """Continue from ``state``, without copying it."""
         self.state = state
         self.won = self._goal.holds(state)
         self._commands, self.admissible = self.game.commands.list_commands(state)
 
     def find_action(self, command: str) -> Action | None:
-        """What a command would do, or None if it is not admissible.
+        """Find the action of a command; None if it is not admissible.
 
-        Blanks at both ends are stripped and nothing else: capitals and doubled blanks make a command inadmissible.
+        Only blanks at both ends are stripped: capitals and repeated blanks make a command inadmissible.
         """
         command = command.strip()
         return self._commands.get(command) or self.game.commands.find_move(self.state, command)
@@ -95,19 +95,17 @@ class Interpreter:
         return self.play(action), action
 
     def play(self, action: Action) -> str:
-        """Play an admissible action; returns what the game says."""
+        """Play an admissible action; return what the game says."""
         verb = action.verb
         said = _PLAY[verb](self.game, self.state, action)
         if self._tracks_checked and "checked" in CHANGES[verb]:
-            self.state.checked |= {action.receptacle or action.thing or self._find_checked(verb)}
-        if verb in _LISTED_ANEW:
+            default = self.state.location if verb is Verb.LOOK else self.state.agent
+            self.state.checked |= {action.receptacle or action.thing or default}
+        if verb in _RELISTED:
             self._commands, self.admissible = self.game.commands.list_commands(self.state)
         if not self._goal.reads.isdisjoint(CHANGES[verb]):
             self.won = self._goal.holds(self.state)
         return said
-
-    def _find_checked(self, verb: Verb) -> str:
-        return self.state.location if verb is Verb.LOOK else self.state.agent
 
 
 def _go(game: Game, state: State, action: Action) -> str:
@@ -164,38 +162,17 @@ def _slice(game: Game, state: State, action: Action) -> str:
     return f"You sliced the {game.names[action.thing]} with the {game.names[action.receptacle]}."
 
 
-def _examine(game: Game, state: State, action: Action) -> str:
-    return describe_receptacle(game, state, action.receptacle)
-
-
-def _inspect(game: Game, state: State, action: Action) -> str:
-    return describe_object(game, state, action.thing)
-
-
-def _look(game: Game, state: State, action: Action) -> str:
-    return describe_place(game, state)
-
-
-def _take_stock(game: Game, state: State, action: Action) -> str:
-    return describe_held(game, state)
-
-
-def _help(game: Game, state: State, action: Action) -> str:
-    assert game.wording.help is not None
-    return game.wording.help
-
-
 _PLAY: Mapping[Verb, Callable[[Game, State, Action], str]] = {
     Verb.CLEAN: _treat,
     Verb.CLOSE: _close,
     Verb.COOL: _treat,
-    Verb.EXAMINE: _examine,
-    Verb.INSPECT: _inspect,
+    Verb.EXAMINE: lambda game, state, action: describe_receptacle(game, state, action.receptacle),
+    Verb.INSPECT: lambda game, state, action: describe_object(game, state, action.thing),
     Verb.GO: _go,
     Verb.HEAT: _treat,
-    Verb.HELP: _help,
-    Verb.INVENTORY: _take_stock,
-    Verb.LOOK: _look,
+    Verb.HELP: lambda game, state, action: game.wording.help or "",
+    Verb.INVENTORY: lambda game, state, action: describe_held(game, state),
+    Verb.LOOK: lambda game, state, action: describe_place(game, state),
     Verb.MOVE: _move,
     Verb.OPEN: _open,
     Verb.SLICE: _slice,

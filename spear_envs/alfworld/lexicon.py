@@ -1,4 +1,4 @@
-"""What things in embedded games can be called, for the tokenizers of tiny models."""
+"""Names of things in embedded games, for the tokenizers of tiny models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from spear_envs.alfworld.task_types import TaskType
 
 
 def list_names(size: RoomSize) -> Iterator[str]:
-    """All names of receptacles and objects of embedded rooms, alone (as in tasks) and numbered."""
+    """Yield all names of receptacles and objects of embedded rooms, alone (as in tasks) and numbered."""
     most: defaultdict[str, int] = defaultdict(int)
     for room in {room.name: room for task_type in TaskType for room in rooms_of(task_type)}.values():
-        receptacles = room.receptacles if size is RoomSize.STANDARD else room.small
-        for kind, (_, number) in receptacles.items():
+        for kind, (_, number) in room.counts(size).items():
             most[kind] = max(most[kind], number)
         for kind in (*room.objects, *filter(None, (room.lamp,))):
             most[kind] = max(most[kind], *COPIES[size])

@@ -1,4 +1,4 @@
-"""What things are called: ``Apple_bar__plus_01_dot_23_…`` is ``apple 1``."""
+"""Names of things: ``Apple_bar__plus_01_dot_23_…`` is ``apple 1``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 _MARKS = (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ","))
-"""How a bare id, one without ``_bar_``, is spelt."""
+"""Spelling of signs in an id without ``_bar_``."""
 
 
 def name_things(ids: Iterable[str]) -> dict[str, str]:
-    """The names of the ids that occur in a game's facts, all in lower case.
+    """Name the ids that occur in a game's facts, all in lower case, as alfworld's ``Demangler`` does.
 
-    The base name is what comes before the first ``_bar_``, and ``basin`` behind it if the id holds ``basin``. Ids are
-    sorted, and the numbers of one base name are dealt out from the highest down. An id without ``_bar_`` keeps its
-    text and gets a trailing blank instead of a number (``Demangler`` of the package alfworld does so).
+    The base name is what precedes the first ``_bar_``, plus ``basin`` if the id contains it. Ids are sorted, and the
+    numbers of one base name are assigned from the highest down. An id without ``_bar_`` keeps its text and gets a
+    trailing blank instead of a number.
     """
     ordered = sorted(set(ids))
     bases = {one: _find_base(one) for one in ordered}

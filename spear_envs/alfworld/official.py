@@ -1,4 +1,4 @@
-"""The published games: where they lie, which of them make a split, and task sets of them or of one file."""
+"""The published games: finding them, and task sets of a split or of one file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ OFFICIAL_COUNTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "valid_unseen": {"pick": 24, "look": 18, "clean": 31, "heat": 23, "cool": 21, "pick2": 17},
     }
 )
-"""Games of each split and subtask, as ALFWorld's paper has them: 3,553, 140 and 134."""
+"""Games of each split and subtask in ALFWorld's paper: 3,553, 140 and 134."""
 
 _MEND = (
-    "Fetch the games with 'spear data get alfworld', or say where they lie with data_dir= or $ALFWORLD_DATA: the folder"
+    "Fetch the games with 'spear data get alfworld', or say where they are with data_dir= or $ALFWORLD_DATA: the folder"
     f" that holds {RELEASES[0]} or {RELEASES[1]}."
 )
 
@@ -46,17 +46,17 @@ class TaskText(str, Enum):
     TEMPLATE = "template"
     """The templates of ALFWorld, as in the published games."""
     HUMAN = "human"
-    """The first of the sentences that people wrote about the task, as it is in ``traj_data.json``."""
+    """The first sentence that a person wrote about the task, from ``traj_data.json``."""
 
 
 @dataclass(frozen=True)
 class SplitFolder:
-    """Where the games of one split lie.
+    """Folder of the games of one split.
 
     Attributes:
         path: such as ``…/json_2.1.2/valid_seen``.
-        elsewhere: the same split of other releases, for a ``traj_data.json`` that is missing.
-        published: whether it lies in a folder named like a release, so that all of its games should be there.
+        elsewhere: the same split of other releases, for a missing ``traj_data.json``.
+        published: whether its parent is named like a release, so that all of its games should be there.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class SplitFolder:
 
 
 def find_data_folder(data_dir: str | Path | None) -> tuple[Path, str]:
-    """Where official games are looked for, and what says so; the folder need not exist."""
+    """Where official games are looked for, and why there; the folder need not exist."""
     named = os.environ.get("ALFWORLD_DATA", "").strip()
     if data_dir is not None:
         return Path(data_dir).expanduser(), "data_dir"
@@ -83,7 +83,7 @@ def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
         split: name of the folder to find.
 
     Raises:
-        SpearError: it is not there; the message says where it was looked for and how to get it.
+        SpearError: it was not found; the message says where it was looked for and how to get it.
     """
     base, origin = find_data_folder(data_dir)
     if not base.is_dir():
@@ -91,7 +91,7 @@ def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
     folders = [base / release / split for release in RELEASES] + [base / split, *sorted(base.glob(f"*/{split}"))]
     found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for number, folder in enumerate(found):
-        if _has_game(folder):
+        if any(GAME_FILE in files for _, _, files in os.walk(folder)):
             published = folder.parent.name in RELEASES
             return SplitFolder(folder, tuple(found[:number] + found[number + 1 :]), published)
     if found:
@@ -100,13 +100,9 @@ def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
     raise SpearError(f"There are no official games of the split {split!r} in {base} ({origin}).{near or ' ' + _MEND}")
 
 
-def _has_game(folder: Path) -> bool:
-    return any(GAME_FILE in files for _, _, files in os.walk(folder))
-
-
 @dataclass(frozen=True, slots=True)
 class ListedGame:
-    """A game file of a task set, held against what was listed; a :class:`GameSource`."""
+    """A game file of a task set, compared with its record; a :class:`GameSource`."""
 
     path: Path
     record: GameRecord
@@ -124,15 +120,14 @@ class ListedGame:
         """The game.
 
         Raises:
-            GameError: the file cannot be read, is broken, has no sentence of the kind that is wanted, or is not the
-                file that was listed.
+            GameError: the file cannot be read, is broken, lacks a human sentence if that is wanted, or has changed.
         """
         text = GameFile(self.path).read()
         if digest_file(self.path) != self.record.sha256:
-            raise GameError(f"{self.path} has changed since the task set was made: make the environment anew.")
+            raise GameError(f"{self.path} has changed since the task set was made: make a new environment.")
         if self.text is TaskText.HUMAN:
             if not self.record.human:
-                fault = self.record.fault or "nobody wrote a sentence about it"
+                fault = self.record.fault or "nobody wrote one"
                 raise GameError(f"{self.path} has no human task text ({fault}): use task_text='template'.")
             assert text.grammar is not None
             grammar = replace_sentence(text.grammar, self.record.human)
@@ -158,15 +153,15 @@ class _FileTaskSet(ListTaskSet):
         self.games = tuple(games)
 
     def source(self, task: Task) -> GameSource:
-        """The file of a task of this set."""
+        """Game file of a task of this set."""
         return self.games[self.index_of(task.id)]
 
 
 class OfficialTaskSet(_FileTaskSet):
-    """One split of the published games. The number of a task is the place of its path in the sorted list of paths.
+    """One split of the published games; tasks are numbered by the sorted paths of their games.
 
-    A game whose file is broken keeps its place, and only playing it raises an error, so that the others keep their
-    numbers and can be played; ``spear data verify alfworld`` lists such files.
+    A game with a broken file keeps its place and raises only when it is played, so that the others keep their numbers;
+    ``spear data verify alfworld`` lists such files.
 
     Args:
         folder: from :func:`find_split`.
@@ -186,18 +181,18 @@ class OfficialTaskSet(_FileTaskSet):
 
 
 def make_official_set(data_dir: str | Path | None, split: str, text: TaskText) -> OfficialTaskSet:
-    """The task set of an official split; see :func:`find_split` for the arguments.
+    """Make the task set of an official split; see :func:`find_split` for the arguments.
 
-    A published split that has fewer or more games than it should have is used as it is, with a warning.
+    A published split with an unexpected number of games is used with a warning.
 
     Raises:
-        SpearError: there are no games.
+        SpearError: no games were found.
     """
     folder = find_split(data_dir, split)
     return _make_official(folder, folder.path.stat().st_mtime_ns, split, text)
 
 
-# With the time of the folder, so that an archive unpacked later is found by a process that looked before.
+# With the time of the folder, so that a running process finds an archive that is unpacked later.
 @lru_cache(maxsize=8)
 def _make_official(folder: SplitFolder, changed: int, split: str, text: TaskText) -> OfficialTaskSet:
     listing = scan_split(folder.path, folder.elsewhere)
@@ -216,10 +211,10 @@ def _make_official(folder: SplitFolder, changed: int, split: str, text: TaskText
 
 
 def make_file_set(path: Path, text: TaskText = TaskText.TEMPLATE) -> _FileTaskSet:
-    """A task set of exactly one game file; it may be one that no split would have.
+    """Make a task set of exactly one game file, which need not belong to a split.
 
     Raises:
-        SpearError: the file cannot be read, is not a game, or has no sentence of the kind that is wanted.
+        SpearError: the file cannot be read, is not a game, or lacks a human sentence if that is wanted.
     """
     if path.is_dir():
         raise SpearError(f"game={str(path)!r} is a folder: name the {GAME_FILE} in it.")
@@ -227,7 +222,7 @@ def make_file_set(path: Path, text: TaskText = TaskText.TEMPLATE) -> _FileTaskSe
     return _make_file_set(path, GameFile(path).key, text)
 
 
-# With the state of the file, so that one that was written anew is read anew.
+# With the state of the file, so that a changed one is read again.
 @lru_cache(maxsize=256)
 def _make_file_set(path: Path, state: Hashable, text: TaskText) -> _FileTaskSet:
     record = read_record(path, path.with_name("traj_data.json"), f"{path.parent.parent.name}/{path.parent.name}/.")

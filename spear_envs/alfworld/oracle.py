@@ -18,10 +18,10 @@ _MOST_PLACINGS = 256
 def plan(game: Game, state: State) -> list[str]:
     """Commands that win from ``state``; empty if it is won already, or if no plan is found.
 
-    Every way to fulfil the goal, and every receptacle that differs from the others, is tried, and the shortest plan is
-    taken. Within one try, things are fetched in order of what each costs, so a shorter plan may exist where a task
-    needs two things. Plans are found for goals that place things in receptacles, have them clean, hot or cool, have
-    one held, and lamps lit; and only given out if the goal holds at the end.
+    Every way to fulfil the goal is tried with every receptacle that differs from the others, and the shortest plan is
+    taken. Within one try, things are fetched cheapest first, so a shorter plan may exist for two things. Plans are
+    found for goals that place things in receptacles, have them clean, hot or cool, have one held, and lamps lit; they
+    are only returned if the goal holds at the end.
     """
     if game.goal.holds(state):
         return []
@@ -34,7 +34,7 @@ def plan(game: Game, state: State) -> list[str]:
 
 
 def is_winnable(game: Game) -> bool:
-    """Whether a game is open at its start and the plan wins it, command by command, in the interpreter."""
+    """Whether a game is not won at its start and the plan wins it, command by command, in the interpreter."""
     play = Interpreter(game)
     if play.won:
         return False
@@ -45,7 +45,7 @@ def is_winnable(game: Game) -> bool:
 
 
 def list_wanted(game: Game, state: State) -> list[str]:
-    """The things that the goal may be about, wherever they are: what it wants moved, held or lit, by their types."""
+    """Things that the goal may be about, wherever they are: to be moved, held or lit, by their types."""
     wishes = read_wishes(game.goal.expression)
     found = (
         name for wish in wishes for term in _list_objects(wish) for name in _list_candidates(game, state, wish, term)
@@ -54,7 +54,7 @@ def list_wanted(game: Game, state: State) -> list[str]:
 
 
 def _draft_plans(game: Game, state: State, wish: Wish) -> Iterator[Draft]:
-    """A plan that wins for each choice of receptacles that makes a difference."""
+    """Yield a winning plan for each choice of receptacles that makes a difference."""
     candidates = {term: _list_candidates(game, state, wish, term) for term in _list_objects(wish)}
     targets = sorted({receptacle for _, receptacle in wish.placed})
     options = [_list_targets(game, state, wish, term, candidates) for term in targets]
@@ -77,7 +77,7 @@ def _list_objects(wish: Wish) -> list[str]:
 
 
 def _fits(game: Game, state: State, name: str, literals: Sequence[Literal]) -> bool:
-    """Whether facts hold of one thing that no plan is going to change."""
+    """Whether facts that plans do not change hold for a thing."""
     for predicate, _, *others in literals:
         if predicate == "type":
             if others[0] not in (game.problem.objects[name], "object"):
@@ -91,7 +91,7 @@ def _fits(game: Game, state: State, name: str, literals: Sequence[Literal]) -> b
 
 
 def _list_candidates(game: Game, state: State, wish: Wish, term: str) -> list[str]:
-    """The things that a term may stand for."""
+    """Things that a term may stand for."""
     if not term.startswith("?"):
         return [term]
     literals = wish.kinds.get(term, ())
@@ -105,7 +105,7 @@ def _list_candidates(game: Game, state: State, wish: Wish, term: str) -> list[st
 def _list_targets(
     game: Game, state: State, wish: Wish, term: str, candidates: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """The receptacles that a term may stand for, but only one of those that make no difference to a plan."""
+    """Receptacles that a term may stand for, one of each group that is equivalent for a plan."""
     things = {name for thing, receptacle in wish.placed if receptacle == term for name in candidates[thing]}
     spots = {game.location_of[one] for one in game.receptacles if not things.isdisjoint(state.contents[one])}
     spots |= {game.location_of[one] for one in game.receptacles if _is_appliance(game, one)} | {state.location}
@@ -129,10 +129,10 @@ def _is_appliance(game: Game, receptacle: str) -> bool:
 
 
 def _fill_draft(draft: Draft, wish: Wish, candidates: Mapping[str, Sequence[str]], targets: Mapping[str, str]) -> None:
-    """Place things, what costs least first; then take what is to be held; then light the lamps."""
+    """Place things, cheapest first; then take what is to be held; then light the lamps."""
     chosen: dict[str, str] = {}  # object term -> object
     waiting = list(wish.placed)
-    for thing, target in wish.placed:  # what is right already stays where it is
+    for thing, target in wish.placed:  # what is already right stays there
         contents = draft.state.contents[targets[target]]
         for name in candidates[thing]:
             right = name in contents and not draft.list_missing(name, wish.needs(thing))
@@ -160,7 +160,7 @@ def _fill_draft(draft: Draft, wish: Wish, candidates: Mapping[str, Sequence[str]
 
 
 def _is_free(wish: Wish, term: str, name: str, chosen: Mapping[str, str]) -> bool:
-    """Whether a term may stand for ``name``, given what the terms that must differ from it stand for."""
+    """Whether a term may stand for ``name``, given the terms that must differ from it."""
     for left, right in wish.different:
         other = right if left == term else left if right == term else None
         if other is not None and chosen.get(other, other) == name:
@@ -171,7 +171,7 @@ def _is_free(wish: Wish, term: str, name: str, chosen: Mapping[str, str]) -> boo
 def _hold_and_light(
     draft: Draft, wish: Wish, candidates: Mapping[str, Sequence[str]], chosen: Mapping[str, str]
 ) -> None:
-    """Take what is to be held, if anything, and go to the lit lamp, if the goal wants one."""
+    """Take what is to be held and go to the lit lamp, as far as the goal wants that."""
     state, location_of = draft.state, draft.game.location_of
     lamps = _list_lamps(draft, wish, candidates)
     if not wish.held:

@@ -1,4 +1,4 @@
-"""From responses to commands, where ALFWorld differs from the other environments."""
+"""From responses to commands, as far as ALFWorld differs from the other environments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PLAIN = PlainParser()
 
 @dataclass(frozen=True)
 class CommandParser:
-    """``<think>…</think><action>…</action>``; the command is played in lower case, as every command is written.
+    """``<think>…</think><action>…</action>``; the command is played in lower case, like all commands.
 
-    Only the strict form earns the format reward. A command between tags is played even where the rest of the form is
-    not met, since it is clear what was meant; without one nothing is played.
+    Only the strict form earns the format reward. A command between tags is played even if the rest of the form is
+    wrong, since its meaning is clear.
     """
 
     hint: str = _STRICT.hint
@@ -41,7 +41,7 @@ class CommandParser:
         return ParsedResponse(command, False, parsed.problem)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action between its tags, behind the thoughts between theirs."""
+        """Thoughts and action between their tags."""
         return _STRICT.respond(action, think)
 
 
@@ -52,35 +52,38 @@ class PeerParser:
     hint: str = _STRICT.hint
 
     def parse(self, response: str) -> ParsedResponse:
-        """Read a response; only an overlong and a NUL-holding one are malformed."""
+        """Read a response; only one that is too long or contains NUL is malformed."""
         if not _is_readable(response):
             return _STRICT.parse(response)
         problem = _find_peer_problem(response)
         return ParsedResponse(find_peer_command(response), not problem, problem)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action between its tags, behind the thoughts between theirs."""
+        """Thoughts and action between their tags."""
         return _STRICT.respond(action, think)
 
 
 @dataclass(frozen=True)
 class VerbatimParser:
-    """The whole text is the command, an empty one included: on that, as on any unknown command, nothing happens."""
+    """The text is the command, even if empty: like any unknown command, that does nothing."""
 
     hint: str = _PLAIN.hint
 
     def parse(self, response: str) -> ParsedResponse:
-        """Take the response as it is; only an overlong and a NUL-holding one are malformed."""
+        """Take the response verbatim; only one that is too long or contains NUL is malformed."""
         return ParsedResponse(response, True) if _is_readable(response) else _PLAIN.parse(response)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action itself; thoughts have no place in this form."""
+        """The action itself, without thoughts."""
         return action
 
 
 def find_peer_command(response: str) -> str:
-    """What verl-agent plays for a response: in lower case what stands between the first ``<action>`` and the first
-    ``</action>``, stripped, or the last 30 characters if one of them is missing."""
+    """What verl-agent plays for a response, in lower case.
+
+    That is the stripped text between the first ``<action>`` and the first ``</action>``, or the last 30 characters if
+    one of them is missing.
+    """
     lowered = response.lower()
     begin, end = lowered.find(_OPEN), lowered.find(_CLOSE)
     if begin < 0 or end < 0:
@@ -89,7 +92,7 @@ def find_peer_command(response: str) -> str:
 
 
 def _find_peer_problem(response: str) -> str:
-    """Why verl-agent would call a response invalid, or an empty string."""
+    """Why verl-agent would call a response invalid; empty if it would not."""
     lowered = response.lower()
     if _OPEN not in lowered or _CLOSE not in lowered:
         return "there is no <action>…</action> in it"

@@ -1,4 +1,4 @@
-"""Reading PDDL: nested lists, and the three sections of a problem that make a game."""
+"""Reading PDDL: nested lists, and the three sections of a problem that define a game."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from spear_envs.alfworld.errors import GameError
 Expression: TypeAlias = "str | tuple[Expression, ...]"
 """A word in lower case, or a list of expressions."""
 Fact: TypeAlias = tuple[str, ...]
-"""The arguments of a fact; the predicate is the key under which it is kept."""
+"""The arguments of a fact; the predicate is its key in a mapping."""
 
 ROOT_TYPE = "object"
-"""The type that everything is of, as in any PDDL domain; ALFWorld also declares its things as just this."""
+"""The supertype of all; ALFWorld also declares its things with it."""
 TYPES = frozenset({ROOT_TYPE, "agent", "location", "receptacle", "rtype", "otype"})
-"""The types of ALFWorld's domain; all but ``object`` stand side by side below it."""
+"""The types of ALFWorld's domain; all others are direct subtypes of ``object``."""
 
 PREDICATES: Mapping[str, int] = MappingProxyType(
     {
@@ -32,47 +32,46 @@ PREDICATES: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("isclean", "ishot", "iscool", "issliced", "istoggled", "ison"), 1),
     }
 )
-"""The predicates of ALFWorld's domain and how many arguments each has."""
+"""The predicates of ALFWorld's domain and their numbers of arguments."""
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
 _UNSPEAKABLE = re.compile(r"[^!-~]|[?{}|]|^[ip]$")
-"""Names that TextWorld cannot read, breaks on when it words a command, or (``i`` and ``p``) takes for two things."""
+"""Names that TextWorld cannot read, cannot word a command with, or (``i`` and ``p``) takes for two things."""
 _NO_FACTS: frozenset[Fact] = frozenset()
 _DEEPEST = 200
-"""Lists nested deeper than this are refused, before Python's own limit is reached."""
+"""Deepest nesting of lists, below Python's own limit."""
 _DEFINE = ("problem", ":domain", ":requirements", ":objects", ":init", ":goal", ":metric")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a PDDL problem says."""
+    """A parsed PDDL problem."""
 
     objects: Mapping[str, str]
-    """Type of everything that is declared."""
+    """Types of the declared objects."""
     facts: Mapping[str, frozenset[Fact]]
-    """What is true at the start, by predicate; only predicates that occur."""
+    """Initial facts by predicate; only predicates that occur."""
     named: frozenset[str]
-    """Everything that occurs in a fact: what gets a name."""
+    """Everything that occurs in a fact and hence gets a name."""
     goal: Expression
-    """The condition under which the game is won."""
 
     def rows(self, predicate: str) -> frozenset[Fact]:
-        """The facts of a predicate at the start."""
+        """Initial facts of a predicate."""
         return self.facts.get(predicate, _NO_FACTS)
 
     def having(self, predicate: str) -> frozenset[str]:
-        """What a predicate of one argument holds for at the start."""
+        """What a unary predicate holds for initially."""
         return frozenset([row[0] for row in self.rows(predicate)])
 
 
 def parse_expression(text: str) -> Expression:
-    """The one list that ``text`` holds, in lower case, without comments (``;`` to the end of the line).
+    """Parse the one list in ``text``, in lower case, without comments (``;`` to the end of the line).
 
-    A question mark begins a new word even within one, as the planner behind TextWorld reads it.
+    A question mark begins a new word even within one, as in TextWorld's planner.
 
     Raises:
-        GameError: brackets that do not match, text outside them, or no list at all.
+        GameError: brackets do not match, there is text outside them, or there is not exactly one list.
     """
     if ";" in text:
         text = _COMMENT.sub("", text)
@@ -100,10 +99,10 @@ def parse_expression(text: str) -> Expression:
 
 
 def read_typed_list(words: Sequence[Expression]) -> Iterator[tuple[str, str]]:
-    """The pairs (name, type) of a list such as ``a b - receptacle c - object``; without a type it is ``object``.
+    """Yield pairs (name, type) of a list such as ``a b - receptacle c - object``; without a type it is ``object``.
 
     Raises:
-        GameError: something that is not a name stands there, or a type is missing or unknown.
+        GameError: an element is not a name, or a type is missing or unknown.
     """
     waiting: list[str] = []
     words = list(words)
@@ -130,11 +129,11 @@ def read_typed_list(words: Sequence[Expression]) -> Iterator[tuple[str, str]]:
 def read_problem(text: str) -> Problem:
     """Read a PDDL problem of ALFWorld's domain.
 
-    Assignments such as ``(= (distance a b) 3)`` and facts that are denied (``(not (opened a))``) mean nothing here.
+    Assignments such as ``(= (distance a b) 3)`` and negated facts (``(not (opened a))``) are ignored.
 
     Raises:
-        GameError: not PDDL, a section missing or unknown, an unknown predicate or type, a wrong number of arguments, a
-            name that is declared twice or that TextWorld cannot play, or something undeclared in a fact.
+        GameError: not PDDL, a missing or unknown section, an unknown predicate or type, a wrong number of arguments, a
+            name that is declared twice or that TextWorld cannot play, or an undeclared name in a fact.
     """
     whole = parse_expression(text)
     if not isinstance(whole, tuple) or not whole or whole[0] != "define":

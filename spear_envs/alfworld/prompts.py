@@ -12,7 +12,7 @@ from spear_envs.core.prompts import DefaultTemplate, PromptContext
 
 _HIDDEN = frozenset({"help", "help()"})
 UNREAD = "Your response could not be read"
-"""What the answer to a malformed response begins with."""
+"""First words of the answer to a malformed response."""
 _WELCOME = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 _TASK = "\n\nYour task is to: "
 
@@ -33,7 +33,7 @@ PLACE), clean/heat/cool THING with PLACE, use LAMP, inventory, look. Use the nam
 
 
 def strip_opening(observation: str) -> str:
-    """The first observation without its greeting and its task, which prompts show elsewhere; others as they are."""
+    """Remove greeting and task from the first observation, since prompts show them elsewhere; keep others."""
     if not observation.startswith(_WELCOME):
         return observation
     return observation.removeprefix(_WELCOME).partition(_TASK)[0]
@@ -43,11 +43,11 @@ def strip_opening(observation: str) -> str:
 class HouseholdTemplate:
     """All slots of the paper: task, step count, the last turns, observation, admissible commands without ``help``.
 
-    The commands are two thirds of a conversation. Without lists short rules say once which forms they have, and a later
-    message of a conversation is the observation alone.
+    The lists of commands are two thirds of a conversation. Without them short rules give their forms once, and later
+    messages are the observation alone.
 
     Args:
-        parser: states the form of a response, as the environment reads it.
+        parser: of responses, as in the environment.
         lists: whether prompts list the admissible commands.
     """
 
@@ -57,11 +57,11 @@ class HouseholdTemplate:
     lists: bool = True
 
     def system(self) -> str | None:
-        """None: the rules are in the user message, so that templates of models without a system role work too."""
+        """None: the rules are in the user message, since some chat templates lack a system role."""
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The whole prompt."""
+        """Write the complete prompt."""
         return self._template.render(self._strip(context))
 
     def follow_up(self, context: PromptContext) -> str:
@@ -70,7 +70,7 @@ class HouseholdTemplate:
         return self._template.follow_up(stripped) if self.lists else stripped.observation
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and command in the form that the environment reads."""
+        """Thoughts and command in the environment's form."""
         return self.parser.respond(action, think)
 
     @property
@@ -86,8 +86,8 @@ class HouseholdTemplate:
         )
 
 
-# A piece is a word with the blank before it, so that no blank is a token; a numbered thing is one piece, so that a tiny
-# model copies names whole.
+# A piece is a word with the preceding blank, so that blanks are not tokens. A numbered thing is one piece, so that tiny
+# models copy complete names.
 _PIECES = (
     "<think></think><action>",
     "</action>",
@@ -99,28 +99,8 @@ _PIECES = (
     r"\s",
 )
 _WORD = re.compile(r"[a-z]+(?: \d+)?")
-_DROPPED = frozenset(
-    (
-        "a",
-        "an",
-        "and",
-        "are",
-        "at",
-        "in",
-        "is",
-        "it",
-        "of",
-        "on",
-        "see",
-        "some",
-        "the",
-        "them",
-        "to",
-        "up",
-        "you",
-        "your",
-    )
-)
+_FILLERS = "a an and are at in is it of on see some the them to up you your"
+_DROPPED = frozenset(_FILLERS.split())
 _ARRIVAL = re.compile(r"You (?:arrive at|open the) [^.]+\. ")
 _SILENT = frozenset({"help", "inventory", "look"})
 
@@ -129,13 +109,13 @@ _SILENT = frozenset({"help", "inventory", "look"})
 class CompactHouseholdTemplate:
     """Task, last commands, what is here and seen, commands by verb, an end mark: some 50 tokens in small rooms.
 
-    One line for the task; one for each command of the history, ``>`` before it, or ``!`` if nothing happened; one with
-    what was said (``:``), one with what can be examined (``@``: the receptacles here and what is held); then the
-    commands, one line for each verb. ``help``, ``inventory``, ``look`` and ``examine`` are not listed, yet understood.
-    ``#`` ends the prompt: without an end mark a tiny model goes on listing commands.
+    One line for the task; one for each command of the history after ``>``, or ``!`` if nothing happened; one with what
+    was said (``:``), one with what can be examined (``@``: the receptacles here and what is held); then the commands,
+    one line for each verb. ``help``, ``inventory``, ``look`` and ``examine`` are understood, but not listed. ``#`` ends
+    the prompt: without it a tiny model continues the list.
 
     Args:
-        parser: states the form of a response, as the environment reads it.
+        parser: of responses, as in the environment.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
@@ -147,7 +127,7 @@ class CompactHouseholdTemplate:
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The whole prompt."""
+        """Write the complete prompt."""
         seen = [text for text, _ in context.history] + [context.observation]
         past = [
             "\n!" if answer.startswith((NOTHING_HAPPENS, UNREAD)) else f"\n>{command}"
@@ -156,23 +136,23 @@ class CompactHouseholdTemplate:
         return _shorten(context.instruction).lstrip() + "".join(past) + self.follow_up(context)
 
     def follow_up(self, context: PromptContext) -> str:
-        """All but task and history."""
+        """Write everything but task and history."""
         lines = [f"\n:{_tell(context.observation)}", *_list_commands(context.admissible_actions or ()), "\n#"]
         return "".join(lines)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The command in the form that the environment reads, with empty thoughts."""
+        """The command in the environment's form, with empty thoughts."""
         return self.parser.respond(action)
 
 
 def _shorten(text: str) -> str:
-    """The words that count, a blank before each."""
+    """The significant words, a blank before each."""
     return "".join([f" {word}" for word in _WORD.findall(text.lower()) if word not in _DROPPED])
 
 
 def _tell(observation: str) -> str:
     if observation.startswith(_WELCOME):
-        return ""  # the list of receptacles stands with the commands
+        return ""  # the commands list the receptacles
     if observation.startswith("Available commands:"):
         return " help"
     if observation.startswith(UNREAD):
@@ -181,7 +161,7 @@ def _tell(observation: str) -> str:
 
 
 def _list_commands(commands: Sequence[str]) -> Iterator[str]:
-    """Lines ``@ fridge 1 mug 1``, ``go to bed 1 desk 1``, ``take mug 1 pen 2 from desk 1``; others as they are."""
+    """Lines ``@ fridge 1 mug 1``, ``go to bed 1 desk 1``, ``take mug 1 pen 2 from desk 1``; others verbatim."""
     here = "".join([command.removeprefix("examine") for command in commands if command.startswith("examine ")])
     yield f"\n@{here}"
     moves = [command.removeprefix("go to") for command in commands if command.startswith("go to ")]

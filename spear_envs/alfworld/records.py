@@ -1,4 +1,4 @@
-"""What is to be known of game files without playing them, remembered between processes."""
+"""Facts about game files that do not need playing, cached between processes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TRAJECTORY_FILE = "traj_data.json"
 _EXCLUDED = ("movable", "Sliced")
 _TYPES = frozenset(kind.value for kind in TaskType)
 _VERSION = 1
-"""Of the remembered records; another one is not read."""
+"""Of the cached records; other versions are ignored."""
 
 
 class LeftOut(str, Enum):
-    """Why a game that lies in the folder of a split does not belong to it. The rules are alfworld's."""
+    """Why a game in the folder of a split does not belong to it, by alfworld's rules."""
 
     KIND = "movable or Sliced in its path"
     NO_GAME = "no game.tw-pddl beside its traj_data.json"
@@ -40,7 +40,7 @@ class LeftOut(str, Enum):
 
 @dataclass(frozen=True)
 class GameRecord:
-    """One ``game.tw-pddl`` and the ``traj_data.json`` that belongs to it."""
+    """One ``game.tw-pddl`` and its ``traj_data.json``."""
 
     path: str
     """Of the game, relative to the folder of its split, with slashes."""
@@ -49,13 +49,13 @@ class GameRecord:
     task_type: str = ""
     """ALFRED's name of the task type; empty if it is not known."""
     sentence: str = ""
-    """What is to be done, as the game says it."""
+    """The task in the game's words."""
     human: str = ""
-    """The first sentence that a person wrote about it; empty if there is none."""
+    """The first sentence that a person wrote about it; may be empty."""
     left_out: LeftOut | None = None
     """Why it does not belong to its split; None if it does."""
     fault: str = ""
-    """Why it cannot be played. Such a game keeps its place in the split, so that no other changes its number."""
+    """Why it cannot be played. It keeps its place in the split, so that others keep their numbers."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,14 @@ class Listing:
 
 
 def scan_split(folder: Path, elsewhere: Sequence[Path] = ()) -> Listing:
-    """Look at all games below the folder of a split.
+    """List all games below the folder of a split.
 
-    What was found out about a file is kept in the data folder and read again only if size or time of the file have
-    changed: the first look at 3,553 games takes seconds, later ones a fraction of one.
+    Records are cached in the data folder by size and time of the files: the first scan of 3,553 games takes seconds,
+    later ones a fraction of one.
 
     Args:
         folder: such as ``json_2.1.2/valid_seen``.
-        elsewhere: folders of the same split whose ``traj_data.json`` serve games that have none beside them; archives
-            of different releases may have been unpacked side by side.
+        elsewhere: folders of the same split of other releases, for games without a ``traj_data.json``.
 
     Raises:
         GameError: the folder cannot be read.
@@ -106,7 +105,7 @@ def scan_split(folder: Path, elsewhere: Sequence[Path] = ()) -> Listing:
 def _walk(
     folder: Path, elsewhere: Sequence[Path]
 ) -> Iterator[tuple[str, os.stat_result | None, tuple[Path, os.stat_result] | None]]:
-    """Of every folder with a game or a trajectory: path of the game, and the state of the two files."""
+    """For every folder with a game or a trajectory: path of the game, and the state of the two files."""
     waiting = [folder]
     while waiting:
         place = waiting.pop()
@@ -119,7 +118,7 @@ def _walk(
                     elif entry.name in (GAME_FILE, TRAJECTORY_FILE):
                         files[entry.name] = entry.stat()
         except OSError as error:
-            raise GameError(f"{error.filename} cannot be read ({error.strerror}): mend its permissions.") from None
+            raise GameError(f"{error.filename} cannot be read ({error.strerror}): fix its permissions.") from None
         if not files:
             continue
         inner = place.relative_to(folder)
@@ -132,7 +131,7 @@ def _walk(
 
 
 class _Memory:
-    """Records of one folder in a file of the data folder. Without it everything works, only slower."""
+    """Cached records of one folder, in a file of the data folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder.resolve())
@@ -149,7 +148,7 @@ class _Memory:
             return {}
 
     def recall(self, name: str, stamp: tuple[int, ...]) -> GameRecord | None:
-        """The record of a file whose sizes and times are as they were."""
+        """The record of unchanged files, if it is cached."""
         try:
             old, digest, task_type, sentence, human, left_out, fault = self._old[name]
             if tuple(old) != stamp:
@@ -161,14 +160,14 @@ class _Memory:
             return None
 
     def note(self, record: GameRecord, stamp: tuple[int, ...]) -> None:
-        """Remember a record."""
+        """Cache a record."""
         left_out = record.left_out.value if record.left_out is not None else None
         self._new[record.path] = [
             list(stamp), record.sha256, record.task_type, record.sentence, record.human, left_out, record.fault
         ]  # fmt: skip
 
     def save(self) -> None:
-        """Write what is new, if it can be written."""
+        """Write the cache if it has changed and the disk allows it."""
         if self._new == self._old:
             return
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
@@ -188,7 +187,8 @@ def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:
         name: the ``path`` of the record.
     """
     task_type, human, fault = _read_trajectory(trajectory)
-    task_type = task_type or _guess_type(name)
+    kind = name.rpartition("/")[0].partition("-")[0]  # official folders begin with the task type
+    task_type = task_type or (kind if kind in _TYPES else "")
     digest = ""
     try:
         digest = digest_file(path)
@@ -203,12 +203,6 @@ def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:
     if task_type not in _TYPES:
         left_out = LeftOut.TYPE
     return GameRecord(name, digest, task_type, sentence, human, left_out, fault)
-
-
-def _guess_type(name: str) -> str:
-    """The task type that the folder of a game is named by, or an empty string."""
-    head = name.rpartition("/")[0].partition("-")[0]
-    return head if head in _TYPES else ""
 
 
 def _read_trajectory(path: Path) -> tuple[str, str, str]:

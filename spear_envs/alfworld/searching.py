@@ -1,4 +1,4 @@
-"""An expert that knows what the episode has shown and nothing else, and words for what an expert does."""
+"""An expert that only knows what the episode has shown, and words for what an expert does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_COMMANDS = 200
 
 
 def find_shown(game: Game, state: State, action: Action) -> str | None:
-    """The receptacle whose contents a command has just shown, or None."""
+    """The receptacle whose contents a command has just shown, if any."""
     receptacle = action.receptacle
     if action.verb not in (Verb.GO, Verb.OPEN, Verb.EXAMINE):
         return None
@@ -22,19 +22,18 @@ def find_shown(game: Game, state: State, action: Action) -> str | None:
 
 
 def search(game: Game, state: State, shown: Set[str]) -> list[str]:
-    """Commands that win from ``state``, each chosen without looking into receptacles that were not shown before it.
+    """Commands that win from ``state``, each chosen without knowing receptacles that were not shown before it.
 
-    What is known suffices for a plan, or else the next receptacle is looked at: the one here first, then those that
-    take no opening, in the order in which the room lists them, and only those that can hold what is wanted. The list is
-    what the expert would do command by command: it goes on with what each of them shows.
+    If what is known does not suffice for a plan, the next receptacle is examined: first the one here, then those that
+    need not be opened, in the order of the room, and only those that can hold what is wanted. The list is what the
+    expert would do command by command, given what each of them shows.
 
     Args:
-        game: what is played.
-        state: where it stands; it is not changed.
+        state: not changed.
         shown: receptacles whose contents have been seen.
 
     Returns:
-        The commands; empty if the game is won, or cannot be won any more.
+        The commands; empty if the game is won or can no longer be won.
     """
     play, known = Interpreter(game, state.copy()), set(shown)
     commands: list[str] = []
@@ -44,7 +43,7 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
         if not ahead or len(commands) == _MOST_COMMANDS:
             return []
         action = play.step(ahead[0])[1]
-        if action is None:  # known things can be moved as planned, so only an odd game gets here
+        if action is None:  # only in an odd game: known things can be moved as planned
             return []
         commands.append(ahead.pop(0))
         found = find_shown(game, play.state, action)
@@ -55,7 +54,7 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
 
 
 def _hide(game: Game, state: State, shown: Set[str]) -> State:
-    """The state as far as it was shown: receptacles not looked into are empty, and closed if they can be."""
+    """The state as far as it was shown: other receptacles are empty, and closed if they can be."""
     known = state.copy()
     known.contents = {name: things if name in shown else () for name, things in state.contents.items()}
     known.opened = state.opened & shown
@@ -63,7 +62,7 @@ def _hide(game: Game, state: State, shown: Set[str]) -> State:
 
 
 def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
-    """The way to the next receptacle that was not looked into; empty if there is none."""
+    """Command towards the next receptacle that was not shown; empty if all were."""
     hidden = [name for name in game.receptacles if name not in shown]
     if not hidden:
         return []
@@ -73,15 +72,14 @@ def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
     best = min(fitting or hidden, key=lambda name: (game.location_of[name] != here, name in game.openable))
     if game.location_of[best] != here:
         return [f"go to {game.names[best]}"]
-    # One that is here and was not shown is closed, or the way there showed another one at the same place.
+    # One that is here and was not shown is closed, or shares its place with one that was.
     return [f"{'open' if best in game.openable and best not in state.opened else 'examine'} {game.names[best]}"]
 
 
 def explain(game: Game, state: State, shown: Set[str], commands: Sequence[str]) -> str:
     """A thought before the first of an expert's ``commands``: what is missing, or what comes next and why.
 
-    It tells nothing that was not shown: a thing that the commands are going to take out of a receptacle which was not
-    looked into counts as missing.
+    It only tells what was shown: a thing in a receptacle that was not shown counts as missing.
     """
     if not commands:
         return ""

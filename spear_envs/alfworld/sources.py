@@ -1,4 +1,4 @@
-"""Where the text of a game comes from: a file of the official format, or the synthesizer."""
+"""Sources of games: a file of the official format, or the synthesizer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GameText:
     problem: str
     """The PDDL problem: objects, initial facts, goal."""
     sentence: str
-    """What is to be done, such as ``put a hot apple in fridge.``; follows ``Your task is to: ``."""
+    """The task, such as ``put a hot apple in fridge.``; follows ``Your task is to: ``."""
     grammar: str | None
-    """TextWorld's grammar, which says how the game speaks; None for the wording of release 2.1.2."""
+    """TextWorld's grammar, with the wording; None for that of release 2.1.2."""
     domain: str | None
-    """The PDDL domain, which says what commands do; None for that of release 2.1.2."""
+    """The PDDL domain, with the effects of commands; None for that of release 2.1.2."""
     task_type: str
     """ALFRED's name of the task type; empty if it is not known."""
 
@@ -27,9 +27,11 @@ class GameText:
 class GameSource(Protocol):
     """A game that is read when it is played."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def key(self) -> Hashable:
-        """Equal keys, equal games: what parsed games may be cached by. Cheap; changes if the file changes.
+        """Cache key of the parsed game. Cheap; changes if the file changes.
 
         Raises:
             SpearError: the file is gone.

@@ -1,4 +1,4 @@
-"""What changes while a game is played."""
+"""The mutable part of a game."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PROPERTIES: Mapping[str, str] = {
     "opened": "opened",
     "checked": "checked",
 }
-"""Predicates of one argument that change, and the attribute of :class:`State` with the ids they hold for."""
+"""Unary predicates that change -> attribute of :class:`State` with the ids that they hold for."""
 
 
 _DECISIVE = tuple(name for name in PROPERTIES.values() if name != "checked")
 
 
 class State:
-    """The changing part of a game: a small object of immutable values, cheap to copy.
+    """The mutable part of a game, cheap to copy.
 
-    All ids are those of the PDDL problem in lower case. Commands replace values and never change them in place, so
-    that a copy stays what it is. A game has the one at its start, to be copied.
+    Ids are those of the PDDL problem in lower case. Commands replace values and never change them in place, so copies
+    are independent.
     """
 
     __slots__ = (
@@ -57,19 +57,19 @@ class State:
     lying: dict[str, tuple[str, ...]]
     """Location -> objects that are there (``objectatlocation``), sorted by id; they need not be in a receptacle."""
     taken_out: frozenset[tuple[str, str]]
-    """Pairs (object, receptacle) that were undone by a ``take`` and not put back: what ``look`` lists."""
+    """Pairs (object, receptacle) ended by a ``take`` and not put back: what ``look`` lists."""
     opened: frozenset[str]
-    """Receptacles that stand open."""
+    """Open receptacles."""
     clean: frozenset[str]
     hot: frozenset[str]
     cool: frozenset[str]
     sliced: frozenset[str]
     toggled: frozenset[str]
-    """Objects that were ever used (``istoggled``): what goals ask for."""
+    """Objects that were ever used (``istoggled``), as goals require."""
     on: frozenset[str]
-    """Objects that are on (``ison``); flips at each use, and nothing but a goal could see it."""
+    """Objects that are on (``ison``); flips at each use, visible to goals only."""
     checked: frozenset[str]
-    """What was looked at (``checked``); only kept for games whose goal asks for it."""
+    """What was looked at (``checked``); only kept for games whose goal needs it."""
 
     def copy(self) -> State:
         """An independent copy."""
@@ -81,13 +81,13 @@ class State:
         return other
 
     def has_property(self, predicate: str, thing: str) -> bool:
-        """Whether a changing predicate of one argument holds, such as ``ishot``."""
+        """Whether a unary fluent holds, such as ``ishot``."""
         if predicate == "holdsany":
             return self.held is not None and thing == self.agent
         return thing in getattr(self, PROPERTIES[predicate])
 
     def has_relation(self, predicate: str, first: str, second: str) -> bool:
-        """Whether a changing predicate of two arguments holds, such as ``inreceptacle``."""
+        """Whether a binary fluent holds, such as ``inreceptacle``."""
         if predicate == "inreceptacle":
             return first in self.contents.get(second, ())
         if predicate == "objectatlocation":
@@ -97,10 +97,9 @@ class State:
         return first == self.agent and second == self.location  # atlocation
 
     def digest(self, start: State) -> str:
-        """Key of all that decides what can happen from here: 32 hex digits, the same in every process.
+        """Key of everything that decides what can happen from here: 32 hex digits, the same in every process.
 
-        ``start`` is the state at the start of the game. Which things were taken out of what is left out, since only
-        the answer to ``look`` depends on it, and so is what was looked at.
+        ``start`` is the initial state. ``taken_out``, which only affects ``look``, and ``checked`` are left out.
         """
         parts: list[Any] = [self.location, self.held]
         parts.append([(key, ids) for key, ids in self.contents.items() if ids != start.contents[key]])
@@ -111,7 +110,7 @@ class State:
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def to_plain(self, start: State) -> dict[str, Any]:
-        """What differs from the state at the start of the game, as JSON values; equal states give equal values."""
+        """Differences from the initial state as JSON values; equal for equal states."""
         plain: dict[str, Any] = {"location": self.location, "held": self.held}
         for name in ("contents", "lying"):
             now, then = getattr(self, name), getattr(start, name)
@@ -127,7 +126,7 @@ class State:
 
     @classmethod
     def from_plain(cls, start: State, plain: Mapping[str, Any]) -> State:
-        """The state that :meth:`to_plain` told of, given the same start."""
+        """Restore the state from :meth:`to_plain`, given the same start."""
         state = start.copy()
         state.location, state.held = plain["location"], plain["held"]
         for name in ("contents", "lying"):

@@ -1,4 +1,4 @@
-"""The six kinds of tasks, and what each is called."""
+"""The six task types and their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TaskType(str, Enum):
     PICK = "pick_and_place_simple"
     """Put an object of one kind into a receptacle of another."""
     LOOK = "look_at_obj_in_light"
-    """The object is held where a lamp has been switched on."""
+    """Hold an object at a lamp that is switched on."""
     CLEAN = "pick_clean_then_place_in_recep"
     """A clean object in a receptacle."""
     HEAT = "pick_heat_then_place_in_recep"
@@ -25,7 +25,7 @@ class TaskType(str, Enum):
 
     @property
     def subtask(self) -> str:
-        """The short name that success is reported by, such as ``pick2``."""
+        """The short name in reports, such as ``pick2``."""
         return self.name.lower()
 
 
@@ -34,10 +34,10 @@ SUBTASKS: tuple[str, ...] = tuple(kind.subtask for kind in TaskType)
 
 
 def find_task_type(name: str) -> TaskType:
-    """The task type called ``name``: ALFRED's name or the short one.
+    """Find a task type by ALFRED's name or the short one.
 
     Raises:
-        SpearError: there is none; the message lists them.
+        SpearError: the name is unknown; the message lists all.
     """
     for kind in TaskType:
         if name in (kind.value, kind.subtask):

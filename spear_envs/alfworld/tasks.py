@@ -15,7 +15,7 @@ from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import Task, TaskSet, check_split
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
-"""The splits of both data sets: rooms to train in, the same rooms with other things in them, and unknown rooms."""
+"""Splits of both data sets: rooms to train in, the same rooms with other objects, and unknown rooms."""
 GAME_SPLITS = ("game",)
 """The only split of a task set of one game."""
 
@@ -24,16 +24,16 @@ class Dataset(str, Enum):
     """Which games are played."""
 
     EMBEDDED = "embedded"
-    """Synthetic games, made when they are played; nothing has to be downloaded."""
+    """Synthetic games, made when they are played, without a download."""
     OFFICIAL = "official"
     """The published games, which ``spear data get alfworld`` fetches."""
 
 
 class GameTaskSet(Protocol):
-    """A :class:`TaskSet` that knows where the games of its tasks come from; ``make_task_set`` gives one."""
+    """A :class:`TaskSet` with the games of its tasks, from ``make_task_set``."""
 
     def source(self, task: Task) -> GameSource:
-        """Where the game of a task of this set comes from."""
+        """Source of the game of a task of this set."""
         ...
 
 
@@ -46,21 +46,21 @@ def make_task_set(
     game: str | Path | None = None,
     task_text: str = "template",
 ) -> TaskSet:
-    """The task set of an environment; it is a :class:`GameTaskSet` as well. Equal arguments give the same object.
+    """Make the task set of an environment, which is also a :class:`GameTaskSet`; equal arguments give the same object.
 
     Args:
         dataset: ``"embedded"`` or ``"official"``.
         split: one of :data:`SPLITS`; unused with ``game``, whose split is ``"game"``.
         rooms: ``"standard"`` (16 to 40 receptacles) or ``"small"`` (9 to 15 and fewer objects, for tiny policies: one
             can be searched within 20 turns). Embedded games only.
-        data_dir: where the official games lie: the folder with ``json_2.1.2`` or ``json_2.1.1`` in it, or with the
+        data_dir: folder of the official games: the one with ``json_2.1.2`` or ``json_2.1.1`` in it, or with the
             split folders. By default ``$ALFWORLD_DATA``, else the user's cache.
         game: path of one ``game.tw-pddl``: the set is exactly this game.
         task_text: ``"template"``, or ``"human"`` for the first sentence that a person wrote (official games only).
 
     Raises:
-        SpearError: a keyword without a valid value, or one that does not go with the others; no data; a game file that
-            cannot be read.
+        SpearError: a keyword has an invalid value or does not fit the others, there are no data, or a game file cannot
+            be read.
     """
     chosen = choose_member(Dataset, dataset, "dataset")
     size = choose_member(RoomSize, rooms, "rooms")
@@ -71,16 +71,16 @@ def make_task_set(
     check_split(split, SPLITS)
     if chosen is Dataset.OFFICIAL:
         if size is not RoomSize.STANDARD:
-            raise SpearError(f"rooms={rooms!r} is for dataset='embedded': the rooms of official games are as they are.")
+            raise SpearError(f"rooms={rooms!r} is for dataset='embedded': the rooms of official games are fixed.")
         return make_official_set(data_dir, split, text)
     if data_dir is not None:
         raise SpearError("data_dir is for dataset='official': pass that too, or leave data_dir out.")
     if text is not TaskText.TEMPLATE:
-        raise SpearError("task_text='human' is for dataset='official': no person has written about synthetic games.")
+        raise SpearError("task_text='human' is for dataset='official': synthetic games lack human texts.")
     return _make_embedded(split, size)
 
 
-# A set remembers the tasks it has made, so all environments of a process share one.
+# A set caches its tasks, so all environments of a process share one.
 @lru_cache(maxsize=8)
 def _make_embedded(split: str, size: RoomSize) -> EmbeddedTaskSet:
     return EmbeddedTaskSet(split, size)

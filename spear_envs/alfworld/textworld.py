@@ -20,13 +20,13 @@ from spear_envs.core.errors import SpearError
 
 LOCK = threading.RLock()
 """Held around every call into TextWorld, which is not thread-safe: loading a game swaps ``sys.stdout`` and
-``sys.argv`` and fills module globals of its translator. Processes do not disturb one another."""
+``sys.argv`` and fills module globals of its translator."""
 
 _VARIABLE = "ALFWORLD_DATA"
 
 
 class TextWorldReply(NamedTuple):
-    """What TextWorld says to a command."""
+    """TextWorld's reply to a command."""
 
     observation: str
     admissible: tuple[str, ...]
@@ -35,9 +35,9 @@ class TextWorldReply(NamedTuple):
 
 
 class TextWorldPlay:
-    """Plays of games in TextWorld, one after the other.
+    """Plays games in TextWorld, one after another.
 
-    ``PddlEnv`` under alfworld's ``AlfredDemangler(shuffle=False)`` and ``AlfredInfos``: what alfworld itself makes for
+    ``PddlEnv`` under alfworld's ``AlfredDemangler(shuffle=False)`` and ``AlfredInfos``, as alfworld makes it for
     evaluation. About 0.8 s to load or reset and 50 to 80 ms a step.
 
     Raises:
@@ -67,12 +67,12 @@ class TextWorldPlay:
                     self._env.load(dict(data))
                     self._loaded = dict(data)
                 return self.restart()
-            # Anything may come out of its parsers, a SystemExit included.
+            # Its parsers may raise anything, even SystemExit.
             except (Exception, SystemExit) as error:
                 raise SpearError(f"TextWorld cannot load the game: {type(error).__name__}: {error}") from error
 
     def restart(self) -> TextWorldReply:
-        """Begin the game that was loaded last once more."""
+        """Begin the current game again."""
         with _enter_textworld():
             state = self._env.reset()
         self.commands = []
@@ -87,8 +87,10 @@ class TextWorldPlay:
 
 
 class TextWorldBackend:
-    """TextWorld says what is seen, what may be done and whether it is won; the interpreter plays along unseen, so that
-    the expert, the goal conditions and the anchor are at hand. A :class:`~spear_envs.alfworld.backends.Backend`.
+    """A :class:`~spear_envs.alfworld.backends.Backend` in TextWorld.
+
+    TextWorld gives observations, admissible commands and ``won``; the interpreter plays along for the expert, the goal
+    conditions and the anchor.
 
     Raises:
         SpearError: the extra is not installed.
@@ -107,11 +109,11 @@ class TextWorldBackend:
 
     @property
     def won(self) -> bool:
-        """As TextWorld has it."""
+        """As TextWorld says."""
         return self._reply.won
 
     def start(self, source: GameSource, wording: WordingChoice) -> str:
-        """Begin a game, which takes TextWorld most of a second."""
+        """Begin a game, which takes most of a second."""
         self.play = Interpreter(load_game(source, wording))
         self._reply = self._peer.reset(make_data(source.read(), wording))
         return self._reply.observation
@@ -141,7 +143,7 @@ class TextWorldBackend:
 
 
 def make_data(text: GameText, wording: WordingChoice) -> dict[str, str]:
-    """What TextWorld loads: the file's own logic, or that of the installed alfworld, which is release 2.1.2.
+    """Make what TextWorld loads: the file's own logic, or that of the installed alfworld, release 2.1.2.
 
     Raises:
         SpearError: alfworld's logic is needed and not installed.
@@ -158,7 +160,7 @@ def _read_state(state: Any) -> TextWorldReply:
 
 @contextmanager
 def _enter_textworld() -> Iterator[Any]:
-    """The lock, and afterwards the same ``sys.argv`` as before. Gives the function that makes an environment."""
+    """Hold the lock and restore ``sys.argv`` afterwards; yield the function that makes an environment."""
     with LOCK:
         arguments = sys.argv
         try:
@@ -169,7 +171,7 @@ def _enter_textworld() -> Iterator[Any]:
 
 @lru_cache(maxsize=1)
 def _import_textworld() -> Any:
-    """The function that makes an environment; importing leaves no trace outside of ``sys.modules``."""
+    """Import the function that makes an environment, with no side effects outside ``sys.modules``."""
     with _keep_surroundings():
         try:
             import textworld
@@ -177,7 +179,7 @@ def _import_textworld() -> Any:
             from textworld.envs.pddl import PddlEnv
         except ImportError as error:
             raise SpearError(
-                f"backend='textworld' needs a package ({error}): pip install 'spear-envs[alfworld]' brings it"
+                f"backend='textworld' needs a package ({error}): pip install 'spear-envs[alfworld]'"
             ) from error
 
     def make() -> Any:
@@ -202,6 +204,6 @@ def _keep_surroundings() -> Iterator[None]:
             os.environ[_VARIABLE] = before
         for place in made:
             try:
-                place.rmdir()  # only succeeds while nobody has put anything there
+                place.rmdir()  # only succeeds if it is empty
             except OSError:
                 break

@@ -1,4 +1,4 @@
-"""Commands as calls of tools."""
+"""Commands as tool calls."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def help() -> str:
 
 @lru_cache(maxsize=8)
 def find_tools(wording: Wording) -> tuple[Tool, ...]:
-    """The tools of a game that speaks like this."""
+    """Make the tools of a game with this wording."""
     begin, middle = wording.put
 
     def move(object: Object, receptacle: Receptacle) -> str:
@@ -106,4 +106,4 @@ def find_tools(wording: Wording) -> tuple[Tool, ...]:
 
 
 TOOLS = find_tools(WORDING_2_1_2)
-"""The kinds of commands as functions, of games with the newest words."""
+"""Commands as functions, with the newest wording."""

@@ -1,4 +1,4 @@
-"""What a goal asks for, taken apart: which things belong where, in which condition, and which lamps are to be lit."""
+"""Goals taken apart: which things belong where, in which state, and which lamps are to be lit."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _TREATED = frozenset({"isclean", "iscool", "ishot"})
 
 @dataclass
 class Wish:
-    """One way to fulfil a goal. Keys and members are variables, or names where the goal names a thing.
+    """One way to fulfil a goal; terms are variables, or names of things.
 
-    What is not covered by these fields (the place of the agent, facts of two variables) is left to the final test of
-    the goal.
+    What these fields do not cover (the place of the agent, facts of two variables) is left to the final test of the
+    goal.
     """
 
     kinds: dict[str, list[Literal]] = field(default_factory=lambda: defaultdict(list))
-    """Term -> facts that must hold of it alone and that no plan changes."""
+    """Term -> static facts that must hold of it alone."""
     placed: list[tuple[str, str]] = field(default_factory=list)
-    """(object, receptacle): the one belongs into the other."""
+    """(object, receptacle) pairs: where objects belong."""
     treated: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Object -> ``isclean``, ``ishot``, ``iscool``."""
     held: list[str] = field(default_factory=list)
     """Objects to be held in the end."""
     lit: list[str] = field(default_factory=list)
-    """Objects to be switched on, with the agent before them in the end."""
+    """Objects to be switched on, with the agent at them in the end."""
     different: list[tuple[str, str]] = field(default_factory=list)
     """Pairs that must not be the same."""
 
     def needs(self, term: str) -> Set[str]:
-        """How an object has to be: ``isclean``, ``ishot``, ``iscool``."""
+        """Required states of an object: ``isclean``, ``ishot``, ``iscool``."""
         return self.treated.get(term, frozenset())
 
 
 @lru_cache(maxsize=512)
 def read_wishes(goal: Expression) -> tuple[Wish, ...]:
-    """The ways to fulfil a goal; empty where it is of a form that no ALFWorld game has (``forall``, denied facts).
+    """List the ways to fulfil a goal; empty for forms that ALFWorld does not use (``forall``, negated facts).
 
     Args:
         goal: ``and``, ``or``, ``exists``, ``not (= …)`` and facts, nested.
@@ -64,7 +64,7 @@ class _UnreadableError(Exception):
 def _list_ways(
     expression: Expression, names: Mapping[str, str], numbers: Iterator[int]
 ) -> Sequence[tuple[Literal, ...]]:
-    """The disjuncts of a goal, each a conjunction of facts; every variable gets a name of its own."""
+    """Disjuncts of a goal, each a conjunction of facts; every variable gets a unique name."""
     assert isinstance(expression, tuple)  # the goal has been compiled, so it is well formed
     operator, *parts = expression
     if operator == "and":

@@ -1,4 +1,4 @@
-"""How a game speaks: the few points in which releases of ALFWorld's data differ."""
+"""The wording of a game: the few points in which releases of ALFWorld's data differ."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Wording:
     arrive_at_location: bool
     """Whether going somewhere names the location (``You arrive at loc 12.``) instead of the receptacle."""
     help: str | None
-    """Answer to ``help``; None where there is no such command."""
+    """Answer to ``help``; None if the command does not exist."""
     sinks: frozenset[str]
-    """Types of the receptacles that clean."""
+    """Types of receptacles that clean."""
 
 
 WORDING_2_1_2 = Wording(
@@ -46,12 +46,3 @@ WORDING_2_1_2 = Wording(
     sinks=frozenset({"sinkbasintype"}),
 )
 """Release 2.1.2, which alfworld 0.4.2 downloads, and synthetic games."""
-
-WORDING_2_1_1 = Wording(
-    put=("put ", " in/on "),
-    put_feedback=("You put the ", " in/on the "),
-    arrive_at_location=True,
-    help=None,
-    sinks=frozenset({"sinkbasintype", "sinktype"}),
-)
-"""Release 2.1.1."""

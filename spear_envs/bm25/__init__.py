@@ -1,1 +1,1 @@
-"""Lucene's ranking without a JVM: text analysis, a BM25 index in mapped arrays, and how it is built."""
+"""Lucene's ranking without a JVM: text analysis, a BM25 index in mapped arrays, and its build."""

@@ -1,8 +1,8 @@
-"""Text to index terms, as Lucene 9's English chain gives them.
+"""Text to index terms, as in Lucene 9's English chain.
 
 UAX #29 word tokens (Lucene's ``StandardTokenizer``, Unicode 12.1), possessive ``'s`` dropped, lower case, 33 stop words
-dropped, Porter's stemmer. Documents and queries go the same way. No token holds an ASCII blank, so a text is cut at
-these first and the rest works on words, which repeat: their terms are remembered.
+dropped, Porter's stemmer; the same for documents and queries. Tokens never contain an ASCII blank, so texts are split
+at blanks first and the terms of words, which repeat, are cached.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _STOP_WORDS = """
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 MAX_TOKEN = 255
-"""UTF-16 units that Lucene's tokenizer looks at at once: a longer token is cut."""
+"""Size of the buffer of Lucene's tokenizer in UTF-16 units: longer tokens are cut."""
 REMEMBERED_WORDS = 1 << 14
 """Words whose terms a process keeps: some 4 MB."""
 _APOSTROPHES = "'\u2019\uff07"
 
-# A run of underscores alone is not a token; it is matched without the group, or each of its places would be tried.
+# Underscores alone are not a token; they are matched outside the group, or each position would be tried.
 _ASCII_TOKEN = re.compile(
     r"(_*[A-Za-z0-9]\w*(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w+)*)|_+", re.ASCII
 )
-# Letters by the Unicode of the package `regex` that are none in Unicode 12.1.
+# Letters in the Unicode version of `regex` that are not letters in Unicode 12.1.
 _LATER_LETTERS = "\u00b8\u02e5-\u02eb\u055a\u058a\ua708-\ua716"
-# Characters that are an emoji token for Lucene 9: measured one by one, since no property of today's Unicode gives them.
+# Characters that are an emoji token for Lucene 9: measured one by one, since no property of current Unicode has them.
 _EMOJI = (
     "©®‼⁉™\u2194-\u2199\u21a9-\u21aa\u231a-\u231b\u2328\u2388\u23cf\u23e9-\u23f3\u23f8-\u23fa\u24d0-\u24e9"
     "\u25aa-\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712"
@@ -56,13 +56,13 @@ def analyze(text: str) -> list[str]:
 
 
 def split_words(text: str) -> list[str]:
-    """The text cut at blanks; no token reaches over a cut."""
-    # str.split() also cuts at U+202F, the only blank of Unicode that joins what stands around it.
+    """Split a text at blanks, which tokens never cross."""
+    # str.split() also splits at U+202F, the only Unicode blank that joins its neighbours.
     return text.split() if "\u202f" not in text else re.split(r"[ \t\n\r\f\v]+", text)
 
 
 def analyze_word(word: str) -> tuple[str, ...]:
-    """Index terms of a text without blanks."""
+    """Index terms of one word."""
     return tuple(term for token in tokenize(word) if (term := _normalize(token)))
 
 
@@ -86,25 +86,25 @@ def tokenize(text: str) -> list[str]:
 def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
     """Tokens of a text of any length, in linear time.
 
-    Lucene cannot look beyond its buffer, so that the last letter there is joined to nothing.
+    Lucene cannot look beyond its buffer, so the last letter there is never joined.
     """
     units = [0, *accumulate(1 + (c > "\uffff") for c in text)]
     place = 0
     while place < len(text):
-        reach = bisect_right(units, units[place] + MAX_TOKEN) - 1  # where the buffer of a token that begins here ends
+        reach = bisect_right(units, units[place] + MAX_TOKEN) - 1  # end of the buffer for a token that begins here
         found = pattern.search(text, place, reach)
         if found and found.start() == place:
             if found[1]:
                 yield found[1]
             place = found.end()
         else:
-            # What begins a token is up to three characters long, and may be cut by the end of the buffer.
+            # The start of a token has up to three characters and may be cut by the end of the buffer.
             later = found.start() if found else reach
             place = later if reach == len(text) else min(later, reach - 2)
 
 
 def _normalize(token: str) -> str:
-    """The term of a token, or an empty string for a stop word."""
+    """Term of a token; empty for a stop word."""
     if len(token) > 1 and token[-1] in "sS" and token[-2] in _APOSTROPHES:
         token = token[:-2]
     # One code point at a time, as Java does: İ becomes a plain i, and a final Σ is not ς.
@@ -114,7 +114,7 @@ def _normalize(token: str) -> str:
 
 @cache
 def _compile_unicode() -> Any:
-    """The token pattern for any script; its first group is the token. Compiling takes a moment, so only when needed."""
+    """Compile the token pattern for any script, whose first group is the token; on demand, since it is slow."""
     letter = rf"[[\p{{Word_Break=ALetter}}\p{{Word_Break=Hebrew_Letter}}]--[{_LATER_LETTERS}]]"
     extend = r"[\p{Word_Break=Extend}\p{Word_Break=Format}\p{Word_Break=ZWJ}]*"
     digit = r"\p{Word_Break=Numeric}"

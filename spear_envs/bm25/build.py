@@ -1,8 +1,8 @@
 """Building an index on disk: chunks of documents are analysed by several processes, then merged.
 
-Everything is made in a folder beside the index, ``<name>.partial``, and moved to its place when it is complete. A chunk
-is a file named after the SHA-256 of its texts: a build that was interrupted finds its finished chunks again, and takes
-none for texts that have changed since. Memory is bounded by the texts of a few chunks, or by a stretch of the merge.
+Everything is made in a folder next to the index, ``<name>.partial``, and moved into place when it is complete. A chunk
+is a file named after the SHA-256 of its texts, so an interrupted build finds its finished chunks again unless the texts
+have changed. Memory is bounded by the texts of a few chunks, or by a stretch of the merge.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from spear_envs.data.processes import explain_build, hold_folder, map_in_order, 
 CHUNK_DOCUMENTS = MAX_DOCUMENTS
 CHUNK_CHARACTERS = 1 << 26
 Job = tuple[Path, int, list[str]]
-"""File and number of documents of a chunk, and its texts; no texts if the file is there already."""
+"""File and number of documents of a chunk, and its texts; no texts if the file exists."""
 REMEMBERED_WORDS = 1 << 20
-"""Words whose terms a building process keeps: up to some 250 MB. More than a chunk has, or it forgets all."""
+"""Words whose terms a building process caches: up to some 250 MB. Must exceed the words of a chunk."""
 
 
 def build_index(
@@ -38,22 +38,22 @@ def build_index(
 ) -> None:
     """Index texts into ``folder``; document i is the i-th text.
 
-    Run again after an interruption with the same texts, it resumes. An index that is already in the folder
-    stays in use until the new one takes its place.
+    After an interruption the same call resumes. An existing index stays usable until the new one replaces it.
 
     Args:
         texts: read once, in order, a chunk at a time.
-        folder: a folder that does not exist yet, is empty, or holds an index.
-        processes: that analyse beside the calling one; 1 does everything in the calling process.
+        folder: new, empty, or with an index.
+        processes: that analyse besides the calling one; 1 does everything in the calling process.
         on_progress: called with the number of documents analysed so far, after each chunk.
 
     Raises:
-        SpearError: the folder holds something else, another process is building it, or a building process was killed.
+        SpearError: the folder has other contents, another process is building it, or a building process was killed.
     """
     if processes < 1:
         raise SpearError(f"processes={processes}: give at least 1.")
     folder = Path(folder).absolute()
-    if folder.exists() and not _may_replace(folder):
+    is_free = folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
+    if folder.exists() and not is_free:
         raise SpearError(f"{folder} holds files that are not a search index: name another folder, or empty this one.")
     work = folder.with_name(f"{folder.name}.partial")
     with explain_build(f"the search index {folder}"), hold_folder(work):
@@ -70,10 +70,6 @@ def build_index(
         merge_chunks([Chunk.open(path) for path in chunks], fresh)
         replace_folder(fresh, folder, work)
         shutil.rmtree(work)
-
-
-def _may_replace(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
 
 
 def _cut_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -103,7 +99,7 @@ def _name_chunk(chunk: list[str], work: Path) -> Path:
 
 
 def _write_chunk(job: Job) -> tuple[Path, int]:
-    """Index a chunk; returns the file and its documents."""
+    """Index a chunk; return the file and its number of documents."""
     path, size, chunk = job
     if chunk:
         write_chunk(make_postings(chunk, _recall_word), path)
@@ -114,7 +110,7 @@ _recall_word = remember_words(REMEMBERED_WORDS)
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether the chunk was written; its checksum is compared, since a crash of the system can leave less."""
+    """Whether the chunk was written, by its checksum, since a crash of the system may truncate it."""
     try:
         return Chunk.open(path).is_whole()
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Chunks of a build: the postings of some documents in one file, of which parts are read at a time.
+"""Chunks of a build: the postings of some documents in one file, which is read in parts.
 
-The file is a line of JSON, padded, and the arrays one after the other. It is written under another name and renamed; a
-checksum tells whether a crash of the system has left less.
+The file is a padded line of JSON followed by the arrays. It is written under another name and renamed; a checksum
+detects truncation by a crash of the system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from spear_envs.bm25.postings import Postings
 
 MAX_DOCUMENTS = 1 << 16
-"""Of a chunk: their numbers are written in two bytes."""
+"""Documents of a chunk: their numbers have two bytes."""
 HEADER = 1_024
 TYPES = {"term_bytes": "u1", "term_ends": "<i8", "starts": "<i8", "documents": "<u2", "counts": "<u2", "norms": "u1"}
 
@@ -37,7 +37,7 @@ class Chunk:
 
     @classmethod
     def open(cls, path: Path) -> Chunk:
-        """Read what is in a file.
+        """Read the header of a file.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: it is not a chunk.
@@ -57,7 +57,7 @@ class Chunk:
         return np.fromfile(self.path, dtype, stop - start, offset=before + start * dtype.itemsize)
 
     def is_whole(self) -> bool:
-        """Whether all was written: reads it all."""
+        """Read everything and compare the checksum."""
         checksum = 0
         for array in TYPES:
             values = self.read(array)
@@ -68,7 +68,7 @@ class Chunk:
 
 
 def write_chunk(postings: Postings, path: Path) -> None:
-    """Write the postings of at most ``MAX_DOCUMENTS`` documents; the file is there either wholly or not at all."""
+    """Write the postings of at most ``MAX_DOCUMENTS`` documents atomically."""
     arrays = [np.ascontiguousarray(getattr(postings, array), kind) for array, kind in TYPES.items()]
     checksum = 0
     for values in arrays:
@@ -79,7 +79,7 @@ def write_chunk(postings: Postings, path: Path) -> None:
         "filled": postings.filled,
         "checksum": checksum,
     }
-    part = path.with_suffix(f".{os.getpid()}")  # two chunks of equal texts have one name
+    part = path.with_suffix(f".{os.getpid()}")  # chunks of equal texts share a name
     with part.open("wb") as file:
         file.write(json.dumps(header).encode("ascii").ljust(HEADER))
         for values in arrays:

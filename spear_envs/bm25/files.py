@@ -1,4 +1,4 @@
-"""An index in a folder: one file of plain little-endian numbers for each array, and a manifest that is written last.
+"""An index in a folder: a file of little-endian numbers for each array, and a manifest that is written last.
 
 A folder without a manifest is not an index. Arrays are mapped read-only, so that opening costs milliseconds and all
 processes share one copy in memory.
@@ -48,7 +48,7 @@ def name_file(array: str) -> str:
 
 
 class ArrayWriter:
-    """Writes arrays that grow, each to its file in ``folder``. Leave the block and the disk has them.
+    """Writes growing arrays, each to its file in ``folder``; leaving the block syncs them.
 
     Raises:
         OSError: the disk is full.
@@ -74,18 +74,12 @@ class ArrayWriter:
 
 
 def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
-    """Make a folder whose arrays are complete an index."""
+    """Turn a folder with complete arrays into an index."""
     files = {}
     for array in ARRAYS:
         path = folder / name_file(array)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": digest_file(path)}
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "terms_total": terms_total,
-        "filled": filled,
-        "files": files,
-    }
+    manifest = {"format": FORMAT, "version": VERSION, "terms_total": terms_total, "filled": filled, "files": files}
     part = folder / f"{MANIFEST}.part"
     with part.open("w", encoding="utf-8") as file:
         file.write(json.dumps(manifest, indent=1) + "\n")
@@ -99,11 +93,11 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
 
     Args:
         folder: of the index.
-        mend: what a message tells the user to do.
+        mend: what an error message tells the user to do.
 
     Raises:
-        SpearError: there is none, it is of another version, or files are missing or of another size than was written.
-            Bytes are not compared: :func:`check_files` does.
+        SpearError: there is no index, it is of another version, or files are missing or have another size than was
+            written. Checksums are not compared.
     """
     manifest = _read_manifest(folder, mend)
     try:
@@ -129,33 +123,18 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
     return packed
 
 
-def check_files(folder: Path) -> None:
-    """Compare every byte of an index with the checksums of its manifest: some seconds for a million documents.
-
-    Raises:
-        SpearError: what :func:`map_index` finds, or a file whose bytes are not those that were written.
-    """
-    map_index(folder)
-    files = _read_manifest(folder)["files"]
-    for name in map(name_file, ARRAYS):
-        if digest_file(folder / name) != files[name].get("sha256"):
-            raise SpearError(f"{folder / name} is damaged: its checksum is another than was written; {MEND}.")
-
-
-def _read_manifest(folder: Path, mend: str = MEND) -> dict[str, Any]:
+def _read_manifest(folder: Path, mend: str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise SpearError(f"{folder} holds no finished search index: {mend}.") from None
+        raise SpearError(f"{folder} does not hold a finished search index: {mend}.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {mend}.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise SpearError(f"{path} is not a manifest of a search index: {mend}.")
     if manifest.get("version") != VERSION:
-        raise SpearError(
-            f"{folder} is a search index of version {manifest.get('version')}, and this is version {VERSION}: {mend}."
-        )
+        raise SpearError(f"{folder} is a search index of version {manifest.get('version')}, not {VERSION}: {mend}.")
     return manifest
 
 

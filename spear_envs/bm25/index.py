@@ -1,4 +1,4 @@
-"""Searching: a query in, the numbers of the best documents out, in Lucene's order."""
+"""Searching: from a query to the numbers of the best documents, in Lucene's order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spear_envs.bm25.ranking import Rank, choose_rank
 from spear_envs.core.errors import SpearError
 
 MAX_TERMS = 1_024
-"""Distinct terms of a query that count; Lucene refuses a query with more."""
+"""Distinct terms of a query that count; Lucene refuses queries with more."""
 REMEMBERED_TERMS = 1 << 12
 
 
@@ -30,8 +30,8 @@ class SearchIndex:
 
     Args:
         packed: the documents' terms.
-        rank: how to score; the compiled loop by default, where there is one.
-        mend: what a message tells the user to do if a search finds damage.
+        rank: scores documents; the compiled loop by default, if there is one.
+        mend: what an error message tells the user to do if a search finds damage.
     """
 
     def __init__(self, packed: Packed, rank: Rank | None = None, mend: str = MEND) -> None:
@@ -43,19 +43,19 @@ class SearchIndex:
 
     @classmethod
     def in_memory(cls, texts: Iterable[str]) -> SearchIndex:
-        """An index of some thousand texts, document i being the i-th."""
+        """Index some thousand texts; document i is the i-th text."""
         return cls(pack_postings(make_postings(texts)))
 
     @classmethod
     def open(cls, folder: Path, mend: str = MEND) -> SearchIndex:
-        """The index that :func:`~spear_envs.bm25.build.build_index` wrote, mapped.
+        """Map an index from :func:`~spear_envs.bm25.build.build_index`.
 
         Args:
             folder: of the index.
-            mend: what a message tells the user to do where it cannot be used, now or in a search.
+            mend: what an error message tells the user to do if it cannot be used, now or in a search.
 
         Raises:
-            SpearError: there is none, it is half built, of another version, or damaged in a way that shows at once.
+            SpearError: there is none, it is half built, of another version, or visibly damaged.
         """
         return cls(map_index(Path(folder), mend), mend=mend)
 
@@ -64,7 +64,7 @@ class SearchIndex:
         return len(self._packed.norms)
 
     def search(self, query: str, k: int = 50) -> list[int]:
-        """Numbers of the ``k`` best documents that hold a term of the query, best first, equal ones in ascending order.
+        """Numbers of the ``k`` best documents with a term of the query, best first, equal ones in ascending order.
 
         Any text is a query; operators have no meaning. Of more than 1,024 distinct terms the first 1,024 count.
 
@@ -74,7 +74,7 @@ class SearchIndex:
         return [number for number, _ in self.search_scored(query, k)]
 
     def search_scored(self, query: str, k: int = 50) -> list[tuple[int, float]]:
-        """What :meth:`search` finds, each with its score: the float32 that Lucene gives."""
+        """As :meth:`search`, each with its score: Lucene's float32."""
         if k < 1:
             raise SpearError(f"k={k}: ask for at least one document.")
         spans: list[tuple[int, int, int, int]] = []

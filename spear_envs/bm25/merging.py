@@ -1,6 +1,6 @@
-"""Merging the chunks of a build: some neighbouring terms at a time, each from every chunk, packed and appended.
+"""Merging the chunks of a build: a stretch of neighbouring terms at a time, from every chunk, packed and appended.
 
-Memory holds some million pairs and their terms, however many there are in all.
+Memory holds some million pairs and their terms, however large the index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spear_envs.bm25.packing import PADDING, count_blocks, find_factors, pack_pa
 from spear_envs.bm25.postings import pack_terms, unpack_terms
 
 STRETCH_PAIRS = 1 << 22
-"""Pairs that are merged at a time, about; a single term may have more."""
+"""Pairs merged at a time, approximately; a single term may have more."""
 
 
 def merge_chunks(chunks: Sequence[Chunk], folder: Path) -> None:
@@ -89,7 +89,7 @@ def _cut_stretches(chunks: Sequence[Chunk]) -> Iterator[_Stretch]:
 
 
 def _join_parts(parts: list[_Stretch]) -> _Stretch:
-    """Bring the pairs of each term together, part after part."""
+    """Join the pairs of each term, part after part."""
     terms = sorted(set().union(*(part.terms for part in parts)))
     numbers = {term: number for number, term in enumerate(terms)}
     ranks = [np.fromiter(map(numbers.__getitem__, part.terms), np.int64, len(part.terms)) for part in parts]
@@ -109,7 +109,7 @@ def _join_parts(parts: list[_Stretch]) -> _Stretch:
 
 
 def _choose_borders(chunks: Sequence[Chunk]) -> list[bytes]:
-    """Terms that begin a stretch, ascending: between two of them lie ``STRETCH_PAIRS`` pairs or a little more."""
+    """Terms that begin a stretch, ascending, with about ``STRETCH_PAIRS`` pairs between two of them."""
     step = max(STRETCH_PAIRS // (2 * max(len(chunks), 1)), 1)
     samples = []
     for chunk in chunks:
@@ -130,7 +130,7 @@ def _choose_borders(chunks: Sequence[Chunk]) -> list[bytes]:
 
 
 def _find_terms(chunk: Chunk, borders: list[bytes]) -> list[int]:
-    """Where the stretches begin among the chunk's terms, and the end."""
+    """Starts of the stretches among the chunk's terms, and the end."""
     ends, text = chunk.read("term_ends"), chunk.read("term_bytes")
     terms = range(len(ends) - 1)
     found = [bisect_left(terms, border, key=lambda i: text[ends[i] : ends[i + 1]].tobytes()) for border in borders]

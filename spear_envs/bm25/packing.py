@@ -1,15 +1,15 @@
 """Postings as they are stored and searched: blocks of 128 pairs, in as few bits as each block needs.
 
 A block of n pairs is n - 1 gaps between document numbers, less 1, and then n counts, less 1. The last document of each
-block lies in an array of its own, so that blocks are skipped unread, and a term of one document has no gaps. Numbers of
-w bits follow one another from the lowest bit of the first byte on, so that eight of them take w bytes.
+block is in a separate array, so that blocks can be skipped unread, and a term of one document has no gaps. Numbers of w
+bits are stored from the lowest bit of the first byte on, so eight of them take w bytes.
 
-A term that one document in 32 holds, or more, has a map instead of gaps: a bit for each document. A search goes through
-64 documents of it at a time, and its blocks hold counts alone.
+A term in at least one of 32 documents has a map instead of gaps: a bit for each document. A search processes 64
+documents of it at a time, and its blocks hold only counts.
 
 A pair scores g(x) = weight - weight / (1 + x) with x = count * factor of the document's length, all in float32. Each
-operation keeps order, and so g does: with the greatest x of a block, rounded up, g is never below a score in the block,
-whatever the weight. This bound is a byte: a float32 with five bits of mantissa, from 0.25 to 62, or infinity.
+operation is monotonic, and so is g: at the greatest x of a block, rounded up, g is an upper bound of the scores in the
+block for every weight. The bound is a byte: a float32 with five bits of mantissa, from 0.25 to 62, or infinity.
 """
 
 from __future__ import annotations
@@ -26,29 +26,24 @@ B = np.float32(0.4)
 BLOCK = 128
 """Pairs of a block; the last block of a term may have fewer."""
 PADDING = 1_024
-"""Zero bytes behind the last block, so that a whole block can be read at any of them."""
+"""Zero bytes after the last block, so that reading a full block never leaves the data."""
 OFFSET_BITS, GAP_BITS, COUNT_BITS, BOUND_BITS = 40, 6, 5, 8
-"""Fields of a block's uint64, from the lowest bit on: where its data begin, bits of a gap, bits of a count, bound."""
+"""Fields of a block's uint64, from the lowest bit on: offset of its data, bits of a gap, bits of a count, bound."""
 GAP_SHIFT = OFFSET_BITS
 COUNT_SHIFT = GAP_SHIFT + GAP_BITS
 BOUND_SHIFT = COUNT_SHIFT + COUNT_BITS
 MANTISSA_SHIFT = 23 - 5
 LOWEST_BOUND = int(np.float32(0.25).view(np.uint32)) >> MANTISSA_SHIFT
 MAPPED_SHARE = 32
-"""A term has a map if at least one document in so many holds it."""
+"""A term has a map if at least one in this many documents holds it."""
 MAP_SPAN = 256
-"""Maps end at a whole number of so many documents: four words."""
+"""Maps are padded to a multiple of this many documents, four words."""
 DAMAGE = "document numbers are not ascending"
 
 
-def _list_bounds() -> npt.NDArray[np.float32]:
-    bounds = ((np.arange(256, dtype=np.uint32) + LOWEST_BOUND) << MANTISSA_SHIFT).view(np.float32)
-    bounds[-1] = np.inf
-    return bounds
-
-
-BOUNDS = _list_bounds()
-"""float32 (256,): what each code of a bound stands for, ascending."""
+BOUNDS = ((np.arange(256, dtype=np.uint32) + LOWEST_BOUND) << MANTISSA_SHIFT).view(np.float32)
+"""float32 (256,): the bound of each code, ascending."""
+BOUNDS[-1] = np.inf
 
 
 @dataclass(frozen=True)
@@ -58,23 +53,23 @@ class PackedPairs:
     lasts: npt.NDArray[np.uint32]
     """(B,): number of the block's last document."""
     blocks: npt.NDArray[np.uint64]
-    """(B,): where its bytes begin, bits of a gap and of a count, and the code of its bound."""
+    """(B,): offset of its bytes, bits of a gap and of a count, and the code of its bound."""
     data: npt.NDArray[np.uint8]
     """Gaps and counts."""
     peaks: npt.NDArray[np.uint8]
     """(T,): the greatest code of the term's blocks."""
     mapped: npt.NDArray[np.uint32]
-    """(M,): the terms that have maps, ascending."""
+    """(M,): terms with maps, ascending."""
     maps: npt.NDArray[np.uint64]
-    """(M · W,): for each of them W words with a bit for each document, from the lowest on."""
+    """(M · W,): for each of them W words with a bit for each document, lowest first."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An inverted index of N documents and T terms that can be searched. See :class:`~.postings.Postings`."""
+    """A searchable inverted index of N documents and T terms. See :class:`~.postings.Postings`."""
 
     term_bytes: npt.NDArray[np.uint8]
-    """The terms in UTF-8, in ascending order of their bytes, one after the other."""
+    """The terms in UTF-8, concatenated in ascending order of their bytes."""
     term_ends: npt.NDArray[np.int64]
     """(T + 1,): term i is ``term_bytes[term_ends[i] : term_ends[i + 1]]``."""
     frequencies: npt.NDArray[np.uint32]
@@ -87,7 +82,7 @@ class Packed:
     data: npt.NDArray[np.uint8]
     mapped: npt.NDArray[np.uint32]
     maps: npt.NDArray[np.uint64]
-    """See :class:`PackedPairs`; behind the data are ``PADDING`` zeros."""
+    """See :class:`PackedPairs`; ``PADDING`` zeros follow the data."""
     norms: npt.NDArray[np.uint8]
     """(N,): lengths of the documents in terms, quantised."""
     terms_total: int
@@ -186,12 +181,12 @@ def pack_pairs(
 
 
 def count_words(size: int) -> int:
-    """Words of a map of so many documents."""
+    """Words of a map of ``size`` documents."""
     return -(-size // MAP_SPAN) * MAP_SPAN // 64
 
 
 def map_documents(documents: npt.NDArray[np.uint32], size: int) -> npt.NDArray[np.uint64]:
-    """A bit for each of ``size`` documents, in words from the lowest bit on."""
+    """Make a map: a bit for each of ``size`` documents, lowest first."""
     held = np.zeros(64 * count_words(size), bool)
     held[documents] = True
     return np.packbits(held, bitorder="little").view("<u8")
@@ -203,17 +198,17 @@ def list_documents(term_map: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 def _add_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where each of so many begins, and the end."""
+    """Start of each of consecutive parts, and the end."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _count_bits(values: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.int64]:
-    """How many bits each number has without leading zeros."""
+    """Bits of each number without leading zeros."""
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
 def _code_bounds(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """The least code whose bound is not below each value."""
+    """The least code whose bound is at least each value."""
     return np.searchsorted(BOUNDS, values).astype(np.int64)
 
 
@@ -237,7 +232,7 @@ def _pack_numbers(
         place = 8 * nth[:, None] + np.arange(8)
         held = np.where(place < sizes[owner, None], padded[heads[owner, None] + place], 0)
         packed = _pack_groups(held.T, int(width))
-        # Of a last group that is not full, the bytes that its numbers reach.
+        # Of a partial last group only the bytes in use.
         used = np.minimum(-(-(sizes[owner] - 8 * nth) * width // 8), width)
         first = places[owner] + width * nth
         for byte in range(width):
@@ -271,7 +266,7 @@ def unpack_pairs(
     Args:
         frequency: pairs, at least 1.
         lasts, blocks: of the term.
-        data: all there are, with the zeros behind them.
+        data: all of the index, with padding.
         term_map: of the term, if it has one.
 
     Raises:
@@ -304,7 +299,7 @@ def unpack_pairs(
 def _unpack_numbers(
     places: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int64]:
-    """(B, 128) numbers, those of block i from ``data[places[i]]`` on; what lies behind a block's end is read too."""
+    """Read (B, 128) numbers, those of block i from ``data[places[i]]`` on, also beyond a block's end."""
     if places.max() + 16 * widths.max() > len(data):
         raise ValueError("a block lies outside the data")
     made = np.zeros((len(places), BLOCK), np.int64)
@@ -318,7 +313,7 @@ def _unpack_numbers(
 
 
 def _unpack_groups(held: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.uint32]:
-    """What :func:`_pack_groups` was given."""
+    """Invert :func:`_pack_groups`."""
     made = np.zeros((8, held.shape[1]), np.uint32)
     for byte in range(width):
         for number in range(8 * byte // width, (8 * byte + 7) // width + 1):

@@ -1,4 +1,4 @@
-"""The arrays of an index, and how they come from texts."""
+"""The arrays of an index, made from texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from spear_envs.bm25.analysis import analyze_word, split_words
 
 MAX_COUNT = 65_535
-"""Occurrences of a term in one document that are told apart."""
+"""The largest count of a term in one document."""
 
 
 def _list_quantized_lengths() -> npt.NDArray[np.int64]:
@@ -27,23 +27,23 @@ def _list_quantized_lengths() -> npt.NDArray[np.int64]:
 
 
 QUANTIZED_LENGTHS = _list_quantized_lengths()
-"""int64 (256,): the document length that each byte stands for."""
+"""int64 (256,): the document length of each byte."""
 
 
 def quantize_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The byte for each length: of the greatest storable length that is not above it."""
+    """The byte of the greatest storable length up to each length."""
     return (np.searchsorted(QUANTIZED_LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class Postings:
-    """An inverted index of N documents, T terms and P pairs of a term and a document that holds it.
+    """An inverted index of N documents, T terms and P pairs of a term and a document with it.
 
-    Documents are numbered from 0 in the order in which they were given.
+    Documents are numbered from 0 in their order.
     """
 
     term_bytes: npt.NDArray[np.uint8]
-    """The terms in UTF-8, in ascending order of their bytes, one after the other."""
+    """The terms in UTF-8, concatenated in ascending order of their bytes."""
     term_ends: npt.NDArray[np.int64]
     """(T + 1,): term i is ``term_bytes[term_ends[i] : term_ends[i + 1]]``."""
     starts: npt.NDArray[np.int64]
@@ -61,16 +61,16 @@ class Postings:
 
 
 class NumberWords(Protocol):
-    """How the words of texts become numbers of terms."""
+    """Turns the words of texts into numbers of terms."""
 
     def __call__(
         self, texts: Iterable[str], find_numbers: Callable[[str], tuple[int, ...]], /
     ) -> tuple[bytearray, bytearray]:
-        """The numbers of all words one after the other (uint32), and where each text ends among them (int64).
+        """Concatenated numbers of all words (uint32), and the end of each text among them (int64).
 
         Args:
-            texts: cut into words at blanks.
-            find_numbers: of a word; asked once for each.
+            texts: split into words at blanks.
+            find_numbers: called once for each word.
         """
 
 
@@ -87,7 +87,7 @@ def number_with_python(
 
 
 def choose_numbering() -> NumberWords:
-    """The compiled loop of ``_words.c``, or Python's where the installation had no compiler."""
+    """The compiled loop of ``_words.c``, or Python's if it was not compiled."""
     try:
         from spear_envs.bm25._words import number_words
     except ImportError:
@@ -104,8 +104,8 @@ def make_postings(
 
     Args:
         texts: one for each document.
-        analyze_word: the terms of a word; give a cached one when more texts will follow.
-        number_words: the compiled loop by default, where there is one.
+        analyze_word: gives the terms of a word; pass a cached one if more texts will follow.
+        number_words: the compiled loop by default, if there is one.
     """
     known: dict[str, int] = {}
 
@@ -137,8 +137,8 @@ def _count_pairs(
     ranks: npt.NDArray[np.int64], occurrences: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
     """Rank of the term, document and count of each pair, ordered by the first two."""
-    # One number for each occurrence, term before document, in as few bytes as hold it: sorting orders the pairs and
-    # puts equal ones together.
+    # One number for each occurrence, term before document, in as few bytes as possible: sorting orders the pairs and
+    # groups equal ones.
     size = max(len(lengths), 1)
     kind = np.min_scalar_type(max(len(ranks), 1) * size)
     keys = ranks.astype(kind)[occurrences]
@@ -154,13 +154,13 @@ def _count_pairs(
 
 
 def pack_terms(terms: list[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The terms in one array of bytes, and where each ends, after a leading 0."""
+    """Concatenate terms; return their bytes and, after a leading 0, their ends."""
     ends = np.zeros(len(terms) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, terms), np.int64, len(terms)), out=ends[1:])
     return np.frombuffer(b"".join(terms), np.uint8), ends
 
 
 def unpack_terms(term_bytes: npt.NDArray[np.uint8], term_ends: npt.NDArray[np.int64]) -> list[bytes]:
-    """What :func:`pack_terms` was given."""
+    """Invert :func:`pack_terms`."""
     text, ends = term_bytes.tobytes(), term_ends.tolist()
     return [text[start:end] for start, end in pairwise(ends)]

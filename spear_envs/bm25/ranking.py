@@ -1,9 +1,9 @@
-"""BM25 over packed postings: the best documents that hold a term of the query.
+"""BM25 over packed postings: the best documents with a term of the query.
 
 Scores are Lucene's to the last bit, since equal scores are ordered by document number: float32 for each term, summed in
-float64 in the order of the terms, compared as float32. The compiled loop of ``_search.c``, used where the installation
-could build it, scores only documents whose bounds can be among the best; ``rank_with_numpy`` scores every document, and
-is what the compiled loop is tested against.
+float64 in the order of the terms, compared as float32. The compiled loop of ``_search.c``, if it could be built, scores
+only documents whose bounds can be among the best; ``rank_with_numpy`` scores every document and is its reference in
+tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spear_envs.bm25.packing import BLOCK, count_words, unpack_pairs
 
 
 class Rank(Protocol):
-    """How documents are scored and the best chosen."""
+    """Scores documents and chooses the best."""
 
     def __call__(
         self,
@@ -43,7 +43,7 @@ class Rank(Protocol):
             k: at least 1.
 
         Raises:
-            ValueError: the arrays contradict each other, or hold document numbers that no index has.
+            ValueError: the arrays contradict each other, or have impossible document numbers.
         """
 
 
@@ -81,7 +81,7 @@ def rank_with_numpy(
 
 
 def choose_rank() -> Rank:
-    """The compiled loop, or NumPy's where the installation had no compiler."""
+    """The compiled loop, or NumPy's if it was not compiled."""
     try:
         from spear_envs.bm25._ranking import rank_hits
     except ImportError:

@@ -1,12 +1,12 @@
-"""Porter's stemmer of 1980 with its author's two later rules (``bli`` → ``ble``, ``logi`` → ``log``), as Lucene has it.
+"""Porter's stemmer of 1980 with its author's two later rules (``bli`` → ``ble``, ``logi`` → ``log``), as in Lucene.
 
-Porter, "An algorithm for suffix stripping", Program 14(3), 1980. Whatever is not a, e, i, o, u, or y after a consonant,
-counts as a consonant: digits and é too.
+Porter, "An algorithm for suffix stripping", Program 14(3), 1980. Everything but a, e, i, o, u, and y after a consonant
+counts as a consonant, also digits and é.
 """
 
 from __future__ import annotations
 
-# In each table the first suffix that fits decides, whether or not its condition holds.
+# In each table the first matching suffix decides, whether or not its condition holds.
 _STEP_2 = (
     ("ational", "ate"),
     ("tional", "tion"),
@@ -39,7 +39,7 @@ _STEP_3 = (
     ("ful", ""),
     ("ness", ""),
 )
-# Suffix and the number of letters that go: of `sion` and `tion` only `ion`.
+# Suffix and number of removed letters: of `sion` and `tion` only `ion`.
 _STEP_4 = (
     ("al", 2),
     ("ance", 4),
@@ -65,7 +65,7 @@ _STEP_4 = (
 
 
 def stem_word(word: str) -> str:
-    """The stem of a word in lower case; a word of one or two characters is its own."""
+    """Stem a word in lower case; words of one or two characters are unchanged."""
     if len(word) < 3:
         return word
     word = _cut_inflection(word)
@@ -76,7 +76,7 @@ def stem_word(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """One letter for each of the word's: ``c`` for a consonant, ``v`` for a vowel."""
+    """A letter for each of the word's: ``c`` for a consonant, ``v`` for a vowel."""
     shape = []
     vowel = True  # so that a leading y counts as a consonant
     for letter in word:
@@ -91,7 +91,7 @@ def _measure(shape: str) -> int:
 
 
 def _ends_short(word: str, shape: str) -> bool:
-    """Porter's *o: the word ends consonant, vowel, consonant, and the last is none of w, x, y."""
+    """Porter's *o: the word ends consonant, vowel, consonant, and the last is not w, x or y."""
     return shape.endswith("cvc") and word[-1] not in "wxy"
 
 

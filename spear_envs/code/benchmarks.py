@@ -1,4 +1,4 @@
-"""The published problems to train and to evaluate on: which files they are."""
+"""The published problems for training and evaluation, and their files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Benchmark:
     split: str
     """Its one split."""
     count: int | None
-    """Problems in it; None where no exact number is published."""
+    """Number of problems; None if no exact number is published."""
     summary: str
 
     @property
     def folder(self) -> Path:
-        """Where its files lie once fetched."""
+        """Folder of its fetched files."""
         return data_folder() / "code" / self.name
 
 
@@ -56,7 +56,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
 PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         **{item.name: {item.split: item.name} for item in BENCHMARKS.values()},
-        # What the paper trains and evaluates on, as the splits of one data set.
+        # The paper's training and evaluation data as splits of one data set.
         "dapo-aime": {"train": "dapo-math-17k", "valid": "aime-2024", "test": "aime-2025"},
     }
 )
@@ -64,17 +64,17 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def list_files(item: Benchmark) -> list[Path]:
-    """The fetched files of a benchmark; a parquet file rather than the same as ``.jsonl``."""
+    """List the fetched files of a benchmark, preferring parquet to ``.jsonl``."""
     paths = sorted(path for path in item.folder.rglob("*") if path.suffix in (".parquet", ".jsonl"))
     tables = [path for path in paths if path.suffix == ".parquet"]
     return tables or paths
 
 
 def read_benchmark(item: Benchmark) -> Distinct:
-    """Its problems, each once.
+    """Read its problems, each once.
 
     Raises:
-        SpearError: its files are not there or cannot be read.
+        SpearError: its files are missing or cannot be read.
     """
     paths = list_files(item) if item.folder.is_dir() else []
     if not paths:
@@ -83,14 +83,14 @@ def read_benchmark(item: Benchmark) -> Distinct:
 
 
 def open_benchmark(dataset: str, split: str) -> ProblemTaskSet:
-    """The problems of a benchmark, or of a file, each once.
+    """Open the problems of a benchmark or a file, each once.
 
     Args:
         dataset: one of :data:`PUBLISHED`, or the path of a file.
         split: one of its splits.
 
     Raises:
-        SpearError: a file is not there or cannot be read.
+        SpearError: a file is missing or cannot be read.
     """
     if dataset in PUBLISHED:
         name, subtask = dataset, PUBLISHED[dataset][split]

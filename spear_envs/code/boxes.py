@@ -9,9 +9,9 @@ _BRACES = re.compile(r"\\boxed\{|[{}]")
 
 
 def find_last_box(text: str) -> str | None:
-    r"""The content of the ``\boxed{…}`` that begins last among those that are closed; None if there is none.
+    r"""Content of the closed ``\boxed{…}`` that begins last, so of the innermost of nested ones; None if there is none.
 
-    Of boxes within a box that is the innermost. Takes time linear in the text.
+    Takes time linear in the text.
     """
     if _BOX not in text:
         return None
@@ -28,7 +28,7 @@ def find_last_box(text: str) -> str | None:
 
 
 def read_last_box(text: str) -> str | None:
-    r"""The content of the last ``\boxed{`` of all, as the authors read it; None if that one is not closed."""
+    r"""Content of the last ``\boxed{``, as the authors read it; None if that is not closed."""
     begin = text.rfind(_BOX)
     if begin < 0:
         return None

@@ -1,4 +1,4 @@
-"""``spear data get|verify code``: problems to train and to evaluate on."""
+"""``spear data get|verify code``: problems for training and evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spear_envs.data.verification import AbsentDataError, Finding, conclude, ins
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
 
 
-# Untried: the machine that this was written on does not reach Hugging Face; tests have a server of their own.
+# Not tried against Hugging Face; tests use their own server.
 @click.command()
 @_NAMES
 @source_option
@@ -49,24 +49,24 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
             files = find_mirrored(opened, item.folder, item.pattern) or list_published(item.repository, item.pattern)
         for file, path in _prefer_tables(files):
             if pin(file, item.folder).sha256 is None:
-                _say(console, f"{path}: no SHA-256 is known; that of the first copy is locked.")
+                _say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
             fetch_locked(file, item.folder, source=source and find_given(source, path), console=console)
         _say(console, str(item.folder))
 
 
 def _prefer_tables(files: list[tuple[RemoteFile, str]]) -> list[tuple[RemoteFile, str]]:
-    """The parquet files alone, where a repository has its problems in several forms."""
+    """Only the parquet files, if a repository has its problems in several forms."""
     return [(file, path) for file, path in files if path.endswith(".parquet")] or files
 
 
 def expect_files() -> Iterator[Expected]:
-    """Where the problems come from; how the files are called, only the hub says."""
+    """Yield the sources of the problems; only the hub knows the names of the files."""
     for item in BENCHMARKS.values():
         yield Expected(f"code/{item.name}/", locate_page(item.repository), repository=item.repository)
 
 
 def list_collections() -> Iterator[Collection]:
-    """The data sets that the environment opens: each benchmark, and what is put together from them."""
+    """Yield the data sets of the environment: each benchmark, and combinations of them."""
     for name, splits in PUBLISHED.items():
         items = [BENCHMARKS[part] for part in splits.values()]
         missing = [item.name for item in items if not list_files(item)]
@@ -82,7 +82,7 @@ def list_collections() -> Iterator[Collection]:
 def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Check the checksums of what was fetched, count the problems, and print their fingerprints.
 
-    Exit code 1 if a file is damaged or a benchmark has not the published number of problems, 3 if nothing is here.
+    Exit code 1 if a file is damaged or a benchmark lacks the published number of problems, 3 if nothing is here.
 
     \b
       spear data verify code
@@ -91,7 +91,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """Checksums and numbers of the benchmarks that are here, by default of all of them."""
+    """Check checksums and numbers of the benchmarks that are here, by default all."""
     present = [BENCHMARKS[name] for name in names or BENCHMARKS if BENCHMARKS[name].folder.is_dir()]
     if not present:
         raise AbsentDataError(f"{data_folder() / 'code'} has none of it: 'spear data get code' fetches it.")

@@ -43,12 +43,12 @@ from spear_envs.core.tasks import Task, canonical_json
 TIME_LIMIT = 30.0
 MEMORY_MB = 1_024
 NO_CODE = 256
-"""``info["return_code"]`` where no program has ended by itself in this turn; no process can return it."""
+"""``info["return_code"]`` if no program ended by itself in this turn; not a possible exit code."""
 NOT_RUN = "This was the last turn, so the code was not run."
 
 
 class Preset(str, Enum):
-    """Turn limits of the paper under one name. Their token limits belong to who plays: 16,384 and 30,000."""
+    """Turn limits of the paper. The token limits, 16,384 and 30,000, are the player's."""
 
     SHORT = "16k"
     """8 turns."""
@@ -60,43 +60,42 @@ _TURNS = {Preset.SHORT: 8, Preset.LONG: 15}
 
 
 class CodeInterpreterEnv(SpearEnv[str]):
-    r"""Mathematics with a Python tool: a response posts code, or it is the answer, which ends the episode.
+    r"""Mathematics with a Python tool: a response is code to run, or the answer, which ends the episode.
 
-    A call is a JSON object between ``<tool_call>`` tags, as Qwen's chat templates have it, code between ``<code>``
-    tags, or a fence of Python; the first valid one of a response is run, in a process of its own that remembers
-    nothing. What it printed is the next observation. A call that cannot be read is answered with what is wrong. A
-    response without a call is final, whatever it says; its answer is in ``\boxed{}``. A call in the last turn is
-    not run and does not count.
+    A call is a JSON object between ``<tool_call>`` tags, as in Qwen's chat templates, code between ``<code>`` tags, or
+    a fence of Python; the first valid one of a response is run, in a fresh process. Its output is the next observation.
+    A call that cannot be read is answered with the fault. A response without a call is final; its answer is in
+    ``\boxed{}``. A call in the last turn is not run and does not count.
 
-    ``tool_calls`` counts programs that were run, also those that failed. ``won``, ``score`` and the native reward are
-    whether the answer is right. The first observation is the problem. The anchor digests the task and what came back so
-    far. ``info`` has the keys of ``StepInfo``, ``answer`` (what the grader looks at; None until the end), ``grader``,
+    ``tool_calls`` counts programs that were run, including failed ones. ``won``, ``score`` and the native reward say
+    whether the answer is right. The first observation is the problem. The anchor digests the task and the outputs so
+    far. ``info`` has the keys of ``StepInfo``, ``answer`` (what the grader reads; None until the end), ``grader``,
     ``run`` (how the program of this turn ended: ``Finished``, ``TimeLimitExceeded``, or None) and ``return_code``
-    (``NO_CODE`` where there is none).
+    (``NO_CODE`` if there is none).
 
     Args:
         dataset: ``"mini"`` (embedded), ``"mini-disjoint"`` (its splits share no
             family of problems), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
             ``"aime-2025"`` (fetched by ``spear data get code``), ``"dapo-aime"`` (these three as train, valid and
             test), or the path of a file of problems.
-        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded problems; other files have
-            their own ``splits``.
-        sandbox: None for a sandbox in this process, the address of a service, or anything that runs code.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded problems; other data have their own
+            ``splits``.
+        sandbox: None for a sandbox in this process, the address of a service, or an executor.
         grader: ``"integer"``, ``"strict"`` (as the authors grade) or ``"math_verify"``, see
             :class:`~spear_envs.code.grading.Grader`.
         feedback: ``"spear"``, ``"paper"`` or ``"helpful"``, see :class:`~spear_envs.code.feedback.Feedback`.
         prelude: ``"retool"`` or ``"none"``, see :class:`~spear_envs.code.snippets.Prelude`.
         preset: ``"16k"`` for 8 turns or ``"32k"`` for 15.
         max_turns: responses after which the episode is truncated; by default 8, or the preset's.
-        time_limit: seconds that a run may take; a sandbox in this process allows 30, a service what it was told.
+        time_limit: seconds that a run may take; a sandbox in this process allows 30, a service its own limit.
         memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
-        observation_chars: longer output is cut in its middle to so many characters.
+        observation_chars: characters of output; longer output is cut in its middle.
         response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` a
             text that is not a call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the
             episode, as in the authors' loop.
 
     Raises:
-        SpearError: a keyword without a valid value, or data that is not there.
+        SpearError: a keyword has an invalid value, or data are missing.
     """
 
     metadata: dict[str, Any]  # type: ignore[misc]
@@ -183,7 +182,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         )
 
     def _finish(self, action: str) -> ActionResult:
-        """Grade the response: the end of the episode."""
+        """Grade the response, which ends the episode."""
         plain = self.response_format is ResponseFormat.PLAIN
         self._answer = find_answer(action if plain else self.response, self.grader)
         right = is_right(self._answer, self.task.content["answer"], self.grader)
@@ -205,7 +204,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return ended._replace(message=f"{ended.message} Your response was the final one since {problem}.")
 
     def peer_action(self, text: str) -> str:
-        """What the authors' loop does of a call that cannot be read: it ends the episode."""
+        """End the episode, as the authors' loop does at a call that cannot be read."""
         return ""
 
     def _details(self) -> dict[str, Any]:
@@ -216,7 +215,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return [Criterion("answer", self.episode.won, str(self.task.content["answer"]), self._answer or "no answer")]
 
     def _observe(self, message: str) -> str:
-        # What code printed may be empty, so the turn tells whether there is something to be told.
+        # Output may be empty, so the turn tells whether there is any.
         return message if self.turn else self.task.instruction
 
     def _world(self) -> dict[str, Any]:
@@ -231,12 +230,12 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return hashlib.sha256(canonical_json(seen).encode()).hexdigest()[:32]
 
     def _novelty(self) -> str:
-        return self._calls[-1][1] if self._calls else ""  # the anchor, a digest of all output, is new after every run
+        return self._calls[-1][1] if self._calls else ""  # the anchor, a digest of all output, changes with every run
 
     def expert_plan(self) -> list[str]:
         """The next action: the reference code, then what it printed as the answer; empty at the end.
 
-        On the last turn, and where a problem has no reference code, only its answer is left.
+        On the last turn, or without reference code, it is the answer.
         """
         if self.done:
             return []
@@ -250,7 +249,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return [write_answer(content["answer"])]
 
     def lexicon(self) -> Iterator[str]:
-        """Every problem and program of an embedded data set in the compact form; nothing for others."""
+        """Every problem and program of an embedded data set in the compact form; empty for others."""
         if self.dataset in SIZES:
             compact = self.templates["compact"]
             yield "\n".join(["0123456789", *REMINDERS])
@@ -261,7 +260,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
 
 
 def _require_gradable(grader: Grader, tasks: ProblemTaskSet) -> None:
-    """Refuse a grader that cannot be had, or could find no answer to one of the problems right."""
+    """Refuse a grader that is not installed or cannot grade one of the problems."""
     if grader is Grader.MATH_VERIFY:
         from spear_envs.code.verifying import require_math_verify
 

@@ -1,4 +1,4 @@
-"""What a policy is told of a run: pure functions of its outcome."""
+"""Feedback on a run: pure functions of its outcome."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from enum import Enum
 from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 
 OBSERVATION_CHARS = 16_384
-"""Most characters of a tool's text that a policy is shown, unless told otherwise."""
+"""Characters of feedback that a policy sees by default, at most."""
 
 EMPTY_CODE = "Empty input argument. You should pass your code into the function arguments."
 TOOL_FAILED = "Tool API failed! Please try again."
 _NO_OUTPUT = "Empty stdout! You might forget to print the answer."
 _ERRORS = "Errors occurred! Check your code."
 REMINDERS = (EMPTY_CODE, TOOL_FAILED, _NO_OUTPUT, _ERRORS)
-"""All that a policy may be told instead of output."""
+"""All messages that may replace output."""
 
 
 class Feedback(str, Enum):
-    """How a run is told."""
+    """How a run is described."""
 
     SPEAR = "spear"
-    """As the authors' code does: the output, or of an error its last two lines without the output."""
+    """As the authors' code: the output, or the last two lines of an error without the output."""
     PAPER = "paper"
-    """As the paper says: output and errors in full, and the reminder that applies."""
+    """As the paper: output and errors in full, and the matching reminder."""
     HELPFUL = "helpful"
-    """The output beside errors, also where a limit ended the run, and which limit that was."""
+    """Output and errors, also if a limit ended the run, and which limit."""
 
 
 def render_feedback(outcome: Outcome, feedback: Feedback, time_limit: float) -> str:
-    """The text that a run gives, of any length.
+    """Render the feedback on a run, of any length.
 
     Args:
         outcome: of the run.
-        feedback: how it is told.
-        time_limit: seconds that the run was given, as ``helpful`` says it.
+        feedback: how it is described.
+        time_limit: seconds that the run was given, for ``helpful``.
     """
     if feedback is Feedback.HELPFUL:
         return _tell_all(outcome, time_limit)
@@ -46,7 +46,7 @@ def render_feedback(outcome: Outcome, feedback: Feedback, time_limit: float) -> 
     if outcome.stderr:
         lines = [line.strip() for line in outcome.stderr.split("\n") if line.strip()]
         return "\n".join([*lines[-2:], _ERRORS])
-    # Output that is nothing but blanks was something all the same: the text is then empty.
+    # Output of blanks counts as output: the text is then empty.
     return outcome.stdout.strip() if outcome.stdout else _NO_OUTPUT
 
 
@@ -71,10 +71,7 @@ def _join(*parts: str) -> str:
 
 
 def truncate_middle(text: str, limit: int = OBSERVATION_CHARS) -> str:
-    """The text, or where it is longer than ``limit`` its two ends of half as many characters around a note.
-
-    The note says how many characters were cut.
-    """
+    """Cut a text longer than ``limit`` in its middle, with a note of how many characters were cut."""
     if len(text) <= limit:
         return text
     tail = limit // 2

@@ -1,4 +1,4 @@
-"""Grading final answers: strictly as the authors do, as integers, or by math-verify."""
+"""Grading final answers: strictly like the authors, as integers, or by math-verify."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STRICT_TAIL = 100
 """Characters at the end of a response in which the strict grader looks for the box."""
 
 _MAX_ANSWER = 1_000
-"""Longest answer that is looked at, in characters."""
+"""Longest answer that is graded, in characters."""
 _UNWRAP = re.compile(r"\\text\s*\{([^{}]*)\}")
 _BLANKS = re.compile(r"\\[,;:! ]|[\s$~\u2009\u00a0]")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+")
@@ -24,18 +24,18 @@ class Grader(str, Enum):
     """Which answers are right."""
 
     STRICT = "strict"
-    """The box in the last 100 characters holds the very string of the answer: the authors' grading."""
+    """The box in the last 100 characters is the answer, character by character: the authors' grading."""
     INTEGER = "integer"
-    """The last box holds the integer, however it is written; anything else is wrong."""
+    """The last box is the integer, however it is written."""
     MATH_VERIFY = "math_verify"
-    """The last box is equal to the answer as mathematics, as math-verify finds."""
+    """The last box is mathematically equal to the answer, according to math-verify."""
 
 
 def find_answer(response: str, grader: Grader) -> str | None:
-    r"""The content of the box that a grader looks at; None if there is none.
+    r"""Find the content of the box that a grader reads; None if there is none.
 
     The strict grader reads the last ``\\boxed{`` of the last 100 characters, thoughts or not. The others take the last
-    box that is closed and is in no thought.
+    closed box outside thoughts.
     """
     if grader is Grader.STRICT:
         return read_last_box(response[-STRICT_TAIL:])
@@ -64,10 +64,10 @@ def is_right(answer: str | None, gold: str, grader: Grader) -> bool:
 
 
 def read_integer(text: str) -> str | None:
-    r"""The integer that a text is, in its shortest form, or None if it is not an integer.
+    r"""Read a text as an integer in its shortest form; None if it is not one.
 
     Dollars, blanks, ``\\,`` and the like, ``\\text{}``, commas between thousands (``,`` or ``{,}``), one leading
-    ``x=``, a full stop at the end, a plus and leading zeros are not part of it.
+    ``x=``, a full stop at the end, a plus and leading zeros are removed.
     """
     plain = _BLANKS.sub("", _UNWRAP.sub(r"\1", text)).replace("{,}", ",").replace("\u2212", "-")
     plain = _NAME.sub("", plain, count=1) if _NAME.match(plain) else plain

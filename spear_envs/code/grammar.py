@@ -1,4 +1,4 @@
-"""What a response of the code environment means. Everything is linear in the text."""
+"""Parsing responses of the code environment, in time linear in the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPENINGS = re.compile(rf"<tool_call>|<code>|{OPENING}", re.MULTILINE)
 _OPEN_THOUGHT, _CLOSE_THOUGHT = "<think>", "</think>"
 _FENCE = ("```python\n", "\n```")
 _ENCODINGS = 2
-"""Times that arguments may have been written as JSON within JSON."""
+"""How often arguments may be encoded as JSON within JSON."""
 
 
 class ResponseKind(str, Enum):
@@ -29,11 +29,11 @@ class ResponseKind(str, Enum):
     CALL = "call"
     """Code to run."""
     ANSWER = "answer"
-    """No call, and something in a box: ends the episode."""
+    """A box and no call: ends the episode."""
     NO_ANSWER = "no_answer"
-    """Neither: ends the episode too."""
+    """Neither: also ends the episode."""
     BAD_CALL = "bad_call"
-    """A call that cannot be read: an error comes back."""
+    """A call that cannot be read: answered with an error."""
 
 
 class Parsed(NamedTuple):
@@ -41,11 +41,11 @@ class Parsed(NamedTuple):
 
     kind: ResponseKind
     content: str
-    """Code as it was written, or what is in the box; else empty."""
+    """Code verbatim, or the content of the box; else empty."""
     format_ok: bool
-    """A call with nothing behind it, or an answer in a box; and thoughts that are closed."""
+    """Whether it is a call with nothing after it, or an answer in a box, and thoughts are closed."""
     problem: str = ""
-    """What is wrong, as a clause; empty unless there is neither a call nor an answer."""
+    """The fault, as a clause; empty if there is a call or an answer."""
     think: str = ""
     """The first thought, stripped."""
 
@@ -57,8 +57,8 @@ class _BadCallError(Exception):
 def parse_response(text: str) -> Parsed:
     """Read a response; never raises, and takes time linear in its length.
 
-    Thoughts (``<think>…</think>``, also from the beginning to a ``</think>`` that was never opened, and from a
-    ``<think>`` that is never closed to the end) are left out. A call is a JSON object between ``<tool_call>`` and
+    Thoughts (``<think>…</think>``, also from the beginning to an unopened ``</think>``, and from an unclosed
+    ``<think>`` to the end) are left out. A call is a JSON object between ``<tool_call>`` and
     ``</tool_call>``, code between ``<code>`` and ``</code>``, or a fence that a line opens as Python; the first valid
     one counts. A response without any call, valid or not, is the final answer.
     """
@@ -80,7 +80,7 @@ def parse_response(text: str) -> Parsed:
 
 
 def remove_thoughts(text: str) -> tuple[str, list[str], bool]:
-    """The text without its thoughts, the thoughts, and whether each thought was closed."""
+    """Split a text into the rest and its thoughts; also return whether each thought was closed."""
     if _OPEN_THOUGHT not in text and _CLOSE_THOUGHT not in text:
         return text, [], True
     kept: list[str] = []
@@ -103,13 +103,13 @@ def remove_thoughts(text: str) -> tuple[str, list[str], bool]:
 
 
 def _find_calls(text: str) -> Iterator[tuple[int, str | _BadCallError]]:
-    """End, and code or error of each call, in order. What one call holds is not searched for others."""
+    """Yield end, and code or error, of each call in order, without nested ones."""
     unclosed: set[str] = set()
     position = 0
     while (opening := _OPENINGS.search(text, position)) is not None:
         name = opening[0] if opening[0].startswith(("<t", "<c")) else "```"
         end = -1
-        if name not in unclosed:  # once there is no closing one behind, there is none later on
+        if name not in unclosed:  # without a closing tag after one, there is none after a later one
             inside, closing, end = _find_end(text, opening, name)
         if end < 0:
             if name not in unclosed:
@@ -131,7 +131,7 @@ def _closing(name: str) -> str:
 
 
 def _find_end(text: str, opening: re.Match[str], name: str) -> tuple[int, int, int]:
-    """Where the content of an element begins, where it ends, and where the element ends; -1 if it does not."""
+    """Start and end of an element's content, and end of the element; -1 if it is not closed."""
     if name == "```":
         return find_fence(text, opening.start()) or (-1, -1, -1)
     tag = _closing(name)
@@ -140,7 +140,7 @@ def _find_end(text: str, opening: re.Match[str], name: str) -> tuple[int, int, i
 
 
 def _read_json(text: str) -> str:
-    """The code of a call as JSON.
+    """Read the code of a call in JSON.
 
     Raises:
         _BadCallError: the text is not such a call.
@@ -185,17 +185,17 @@ def _explain_lack(text: str, closed: bool) -> str:
 
 
 def write_call(code: str) -> str:
-    """A call in plain form: the code within a fence."""
+    """Write a call in plain form: the code in a fence."""
     return f"{_FENCE[0]}{code}{_FENCE[1]}"
 
 
 def write_answer(answer: str) -> str:
-    """An answer in plain form: its box."""
+    """Write an answer in plain form: its box."""
     return f"\\boxed{{{answer}}}"
 
 
 def read_call(action: str) -> str | None:
-    """The code of a call in plain form; None for an answer."""
+    """Read the code of a call in plain form; None for an answer."""
     if action.startswith(_FENCE[0]) and action.endswith(_FENCE[1]):
         return action[len(_FENCE[0]) : -len(_FENCE[1])]
     return None
@@ -205,10 +205,10 @@ def read_call(action: str) -> str | None:
 class CodeParser:
     """The grammar of the code environment as a :class:`~spear_envs.core.parsing.ResponseParser`.
 
-    In plain form an action is the code within a fence, or the answer in its box.
+    In plain form an action is the code in a fence, or the answer in its box.
 
     Args:
-        response_format: with ``plain`` a text that holds neither is an answer too, without its box.
+        response_format: with ``plain`` a text with neither is also an answer, without its box.
     """
 
     response_format: ResponseFormat = ResponseFormat.TAGS
@@ -234,7 +234,7 @@ class CodeParser:
         return ParsedResponse(None, False, parsed.problem, parsed.think, kind.value)
 
     def respond(self, action: str, think: str = "") -> str:
-        """A call as Qwen's chat templates have it, or the action itself; behind the thoughts, if there are any."""
+        """Write a call as in Qwen's chat templates, or the action itself, after the thoughts, if any."""
         if self.response_format is ResponseFormat.PLAIN:
             return action
         code = read_call(action)

@@ -1,4 +1,4 @@
-"""Problems and sandboxes by the names that a user gives them. What was opened is shared within a process."""
+"""Opening problems and sandboxes by name; shared within a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MINI = "mini"
 
 
 class Runner(Protocol):
-    """What runs code for an environment, and waits for it: :class:`spear_sandbox.blocking.BlockingExecutor` is one."""
+    """Runs code and waits for it, such as :class:`spear_sandbox.blocking.BlockingExecutor`."""
 
     def run(self, code: str, *, limits: Limits | None = None) -> Outcome:
         """Run a program; raises :class:`spear_sandbox.protocol.SandboxFault`."""
@@ -30,14 +30,14 @@ class Runner(Protocol):
 
 
 SandboxChoice: TypeAlias = "str | Runner | Executor | None"
-"""None for a private pool in this process, the address of a service, or something that runs code."""
+"""None for a private pool in this process, the address of a service, or an executor."""
 
 
 def find_splits(dataset: str) -> tuple[str, ...]:
     """Names of the splits of a data set, in the order of ``SpearEnv.splits``.
 
     Raises:
-        SpearError: there is no such data set.
+        SpearError: the data set is unknown.
     """
     return list_splits(dataset, dict.fromkeys(SIZES, SPLITS), PUBLISHED)
 
@@ -50,7 +50,7 @@ def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
         split: its name; by default the first.
 
     Raises:
-        SpearError: no such data set or split, or its file is not there or cannot be read.
+        SpearError: the data set or split is unknown, or its file is missing or cannot be read.
     """
     splits = find_splits(dataset)
     chosen = check_split(splits[0] if split is None else split, splits)
@@ -70,10 +70,10 @@ def _open_tasks(dataset: str, split: str, _state: FileState) -> ProblemTaskSet:
 
 
 def open_runner(sandbox: SandboxChoice) -> Runner:
-    """What runs the code of an environment; nothing is started before the first run.
+    """Open what runs the code of an environment; nothing starts before the first run.
 
     Raises:
-        SpearError: a value that is not valid.
+        SpearError: the value is not valid.
     """
     if sandbox is None or (isinstance(sandbox, str) and sandbox.startswith(("http://", "https://"))):
         from spear_sandbox.blocking import open_executor
@@ -101,7 +101,7 @@ def open_limits(time_limit: float, memory_mb: int, sandbox: SandboxChoice) -> Li
         sandbox: where it will run.
 
     Raises:
-        SpearError: a value that is not valid, or one that a sandbox with default limits would cut without a word.
+        SpearError: a value is not valid, or a sandbox with default limits would silently cut it.
     """
     require_whole("memory_mb", memory_mb, 1)
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not 0 < time_limit <= 3_600:
@@ -119,8 +119,8 @@ def run_program(runner: Runner, program: str, limits: Limits) -> Outcome:
     """Run a program that a policy wrote.
 
     Raises:
-        EnvFault: the sandbox failed, and not the program.
-        SpearError: an address or a token that a person must mend.
+        EnvFault: the sandbox failed, not the program.
+        SpearError: an address or a token that the user must fix.
     """
     try:
         outcome = runner.run(program, limits=limits)

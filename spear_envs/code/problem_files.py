@@ -1,4 +1,4 @@
-"""Reading files of problems: DAPO-Math-17k, AIME, and JSON lines or parquet of one's own in the same columns."""
+"""Reading files of problems: DAPO-Math-17k, AIME, and your own JSON lines or parquet with the same columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from spear_envs.code.tasks import normalize_text
 from spear_envs.data.rows import MalformedRowError, parse_rows
 
-# What DAPO puts around each problem. It asks for another form of the answer than the box that is graded.
+# DAPO's text around each problem, which asks for another form of the answer than the graded box.
 _DAPO_HEAD = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem."
@@ -18,18 +18,18 @@ _DAPO_TAIL = 'Remember to put your answer on its own line after "Answer:".'
 
 
 class RawProblem(NamedTuple):
-    """A problem as a file has it."""
+    """A problem as in its file."""
 
     text: str
     answer: str
 
 
 def read_problems(path: Path) -> Iterator[RawProblem]:
-    """The problems of a file, in order, as often as they occur.
+    """Read the problems of a file in order, with repetitions.
 
     Columns are ``problem`` and ``answer`` in either case (AIME), or a ``prompt`` of messages or text with
-    ``reward_model.ground_truth`` (DAPO, verl), whose instructions around the problem are taken off, since they ask for
-    the answer in another form.
+    ``reward_model.ground_truth`` (DAPO, verl), whose instructions around the problem are removed, since they ask for
+    another form of the answer.
 
     Args:
         path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.parse_rows`.
@@ -51,13 +51,13 @@ class Distinct(NamedTuple):
     rows: int
     """In the file."""
     contradicted: int
-    """Problems left out since their answers differ from row to row."""
+    """Problems left out because their rows have different answers."""
 
 
 def keep_distinct(rows: Iterator[RawProblem]) -> Distinct:
-    """Each problem once, in the order in which they come first; those with several answers are left out.
+    """Keep each problem once, in order of first occurrence; those with several answers are left out.
 
-    Texts are the same if they are but for case and white space. The published DAPO-Math-17k has each about 100 times.
+    Texts are compared without case and white space. The published DAPO-Math-17k has each about 100 times.
     """
     found: dict[str, RawProblem] = {}
     contradicted: set[str] = set()
@@ -77,7 +77,7 @@ def _find_text(row: Mapping[str, Any]) -> str:
         if isinstance(found, Sequence) and not isinstance(found, str):
             found = found[-1].get("content") if found and isinstance(found[-1], Mapping) else None
     if not isinstance(found, str) or not found.strip():
-        raise MalformedRowError("it has no problem")
+        raise MalformedRowError("it lacks a problem")
     return found.strip().removeprefix(_DAPO_HEAD).removesuffix(_DAPO_TAIL).strip()
 
 
@@ -89,5 +89,5 @@ def _find_answer(row: Mapping[str, Any]) -> str:
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str) or not found.strip():
-        raise MalformedRowError("it has no answer")
+        raise MalformedRowError("it lacks an answer")
     return found.strip()

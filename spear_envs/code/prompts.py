@@ -17,7 +17,7 @@ from spear_envs.core.tools import CallParser, make_tool
 @make_tool(r"```python\n(?P<code>.*)\n```")
 def code_interpreter(code: Annotated[str, "The code to run."]) -> str:
     """Runs Python code and returns what it prints."""
-    # A call in JSON, which holds any code; a fence ends at the first fence in it.
+    # As JSON, which can hold any code; a fence would end at the first fence in it.
     call = json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}).replace("<", "\\u003c")
     return f"<tool_call>\n{call}\n</tool_call>"
 
@@ -29,7 +29,7 @@ def answer(answer: Annotated[str, "The answer alone."]) -> str:
 
 
 TOOLS = (code_interpreter, answer)
-"""The two kinds of actions as functions."""
+"""The actions as functions."""
 
 _WHEN = """\
 Use Python where it helps: for long calculations, for trying many cases, for checking a result. Each piece of code \
@@ -78,15 +78,14 @@ Problem: {problem}"""
 
 @dataclass(frozen=True)
 class ToolCallTemplate:
-    """The problem and the tool in one user message; what code printed comes back as Qwen's chat templates put it.
+    """The problem and the tool in one user message; output comes back as in Qwen's chat templates.
 
-    A follow-up is the text of a ``tool`` message there: a user message with the text between ``<tool_response>`` tags.
+    A follow-up is a user message with the text between ``<tool_response>`` tags, like a ``tool`` message there.
 
     Args:
-        name: of the template.
-        parser: writes responses in the form that the environment reads.
-        time_limit: seconds that a run may take, as the prompt says it.
-        budget: also say how many turns are left.
+        parser: of responses, as in the environment.
+        time_limit: seconds that a run may take, for the prompt.
+        budget: whether to say how many turns are left.
     """
 
     name: str = "default"
@@ -96,11 +95,11 @@ class ToolCallTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """None: all is in the user message, so that templates of models without a system role work too."""
+        """None: everything is in the user message, since some chat templates lack a system role."""
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The problem, and where turns are shown, those of the history."""
+        """The problem, then the turns of the history, if any."""
         call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(6 * 7)"}})
         opening = _TOOL_CALL.format(
             when=_WHEN.format(time_limit=self.time_limit),
@@ -112,23 +111,23 @@ class ToolCallTemplate:
         return opening if context.turn == 1 else _append_history(self, opening, context)
 
     def follow_up(self, context: PromptContext) -> str:
-        """What the environment says."""
+        """The observation, and the turns left."""
         left = context.max_turns - context.turn + 1
         told = f"\n[{left} {'turn' if left == 1 else 'turns'} left]" if self.budget else ""
         return f"<tool_response>\n{context.observation}{told}\n</tool_response>"
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the form that the environment reads."""
+        """Thoughts and action in the environment's form."""
         return self.parser.respond(action, think)
 
 
 @dataclass(frozen=True)
 class RetoolTemplate:
-    """ReTool's form: code and what it printed follow one another in one running message of the assistant.
+    """ReTool's form: code and output follow one another in one running message of the assistant.
 
     Args:
-        parser: of the environment; ``respond`` writes ReTool's tags, which it reads too.
-        time_limit: seconds that a run may take, as the prompt says it.
+        parser: of the environment, which also reads ReTool's tags.
+        time_limit: seconds that a run may take, for the prompt.
     """
 
     parser: ResponseParser = field(default_factory=CodeParser)
@@ -151,18 +150,18 @@ class RetoolTemplate:
         return opening if context.turn == 1 else _append_history(self, opening, context)
 
     def follow_up(self, context: PromptContext) -> str:
-        """What the code printed, between the tags of the interpreter."""
+        """The output between the tags of the interpreter."""
         return f"\n<interpreter>\n{context.observation}\n</interpreter>\n"
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts, then the code in a fence between its tags, or the answer between its own."""
+        """Thoughts, then the code in a fence between tags, or the answer between tags."""
         code = read_call(action)
         written = f"<answer>{action}</answer>" if code is None else f"<code>\n```python\n{code}\n```\n</code>"
         return f"{think}\n{written}" if think else written
 
 
 def _append_history(template: PromptTemplate, opening: str, context: PromptContext) -> str:
-    """A prompt that shows the last turns instead of a conversation, and what is seen now."""
+    """Write a prompt that shows the last turns and the present observation."""
     parts = [opening]
     first = context.turn - len(context.history)
     if first > 1:
@@ -174,7 +173,7 @@ def _append_history(template: PromptTemplate, opening: str, context: PromptConte
     return "\n\n".join([*parts, template.follow_up(context).strip()])
 
 
-# A word takes the blank before it and the bracket behind it along; numbers are written digit by digit.
+# A word includes the preceding blank and the following bracket; numbers are split into digits.
 _PIECES = (
     r"<code>",
     r"</code>",
@@ -190,9 +189,9 @@ _PIECES = (
 
 @dataclass(frozen=True)
 class CompactCodeTemplate:
-    """The bare problem, then what was printed: short sequences for tiny models with a word-level tokenizer.
+    """The bare problem, then the output: short sequences for tiny models with a word-level tokenizer.
 
-    What the environment says is a line that begins with ``>``; ``#`` ends each prompt. Responses are ``<code>…</code>``
+    An observation is a line that begins with ``>``; ``#`` ends each prompt. Responses are ``<code>…</code>``
     or a box, and end with the model's own end token.
 
     Args:
@@ -218,11 +217,11 @@ class CompactCodeTemplate:
         return "".join([*parts, "\n#"])
 
     def follow_up(self, context: PromptContext) -> str:
-        """What the environment says."""
+        """The observation, and the turns left."""
         return f"\n>{context.observation}\n#"
 
     def respond(self, action: str, think: str = "") -> str:
-        """The code between its tags, or the answer in its box."""
+        """The code between tags, or the answer in its box."""
         code = read_call(action)
         return action if code is None else f"<code>{code}</code>"
 
@@ -232,7 +231,7 @@ Solve a mathematics problem. You have a Python interpreter as a tool. {when} Cal
 
 
 def make_templates(parser: ResponseParser, time_limit: float) -> Mapping[str, PromptTemplate]:
-    """All templates by name, for an environment with these settings."""
+    """Make all templates, by name."""
     return MappingProxyType(
         {
             "default": ToolCallTemplate("default", parser, time_limit),

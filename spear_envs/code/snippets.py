@@ -1,4 +1,4 @@
-"""From the code that a policy wrote to the program that a sandbox runs: fences off, prelude in front."""
+"""From a policy's code to the program for the sandbox: fences removed, prelude prepended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from enum import Enum
 
 FILE_NAME = "/tmp/main.py"
-"""What tracebacks call the policy's code."""
+"""Name of the policy's code in tracebacks."""
 
 OPENING = r"^(?:<action>)?```(?i:python3?|py3?)[ \t]*\r?\n"
 """Regular expression (multi-line) of the line that opens a Python fence."""
@@ -19,19 +19,19 @@ class Prelude(str, Enum):
     """What precedes the policy's code."""
 
     RETOOL = "retool"
-    """The imports of ReTool and SPEAR: much of the standard library, with and without modules' names, and NumPy."""
+    """The imports of ReTool and SPEAR: much of the standard library, with and without module names, and NumPy."""
     NONE = "none"
     """Nothing."""
 
 
 def find_fence(text: str, start: int = 0) -> tuple[int, int, int] | None:
-    """The first fence that a line opens as ```` ```python ```` or ```` ```py ```` and that another line closes.
+    """Find the first fence that a line opens as ```` ```python ```` or ```` ```py ````.
 
-    Backticks within a line, such as those of a string literal, open and close nothing.
+    Backticks within a line, such as in a string literal, do not count.
 
     Returns:
-        Where the code begins, where it ends, and where what is behind the fence begins. A fence that is never closed
-        has -1 for the last two; None if no line opens one.
+        Start and end of the code, and end of the fence; the last two are -1 if it is never closed. None without a
+        fence.
     """
     opening = _OPENING.search(text, start)
     if opening is None:
@@ -43,9 +43,9 @@ def find_fence(text: str, start: int = 0) -> tuple[int, int, int] | None:
 
 
 def strip_fences(code: str) -> str:
-    """The content of the first Python fence, or of a fence around all of it; else the code as it is.
+    """Return the content of the first Python fence, or of a fence around everything; else the code itself.
 
-    A fence that is never closed reaches to the end.
+    An unclosed fence extends to the end.
     """
     if "```" not in code:
         return code
@@ -71,9 +71,9 @@ _IMPORTS = "\n".join([*(f"from {name} import *" for name in _STARS), *(f"import 
 _NUMPY = re.compile(r"\b(?:np|numpy)\b")
 _IMPORT_NUMPY = "\ntry:\n    import numpy as np\nexcept ImportError:\n    pass"
 
-# The policy's code is compiled by itself, so that the lines of a traceback are its own, and what a traceback shows of
-# them is looked up by name. For some errors of syntax the compiler reads the file of that name, which may be this
-# program. The driver prints the traceback, since a frame of its own would stand there otherwise.
+# The policy's code is compiled separately, so that tracebacks have its line numbers and find its lines by file name.
+# For some syntax errors the compiler reads the file of that name, which may be this program. The driver prints the
+# traceback, since it would otherwise contain the driver's frame.
 _DRIVER = """\
 def run(source, prelude, name):
     import linecache, os, sys, traceback, warnings
@@ -100,11 +100,11 @@ def run(source, prelude, name):
 
 
 def make_program(code: str, prelude: Prelude) -> str:
-    """What the sandbox is given for the policy's code, fences off already.
+    """Make the program for the policy's code, whose fences are removed.
 
-    With a prelude it is a program of ASCII letters that executes the prelude, and then the code with the prelude's
-    names. Lines are counted from the first of the code. NumPy is imported where the code says ``np`` or ``numpy`` and
-    the sandbox has it.
+    With a prelude it is an ASCII program that executes the prelude and then the code with the prelude's names. Lines
+    are counted from the first of the code. NumPy is imported if the code mentions ``np`` or ``numpy`` and the sandbox
+    has it.
     """
     if prelude is Prelude.NONE:
         return code

@@ -16,7 +16,7 @@ class Problem:
     text: str
     answer: str
     subtask: str
-    """Family of embedded problems, else the benchmark: what success is reported by."""
+    """Family of embedded problems, else the benchmark; for reports of success."""
     level: int | None = None
     """1 to 3 of embedded problems."""
     code: str | None = None
@@ -33,7 +33,7 @@ class Problem:
 
 
 def normalize_text(text: str) -> str:
-    """The form in which the texts of problems are compared: lower case, every run of blanks one blank."""
+    """Normalize a problem for comparisons: lower case, runs of blanks as one."""
     return " ".join(text.lower().split())
 
 
@@ -42,10 +42,10 @@ def _normalize_instruction(task: Task) -> str:
 
 
 class ProblemTaskSet(NumberedTaskSet):
-    """Problems of one split as tasks, each made when it is asked for.
+    """Problems of one split as tasks, made on demand.
 
-    Ids are ``code/<dataset>/<split>/<index within the split>``, five digits or more. Two tasks are the same by content
-    if their texts are, but for case and white space.
+    Ids are ``code/<dataset>/<split>/<index within the split>``, five digits or more. Tasks with the same text, without
+    case and white space, have the same content.
 
     Args:
         dataset: the second part of the ids, such as ``mini``.

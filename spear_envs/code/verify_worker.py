@@ -1,4 +1,4 @@
-"""The process behind :mod:`spear_envs.code.verifying`: a JSON line ``[gold, answer]`` in, ``true`` or ``false`` out."""
+"""The process of :mod:`spear_envs.code.verifying`: a JSON line ``[gold, answer]`` in, ``true`` or ``false`` out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import resource
 import sys
 
 MEMORY = 4 << 30
-"""Bytes of address space: an answer may ask for more than there is."""
+"""Bytes of address space, since an answer may need more than there is."""
 
 
 def main() -> None:
     """Answer questions until stdin ends."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the libraries say must not get among the replies
+    os.dup2(2, 1)  # output of the libraries must not mix with replies
     from math_verify import parse, verify
     from sympy import Basic, Eq, Symbol
     from sympy.core.relational import Relational
@@ -29,7 +29,7 @@ def main() -> None:
         return parse(f"\\boxed{{{text}}}", parsing_timeout=None)
 
     def is_claim(found: list[object]) -> bool:
-        """Whether it says more than a value or ``name = value``: math-verify reads ``20=19`` as 19."""
+        """Whether it is more than a value or ``name = value``: math-verify reads ``20=19`` as 19."""
         relations = found[0].atoms(Relational) if found and isinstance(found[0], Basic) else set()
         return any(not (isinstance(each, Eq) and isinstance(each.lhs, Symbol)) for each in relations)
 
@@ -39,7 +39,7 @@ def main() -> None:
         try:
             wanted, found = read(gold), read(answer)
             right = is_claim(found) == is_claim(wanted) and verify(wanted, found, timeout_seconds=None)
-        except Exception:  # whatever an answer makes the libraries stumble over, it is not the gold one
+        except Exception:  # an answer that crashes the libraries is not the gold one
             right = False
         replies.write(b"true\n" if right is True else b"false\n")
 

@@ -1,4 +1,4 @@
-"""math-verify in a process of its own, where its time can be bounded from any thread."""
+"""math-verify in a separate process, where its time can be bounded from any thread."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ START_SECONDS = 60.0
 
 
 def require_math_verify() -> None:
-    """Raises :class:`SpearError` unless math-verify is installed."""
+    """Raise :class:`SpearError` unless math-verify is installed."""
     if find_spec("math_verify") is None:
-        raise SpearError("grader='math_verify' needs a package: pip install 'spear-envs[sandbox]' brings it.")
+        raise SpearError("grader='math_verify' needs a package: pip install 'spear-envs[sandbox]'.")
 
 
 @lru_cache(maxsize=1)
@@ -31,15 +31,15 @@ def _open(pid: int) -> Verifier:
 
 
 def open_verifier() -> Verifier:
-    """The verifier of this process; a child that was forked has one of its own."""
+    """Open the verifier of this process; a forked child has its own."""
     return _open(os.getpid())
 
 
 class Verifier:
     """Answers one question at a time, from any thread.
 
-    math-verify bounds its time by SIGALRM, which works in a main thread only; without a bound an answer such as
-    ``9^{9^{9^{9}}}`` takes for ever. Here it runs in another process, which is killed when its time is up.
+    math-verify bounds its time by SIGALRM, which only works in a main thread; without a bound an answer such as
+    ``9^{9^{9^{9}}}`` never ends. Here it runs in another process, which is killed when its time is up.
 
     Args:
         seconds: for one answer; a slower one is wrong.
@@ -52,7 +52,7 @@ class Verifier:
         self._buffer = b""
 
     def verify(self, gold: str, answer: str) -> bool:
-        """Whether ``answer`` is equal to ``gold`` as mathematics.
+        """Whether ``answer`` is mathematically equal to ``gold``.
 
         Raises:
             SpearError: math-verify is not installed.
@@ -68,7 +68,7 @@ class Verifier:
                 reply = self._read(process, self.seconds)
             except OSError:
                 reply = b""
-            if reply not in (b"true", b"false"):  # too slow, or what it tried took the process with it
+            if reply not in (b"true", b"false"):  # it was too slow, or crashed
                 self._stop()
             return reply == b"true"
 
@@ -82,7 +82,7 @@ class Verifier:
             return self._process
         require_math_verify()
         self._stop()
-        # It ends when its stdin does, so none outlives this process. Its own errors are of no use to anyone.
+        # It ends with its stdin, so it does not outlive this process. Its stderr is useless.
         process = subprocess.Popen(
             [sys.executable, "-m", "spear_envs.code.verify_worker"],
             stdin=subprocess.PIPE,
@@ -103,7 +103,7 @@ class Verifier:
             process.communicate()
 
     def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """The next line, or nothing if it does not come in time."""
+        """Read the next line; empty if it does not come in time."""
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:

@@ -1,4 +1,4 @@
-"""What all environments share: the contract, and everything needed to write another environment."""
+"""What all environments share: the contract, and everything for writing new ones."""
 
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, RewardMode, SpearEnv, image_of, set_training_step, text_of

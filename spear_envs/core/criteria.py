@@ -1,4 +1,4 @@
-"""What a task asks for, point by point, for people who look at an episode."""
+"""Requirements of a task, for people who look at an episode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Criterion(NamedTuple):
-    """One point of a task, and whether the episode met it."""
+    """One requirement of a task, and whether the episode met it."""
 
     name: str
     """Such as ``"price"``."""
@@ -14,4 +14,4 @@ class Criterion(NamedTuple):
     wanted: str
     """What the task asks for, in words."""
     found: str
-    """What the episode came to, in words."""
+    """What the episode has, in words."""

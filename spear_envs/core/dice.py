@@ -1,4 +1,4 @@
-"""Random choices that are the same on every machine and every Python."""
+"""Random choices that are the same on every machine and Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Dice:
     """Choices from a key of strings and numbers.
 
-    Only ``Random.random`` is called: it is the one method whose numbers Python promises to keep.
+    Only calls ``Random.random``, the one method whose numbers Python promises to keep.
     """
 
     def __init__(self, *key: str | int) -> None:
@@ -21,23 +21,23 @@ class Dice:
         self._random = Random(int.from_bytes(digest[:8], "big")).random
 
     def chance(self, share: float) -> bool:
-        """True in this share of the calls."""
+        """True with this probability."""
         return self._random() < share
 
     def below(self, stop: int) -> int:
-        """A whole number in [0, stop)."""
+        """Draw a whole number in [0, stop)."""
         return int(self._random() * stop)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number in [low, high]."""
+        """Draw a whole number in [low, high]."""
         return low + self.below(high - low + 1)
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of the items."""
+        """Draw one of the items."""
         return items[int(self._random() * len(items))]
 
     def sample(self, items: Sequence[T], count: int) -> list[T]:
-        """``count`` different places of ``items``, in random order; all of them if there are fewer."""
+        """Draw ``count`` items without replacement, in random order; all of them if there are fewer."""
         pool = list(items)
         count = min(count, len(pool))
         for i in range(count):

@@ -1,4 +1,4 @@
-"""Texts as pictures, so that wrappers which record videos take every environment."""
+"""Texts as pictures, so that wrappers can record videos of every environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _load_font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
 
 
 def draw_text(heading: str, text: str) -> np.ndarray:
-    """A heading and a text below it, wrapped; what has no room at the end is left out.
+    """Draw a heading and a wrapped text; what does not fit at the end is left out.
 
     Returns:
         uint8 [480, 640, 3].
@@ -30,7 +30,7 @@ def draw_text(heading: str, text: str) -> np.ndarray:
     picture = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
     pen = ImageDraw.Draw(picture)
     for place, row in enumerate([heading[:COLUMNS], *rows]):
-        # The font has no lone surrogates; a policy may have written some.
+        # A policy may have written lone surrogates, which the font lacks.
         shown = row.encode("utf-8", "replace").decode()
         pen.text((MARGIN, MARGIN // 2 + place * ROW_HEIGHT), shown, FAINT if place == 0 else INK, _load_font())
     return np.asarray(picture)

@@ -1,4 +1,4 @@
-"""The base of all environments: it counts turns, reads responses, pays rewards and keeps the contract."""
+"""The base class of all environments: turns, responses, rewards and the contract."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class RewardMode(str, Enum):
     """What ``step`` pays."""
 
     SPEAR = "spear"
-    """outcome + mu * tool_call + format, when the episode ends, and 0 before (``eq:rewardtotal``)."""
+    """outcome + mu * tool_call + format at the end of the episode, 0 before (``eq:rewardtotal``)."""
     NATIVE = "native"
     """The benchmark's own reward, each turn."""
 
 
 class OnMalformed(str, Enum):
-    """What happens on a response that is not well formed."""
+    """How malformed responses are handled."""
 
     EXPLAIN = "explain"
-    """Nothing is played and the observation says what was wrong."""
+    """Play nothing and explain the fault in the observation."""
     PEER = "peer"
-    """What verl-agent would play is played, for comparison with published numbers."""
+    """Play what verl-agent would, for comparison with published numbers."""
 
 
 class ToolReward(str, Enum):
@@ -55,11 +55,11 @@ class ToolReward(str, Enum):
     PAPER = "paper"
     """All of them (``eq:actionreward``)."""
     DISTINCT = "distinct"
-    """Those of turns that led to something the episode had not met: a loop earns nothing after its first round."""
+    """Those of turns with a new result in the episode: a loop earns nothing after its first round."""
 
 
 class ActionResult(NamedTuple):
-    """What one action did. A tuple and no dataclass since one is made for every step."""
+    """What one action did. A tuple, since one is made in every step."""
 
     ok: bool
     """The action did something (``info["action_ok"]``)."""
@@ -70,17 +70,17 @@ class ActionResult(NamedTuple):
     done: bool = False
     """The episode is over, won or lost."""
     message: str = ""
-    """What the environment has to say, to be shown with the next observation."""
+    """For the next observation."""
     tool_calls: int = 0
     """Tool calls made in this turn."""
     details: Mapping[str, Any] = NOTHING
-    """Keys of the environment's own for ``info``; the same ones at every step."""
+    """The environment's own keys of ``info``, the same in every step."""
     terms: Mapping[str, float] = NOTHING
-    """Further reward terms for ``info["reward_terms"]``; they stay until they are given anew."""
+    """Further reward terms for ``info["reward_terms"]``; each is kept until it is replaced."""
     outcome: float | None = None
-    """Outcome term where it is not simply +1 when won and -1 otherwise."""
+    """Outcome term, if it is not +1 when won and -1 otherwise."""
     action: str | None = None
-    """Canonical form of what was played, where it differs from what was written."""
+    """Canonical form of what was played, if it differs from what was written."""
 
 
 def text_of(observation: Any) -> str:
@@ -96,8 +96,8 @@ def image_of(observation: Any) -> np.ndarray | None:
 class SpearEnv(gym.Env[ObsType, str], ABC):
     """Base class of environments whose action is one response of a model.
 
-    A subclass supplies its tasks and the hooks below that start with an underscore; see ``CONTRIBUTING.md``. All
-    randomness must come from ``self.np_random``.
+    A subclass supplies tasks and the hooks below that start with an underscore; see ``CONTRIBUTING.md``. All randomness
+    must come from ``self.np_random``.
 
     Args:
         tasks: the task set that ``reset`` draws from.
@@ -107,26 +107,26 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         response_format: ``"tags"`` or ``"plain"``, see :class:`ResponseFormat`.
         reward: ``"spear"`` or ``"native"``, see :class:`RewardMode`.
         on_malformed: ``"explain"`` or ``"peer"``, see :class:`OnMalformed`.
-        mu: weight of the tool-call term over the training steps, see ``make_schedule``; by default none, since a weight
-            that nothing takes away pays for calls that do not help. A training weighs the terms itself.
-        tool_reward: which tool calls that term counts, ``"paper"`` or ``"distinct"``, see :class:`ToolReward`.
+        mu: weight of the tool-call term over the training steps, see ``make_schedule``; none by default, since a
+            constant weight pays for useless calls. A training weighs the terms itself.
+        tool_reward: which tool calls this term counts, ``"paper"`` or ``"distinct"``, see :class:`ToolReward`.
         render_mode: one of ``metadata["render_modes"]``, or None.
 
     Raises:
-        SpearError: a keyword has no valid value; the message lists the valid ones.
+        SpearError: a keyword has an invalid value; the message lists the valid ones.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # type: ignore[misc]
     draws: ClassVar[bool] = False
-    """Whether ``rgb_array`` shows a picture of the world, and not one of the observation's text."""
+    """Whether ``rgb_array`` shows the world instead of the observation's text."""
     templates: ClassVar[Mapping[str, PromptTemplate]] = MappingProxyType(
         {"default": DefaultTemplate(), "compact": CompactTemplate()}
     )
     splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
-    """Values that the keyword ``split`` may have: to train on, to validate on and to test on, in this order."""
+    """Values of the keyword ``split``: for training, validation and test, in this order."""
 
     restores: bool = True
-    """Whether :meth:`set_state` alone goes back: nothing outside of the process is asked once more."""
+    """Whether :meth:`set_state` goes back without asking anything outside the process again."""
 
     tools: ClassVar[tuple[Tool, ...]] = (ACT,)
     """The actions as functions, for models that act by calling tools; a template named ``tools`` may explain them."""
@@ -142,7 +142,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return env
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are made anew with the same keywords and set to the same state: an engine need not be picklable."""
+        """Copy by making a new environment and setting its state, since engines need not be picklable."""
         state = None if self._task is None else self.get_state()
         return _make_copy, (type(self), *self._made_with, self.spec, self.training_step, state)
 
@@ -178,8 +178,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.action_space = PermissiveText(ACTION_LENGTH)
         self.observation_space = observation_space or PermissiveText()  # type: ignore[assignment]
         self.training_step = 1
-        self.parsed = ParsedResponse(None, True)  # the response being played, for hooks that need more than the action
-        self.response = ""  # and its whole text
+        self.parsed = ParsedResponse(None, True)  # the current response, for hooks that need more than the action
+        self.response = ""  # and its text
         self.episode = Episode()
         self._task: Task | None = None
         self._result = ActionResult(True)
@@ -197,39 +197,39 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def _act(self, action: str) -> ActionResult:
         """Play an action in its plain form. Unknown actions do nothing and say so; they never raise.
 
-        ``self.turn`` already counts this response; ``self.parsed`` and ``self.response`` hold the whole of it.
+        ``self.turn`` already counts this response; ``self.parsed`` and ``self.response`` hold it.
         """
 
     @abstractmethod
     def _observe(self, message: str) -> ObsType:
-        """What the policy is shown now, with ``message`` (often empty) in its text. New objects at every call."""
+        """What the policy sees now, with ``message`` (often empty) in its text. New objects at every call."""
 
     @abstractmethod
     def _world(self) -> Any:
-        """All of the world that changes within an episode, as plain values that can be pickled."""
+        """Everything of the world that changes within an episode, as plain values that can be pickled."""
 
     @abstractmethod
     def _restore_world(self, state: Any) -> None:
-        """Put back what :meth:`_world` gave, in a world of the same task."""
+        """Restore what :meth:`_world` returned, in a world of the same task."""
 
     @abstractmethod
     def expert_plan(self) -> list[str]:
         """Actions in plain form that win from the present state.
 
-        Where later actions depend on what will be seen, the next one; it is asked again then. Empty if all is lost.
+        If later actions depend on what will be seen, only the next one. Empty if the task cannot be won.
         """
 
     def expert_thought(self, plan: Sequence[str]) -> str:
-        """What an expert could think before it plays the first action of ``plan``; empty where there are no words.
+        """What an expert could think before the first action of ``plan``; may be empty.
 
-        A policy is to learn it, so it tells nothing that the policy has not seen.
+        Policies learn it, so it must only tell what the policy has seen.
         """
         return ""
 
     def scripted_action(self) -> str | None:
-        """The next action in plain form of a fixed script that reads only what is shown, and understands none of it.
+        """The next action in plain form of a fixed script that copies from observations without understanding them.
 
-        What it wins shows how much of a benchmark its wording gives away. None where there is no such script.
+        Its success shows how much a benchmark's wording gives away. None if there is no script.
         """
         return None
 
@@ -238,30 +238,29 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return ActionResult(False, message=f"Your response could not be read: {problem}. {self.parser.hint}")
 
     def _anchor(self) -> Hashable:
-        """Key of the state, the same in every process; the default digests the task id and :meth:`_world`."""
+        """Key of the state, the same in every process; by default a digest of the task id and :meth:`_world`."""
         assert self._task is not None
         return hashlib.sha256(canonical_json([self._task.id, self._world()]).encode()).hexdigest()[:32]
 
     def _novelty(self) -> Hashable:
-        """What the last turn led to: a tool call is distinct if the episode has not met it; by default the anchor."""
+        """Result of the last turn; a tool call is distinct if it is new in the episode. By default the anchor."""
         return self._anchor()
 
     def _admissible(self) -> list[str] | None:
-        """Actions that would be accepted now, in a new list, or None where they cannot be listed."""
+        """Actions that would be accepted now, in a new list; None if they cannot be listed."""
         return None
 
     def lexicon(self) -> Iterable[str]:
-        """Texts with words that prompts and responses of any split may hold, for the tokenizer of a tiny model.
+        """Texts with words of prompts and responses of any split, for the tokenizer of a tiny model.
 
-        It is made from these and from training episodes; what those may miss (names of the other splits' things, say)
-        belongs here. The default is nothing.
+        It is made from these and from training episodes; add what those may miss, such as names in other splits.
         """
         return ()
 
     def criteria(self) -> list[Criterion]:
-        """What the task asks for, point by point, and what of it is met now; by default nothing.
+        """Requirements of the task, and which are met now; by default empty.
 
-        It may hold the answer, so it is for records and for people, and no part of ``info``.
+        It may contain the answer, so it is for records and people, and not in ``info``.
         """
         return []
 
@@ -270,7 +269,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return 1.0 if self.episode.won else 0.0
 
     def _details(self) -> Mapping[str, Any]:
-        """The environment's own keys of ``info`` right after ``reset``; the same that its ``ActionResult`` give."""
+        """The environment's own keys of ``info`` right after ``reset``, the same as in ``ActionResult``."""
         return NOTHING
 
     def peer_action(self, text: str) -> str:
@@ -307,11 +306,11 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
         Args:
             seed: seeds ``self.np_random``; without ``options`` it also draws the task.
-            options: ``{"task": "<task id>"}`` starts that very task.
+            options: ``{"task": "<task id>"}`` starts that task.
 
         Raises:
-            UnknownTaskError: no such task in this split.
-            SpearError: an option that does not exist.
+            UnknownTaskError: this split has no task of this id.
+            SpearError: an option is unknown.
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)
@@ -330,7 +329,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return self._observe(""), self._info()
 
     def step(self, action: str) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
-        """Take one response; nothing that a model may write raises.
+        """Take one response; no text raises.
 
         Returns:
             Observation, reward, terminated (success or failure of the task), truncated (turn limit or fault), info
@@ -383,22 +382,21 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return self._observe(result.message), reward, terminated, truncated, info
 
     def set_training_step(self, step: int) -> None:
-        """Tell the schedule of mu the global training step, which starts at 1.
+        """Set the global training step, from 1, for the schedule of mu.
 
         Raises:
-            SpearError: not a whole number of at least 0.
+            SpearError: it is not a whole number of at least 0.
         """
         self.training_step = require_whole("set_training_step: step", step, 0)
 
     def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
-        """Tell how long a text is for the policy that plays, in its tokens; None if that is not known.
+        """Set the measure of a text in tokens of the policy; None if it is unknown.
 
-        An environment that cuts what it shows overrides this; the default does nothing. Members of a group must be told
-        the same.
+        Environments that cut texts override this; by default it is ignored. Members of a group must get the same.
         """
 
     def render(self) -> Any:
-        """The present observation as text (``"ansi"``) or as a picture of it (``"rgb_array"``); None without a mode."""
+        """Render the present observation as text (``"ansi"``) or picture (``"rgb_array"``); None without a mode."""
         if self.render_mode is None:
             gym.logger.warn("render() without a render mode: pass render_mode='ansi' to gym.make().")
             return None
@@ -411,9 +409,9 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return draw_text(f"{self.task.id}   turn {self.turn} of {self.max_turns}", text)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the rest of the episode depends on, as plain values that can be pickled.
+        """Return everything that the rest of the episode depends on, as plain values that can be pickled.
 
-        Later steps do not change it. It may be given to ``set_state`` of any environment with the same keywords.
+        Later steps do not change it. ``set_state`` of any environment with the same keywords accepts it.
         """
         result = self._result
         return copy.deepcopy(
@@ -427,14 +425,14 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         )
 
     def set_state(self, state: Mapping[str, Any]) -> tuple[ObsType, dict[str, Any]]:
-        """Go back, or over, to a state from :meth:`get_state`.
+        """Set a state from :meth:`get_state`.
 
         Returns:
             The observation and info of that moment.
 
         Raises:
-            UnknownTaskError: the state is of a task that this environment does not have.
-            SpearError: the state is damaged, or another environment's; the episode stays as it was.
+            UnknownTaskError: this environment lacks the task of the state.
+            SpearError: the state is damaged, or of another environment; the episode is not changed.
         """
         if not isinstance(state, Mapping) or not state.keys() >= STATE_KEYS:
             raise SpearError(f"set_state() takes what get_state() gave, with the keys {', '.join(sorted(STATE_KEYS))}.")
@@ -476,7 +474,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             return None
         for key in options:
             if key != "task":
-                raise SpearError(f"reset() knows no option {key!r}: the only one is 'task', a task id.")
+                raise SpearError(f"reset() does not take the option {key!r}: the only one is 'task', a task id.")
         return options["task"]
 
     def _reward_terms(self) -> dict[str, float]:
@@ -533,10 +531,10 @@ def _make_copy(
 
 
 def set_training_step(env: Any, step: int) -> None:
-    """Tell an environment the global training step, through wrappers and through vector environments.
+    """Set the global training step of an environment, through wrappers and vector environments.
 
     Raises:
-        SpearError: neither a SPEAR environment nor a vector environment of them.
+        SpearError: it is neither a SPEAR environment nor a vector environment of them.
     """
     base = env.unwrapped
     if isinstance(base, gym.vector.VectorEnv) and hasattr(base, "call"):

@@ -1,4 +1,4 @@
-"""What the base class keeps of an episode, and reading it back from a saved state."""
+"""The base class's record of an episode, and reading it from a saved state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spear_envs.core.errors import SpearError
 
 @dataclass(slots=True)
 class Episode:
-    """An episode so far, beside the world itself."""
+    """An episode so far, apart from the world."""
 
     turn: int = 0
     """Responses taken."""
@@ -19,23 +19,23 @@ class Episode:
     """The episode has ended, or none has begun."""
     won: bool = False
     outcome: float | None = None
-    """Outcome term where it is not simply +1 when won and -1 otherwise."""
+    """Outcome term, if it is not +1 when won and -1 otherwise."""
     well_formed: bool = True
     """Every response was well formed."""
     tool_calls: int = 0
     native_return: float = 0.0
     """Sum of the native rewards."""
     extra_terms: dict[str, float] = field(default_factory=dict)
-    """Terms of the environment's own."""
+    """The environment's own terms."""
     fault: str | None = None
     action: str = ""
     """What was played last, in canonical form."""
     format_ok: bool = True
     """The last response was well formed."""
     distinct_calls: int = 0
-    """Tool calls that led to something new, where those are counted."""
+    """Tool calls with a new result, if those are counted."""
     met: dict[Hashable, None] = field(default_factory=dict)
-    """What the episode has led to, where distinct calls are counted: a set in the order of its making."""
+    """Results so far, if distinct calls are counted: an ordered set."""
 
     def save(self) -> dict[str, Any]:
         """All fields as plain values."""
@@ -43,10 +43,10 @@ class Episode:
 
     @classmethod
     def load(cls, state: Any) -> Episode:
-        """The episode that :meth:`save` wrote.
+        """Load what :meth:`save` returned.
 
         Raises:
-            SpearError: a field is missing or has no value that an episode could have.
+            SpearError: a field is missing or has an impossible value.
         """
         if not isinstance(state, Mapping):
             raise SpearError(f"the state is damaged (its episode is {state!r:.80}): {_MEND}")

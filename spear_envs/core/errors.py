@@ -1,4 +1,4 @@
-"""Errors that a user can mend; every message says how."""
+"""Errors that a user can fix; every message says how."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ E = TypeVar("E", bound=Enum)
 
 
 class UnknownTaskError(SpearError, KeyError):
-    """A task id that is in no task set at hand."""
+    """A task id is unknown."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument, quotes and escapes included; people should read a plain sentence.
+        # KeyError shows the repr of its argument; people should read a plain sentence.
         return str(self.args[0]) if self.args else ""
 
 
 def describe_error(error: BaseException) -> str:
-    """An error that is not ours, with its type and the file and line that raised it."""
+    """Describe an error that is not ours, with its type, file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
@@ -47,10 +47,10 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 
 def choose_member(kind: type[E], value: object, keyword: str) -> E:
-    """The member of ``kind`` with this value.
+    """Find the member of ``kind`` with this value.
 
     Raises:
-        SpearError: there is none; the message names the keyword and its valid values.
+        SpearError: the value is not valid; the message names the keyword and its valid values.
     """
     try:
         return kind(value)
@@ -60,13 +60,13 @@ def choose_member(kind: type[E], value: object, keyword: str) -> E:
 
 
 def require_whole(keyword: str, value: object, least: int, most: int | None = None) -> int:
-    """``value``, if it is a whole number of at least ``least`` and, where it is given, at most ``most``.
+    """Return ``value`` if it is a whole number of at least ``least`` and, if given, at most ``most``.
 
     Raises:
         SpearError: it is not, or is a bool; the message names the keyword and the limits.
     """
     try:
-        number = operator.index(value)  # type: ignore[arg-type]  # NumPy's whole numbers too
+        number = operator.index(value)  # type: ignore[arg-type]  # also NumPy's integers
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or number < least or (most is not None and number > most):
@@ -76,13 +76,13 @@ def require_whole(keyword: str, value: object, least: int, most: int | None = No
 
 
 def refuse_unknown(cls: type, keywords: Iterable[str]) -> None:
-    """Do nothing if the constructor of ``cls`` takes all these keywords.
+    """Refuse keywords that the constructor of ``cls`` does not take.
 
     Raises:
-        SpearError: it does not; the message names one that it lacks, and those that it has.
+        SpearError: one is unknown; the message lists the known ones.
     """
     known: dict[str, None] = {}
-    for kind in cls.__mro__:  # a subclass that takes **more hands them to the next
+    for kind in cls.__mro__:  # a subclass that takes **more passes them on
         if "__init__" in vars(kind):
             parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
             kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

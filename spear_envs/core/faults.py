@@ -1,4 +1,4 @@
-"""Faults: failures of a service that an environment leans on, which must not count against the policy."""
+"""Faults: failures of an environment's services, which must not count against the policy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from spear_envs.core.errors import SpearError
 
 
 class EnvFault(SpearError):
-    """Raised by a hook of an environment when a sandbox, a retriever or the like is down, and not the policy at fault.
+    """A hook of an environment failed because a sandbox, a retriever or another service did, not the policy.
 
     ``SpearEnv.step`` turns it into ``truncated=True``, reward 0 and ``info["fault"] = kind``, so that a trainer can
-    leave the trajectory out of its loss and statistics. ``SpearEnv.reset`` lets it pass: no episode has begun.
+    leave the trajectory out of its loss and statistics. ``SpearEnv.reset`` raises it.
 
     Args:
         kind: short stable name, for counting, such as ``"retriever_timeout"``.

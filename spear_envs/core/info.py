@@ -1,4 +1,4 @@
-"""What ``reset`` and ``step`` put into ``info``: the same keys in every environment."""
+"""The keys of ``info``, the same in every environment."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TypedDict
 
 
 class RewardTerms(TypedDict):
-    """The raw parts of the reward, running over the episode, so that a trainer can weigh them anew.
+    """The raw parts of the reward so far, so that a trainer can weigh them itself.
 
-    An environment may add keys of its own, such as ``f1``; ``compose_reward`` does not read them.
+    Environments may add keys, such as ``f1``; ``compose_reward`` does not read them.
     """
 
     outcome: float
@@ -23,22 +23,22 @@ class RewardTerms(TypedDict):
 
 
 class StepInfo(TypedDict):
-    """Keys of ``info``. Environments may add their own behind these."""
+    """Keys of ``info``; environments may add others."""
 
     task_id: str
     """Stable id of the task, such as ``sokoban-v1/6x6-1/train/00000017``."""
     task_fingerprint: str
-    """SHA-256 (hex) of the task set the task comes from: equal fingerprints, same tasks."""
+    """SHA-256 (hex) of the task set: equal fingerprints, same tasks."""
     subtask: str
-    """Kind of task that success is reported by."""
+    """Kind of task, for reports of success."""
     instruction: str
-    """What is to be done, in words."""
+    """The task in words."""
     turn: int
     """Responses taken so far: 0 after ``reset``."""
     admissible_actions: list[str] | None
-    """Actions that the environment would accept now, in plain form; None where they cannot be listed."""
+    """Actions that the environment would accept now, in plain form; None if they cannot be listed."""
     anchor: Hashable
-    """Key of the state: steps of one group that share it start from the same state (GiGPO)."""
+    """Key of the state: steps of a group with equal keys start from the same state (GiGPO)."""
     action: str
     """The action that was played, in the environment's canonical form; empty if nothing was."""
     format_ok: bool
@@ -54,11 +54,11 @@ class StepInfo(TypedDict):
     reward_terms: RewardTerms
     """Raw reward terms so far."""
     fault: str | None
-    """Kind of the fault that cut the episode short, which is not the policy's doing; None if there was none."""
+    """Kind of the fault that ended the episode, which is not the policy's; None without a fault."""
 
 
 INFO_KEYS: frozenset[str] = frozenset(StepInfo.__annotations__)
-"""Names of all keys that every ``info`` holds."""
+"""Keys of every ``info``."""
 
 REWARD_TERM_KEYS: frozenset[str] = frozenset(RewardTerms.__annotations__)
-"""Names of all keys that every ``info["reward_terms"]`` holds."""
+"""Keys of every ``info["reward_terms"]``."""

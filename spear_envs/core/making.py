@@ -1,4 +1,4 @@
-"""Environments by their ids, as commands, adapters and trainers make them."""
+"""Making environments by id, for commands, adapters and trainers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from spear_envs.core.errors import SpearError, suggest_name
 def make_env(
     env_id: str, split: str | None = None, keywords: Mapping[str, Any] = MappingProxyType({})
 ) -> SpearEnv[Any]:
-    """The environment behind an id, without gymnasium's wrappers.
+    """Make an environment by its id, without gymnasium's wrappers.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
-        split: of its tasks; None for its own default.
-        keywords: all others of the environment.
+        split: of its tasks; None for its default.
+        keywords: others of the environment.
 
     Raises:
-        SpearError: there is none, it does not take these keywords, or it has another base class.
+        SpearError: it is unknown, does not take these keywords, or is not a ``SpearEnv``.
     """
     chosen: dict[str, Any] = {} if split is None else {"split": split}
     try:
@@ -42,19 +42,19 @@ def make_env(
 
 
 def find_splits(env_id: str) -> tuple[str, ...]:
-    """Names of the splits of an environment, without making it.
+    """Find the splits of an environment without making it.
 
     Raises:
-        SpearError: there is no such environment.
+        SpearError: the environment is unknown.
     """
     return tuple(getattr(find_creator(env_id), "splits", SpearEnv.splits))
 
 
 def find_creator(env_id: str) -> Callable[..., Any]:
-    """The class, or whatever else is called to make an environment.
+    """Find the class, or other callable, that makes an environment.
 
     Raises:
-        SpearError: there is no such environment, or its entry point leads nowhere.
+        SpearError: the environment is unknown, or its entry point cannot be imported.
     """
     module, colon, name = env_id.rpartition(":")
     try:

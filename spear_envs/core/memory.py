@@ -1,4 +1,4 @@
-"""How much memory is left on this machine."""
+"""The free memory of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def find_free_memory() -> int:
-    """Bytes that the system, or the control group of this process, has left."""
+    """Bytes free on the system, or in the control group of this process."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
@@ -20,7 +20,7 @@ def find_free_memory() -> int:
             int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current")
         )
         files = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text("ascii").splitlines())
-        free = min(free, limit - used + int(files["inactive_file"]))  # files that the kernel drops when it must
+        free = min(free, limit - used + int(files["inactive_file"]))  # caches that the kernel can drop
     except (OSError, ValueError, KeyError):  # no control group, or "max"
         pass
     return max(free, 0)

@@ -1,4 +1,4 @@
-"""From the text of a response to an action. Nothing here raises on what a model may write, and all of it is linear."""
+"""From the text of a response to an action, in linear time and without raising."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_RESPONSE_LENGTH = 100_000
 
 
 class ResponseFormat(str, Enum):
-    """How an action is written down."""
+    """How an action is written."""
 
     TAGS = "tags"
     """Thoughts and action, each between its tags: what a policy is trained to write."""
@@ -22,23 +22,23 @@ class ResponseFormat(str, Enum):
 
 
 class ParsedResponse(NamedTuple):
-    """What was found in a response. A tuple and no dataclass since one is made for every step."""
+    """What was found in a response. A tuple, since one is made in every step."""
 
     action: str | None
     """Text of the action, or None if nothing is to be played."""
     format_ok: bool
     """Whether the response earns the format reward."""
     problem: str = ""
-    """What is wrong with the response: a short clause for the policy to read. Empty if nothing is."""
+    """The fault of the response, as a short clause for the policy; empty if there is none."""
     think: str = ""
     """The thoughts, if there were any."""
     kind: str = "action"
-    """Which kind of action, where a grammar has several (such as ``search`` and ``answer``)."""
+    """Kind of action, if a grammar has several (such as ``search`` and ``answer``)."""
 
 
 @runtime_checkable
 class ResponseParser(Protocol):
-    """Turns responses into actions. An environment with a grammar of its own passes one to ``SpearEnv``."""
+    """Turns responses into actions. An environment with its own grammar passes one to ``SpearEnv``."""
 
     @property
     def hint(self) -> str:
@@ -50,12 +50,12 @@ class ResponseParser(Protocol):
         ...
 
     def respond(self, action: str, think: str = "") -> str:
-        """A well-formed response with this action, so that ``parse(respond(a)).action == a``."""
+        """Write a well-formed response with this action, so that ``parse(respond(a)).action == a``."""
         ...
 
 
 def _find_unreadable(response: str) -> str:
-    """The clause for a response that is not even looked into, or an empty string."""
+    """Why a response is not read at all; empty if it is."""
     if len(response) > MAX_RESPONSE_LENGTH:
         return f"it has {len(response):,} characters and only {MAX_RESPONSE_LENGTH:,} are read"
     if "\0" in response:
@@ -70,7 +70,7 @@ class PlainParser:
     hint: str = "Give the bare action, nothing else."
 
     def parse(self, response: str) -> ParsedResponse:
-        """Strip the response; only an empty, an overlong or a NUL-holding one is malformed."""
+        """Strip the response; only one that is empty, too long or contains NUL is malformed."""
         problem = _find_unreadable(response)
         if problem:
             return ParsedResponse(None, False, problem)
@@ -78,13 +78,13 @@ class PlainParser:
         return ParsedResponse(action, True) if action else ParsedResponse(None, False, "it is empty")
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action itself; thoughts have no place in this form."""
+        """The action itself, without thoughts."""
         return action
 
 
 @dataclass(frozen=True)
 class TagParser:
-    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, white space around them, no more.
+    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around them.
 
     Args:
         action_tag: name of the tag around the action.
@@ -123,7 +123,7 @@ class TagParser:
         return ParsedResponse(None, False, self._explain(text))
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action between its tags, behind the thoughts between theirs."""
+        """Thoughts and action between their tags."""
         begin_think, end_think, act, end_act = self._tags
         return f"{begin_think}{think}{end_think}{act}{action}{end_act}"
 
@@ -131,7 +131,7 @@ class TagParser:
         return "<" in text and any(tag in text for tag in self._tags)
 
     def _explain(self, text: str) -> str:
-        """Why ``text`` is not of the strict form, the most helpful reason first."""
+        """Why ``text`` does not have the strict form, the most helpful reason first."""
         think, end_think, act, end_act = self._tags
         if not text:
             return "it is empty"
@@ -161,10 +161,10 @@ class TagParser:
 
 
 def make_parser(response_format: ResponseFormat | str) -> ResponseParser:
-    """The stock parser of a format.
+    """Make the stock parser of a format.
 
     Raises:
-        SpearError: there is no such format.
+        SpearError: the format is unknown.
     """
     chosen = choose_member(ResponseFormat, response_format, "response_format")
     return PlainParser() if chosen is ResponseFormat.PLAIN else TagParser()

@@ -9,39 +9,39 @@ from typing import Protocol, runtime_checkable
 from spear_envs.core.parsing import ResponseParser, TagParser
 
 IMAGE = "<image>"
-"""Where a template puts the turn's picture, once a message; what fills its slots holds no such mark."""
+"""Place of the turn's picture, at most once a message; the contents of slots never have it."""
 
 
 @dataclass(frozen=True)
 class PromptContext:
-    """The slots of a prompt, as they are before a response."""
+    """The slots of a prompt before a response."""
 
     instruction: str
-    """What is to be done."""
+    """The task."""
     observation: str
     """What the environment shows now, as text."""
     admissible_actions: Sequence[str] | None
-    """Actions that may be taken now, or None where they cannot be listed."""
+    """Actions that may be taken now; None if they cannot be listed."""
     history: Sequence[tuple[str, str]]
     """Pairs of observation and action, oldest first, already cut to the window."""
     turn: int
-    """Number of the response that is asked for, from 1."""
+    """Number of the next response, from 1."""
     max_turns: int
     """Turns after which the episode ends."""
 
 
 @runtime_checkable
 class PromptTemplate(Protocol):
-    """Words around the slots. An environment offers some by name in ``SpearEnv.templates``."""
+    """Words around the slots. Environments offer some by name in ``SpearEnv.templates``."""
 
     @property
     def name(self) -> str:
-        """Name it is chosen by."""
+        """Name in ``SpearEnv.templates``."""
         ...
 
     @property
     def token_pattern(self) -> str | None:
-        """Regular expression whose matches are the words of a tiny model's tokenizer; None: not for tiny models."""
+        """Regular expression of the words of a tiny model's tokenizer; None if not for tiny models."""
         ...
 
     def system(self) -> str | None:
@@ -53,7 +53,7 @@ class PromptTemplate(Protocol):
         ...
 
     def follow_up(self, context: PromptContext) -> str:
-        """Later user messages of a conversation, which shows the earlier turns anyway."""
+        """Later user messages of a conversation, which already has the earlier turns."""
         ...
 
     def respond(self, action: str, think: str = "") -> str:
@@ -63,9 +63,9 @@ class PromptTemplate(Protocol):
 
 @runtime_checkable
 class RunningTemplate(PromptTemplate, Protocol):
-    """A template whose conversation runs on within one message of the assistant.
+    """A template whose conversation is one message of the assistant.
 
-    A response ends at a stop string, which stays part of it, and the follow-up stands right behind it.
+    A response ends with a stop string, directly followed by the follow-up.
     """
 
     @property
@@ -79,8 +79,8 @@ class DefaultTemplate:
     """A prompt with all slots of the paper: task, step count, history, observation, actions, form of the response.
 
     Args:
-        rules: what the world is like and what may be done; precedes everything.
-        parser: states the form of a response, as the environment reads it.
+        rules: of the world; precedes everything.
+        parser: of responses, as in the environment.
         hidden_actions: admissible actions that the prompt leaves out.
     """
 
@@ -91,11 +91,11 @@ class DefaultTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """None: the rules are in the user message, so that templates of models without a system role work too."""
+        """None: the rules are in the user message, since some chat templates lack a system role."""
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The whole prompt."""
+        """Write the complete prompt."""
         parts = [self.rules] if self.rules else []
         parts.append(f"Your task: {context.instruction}")
         if context.turn > 1:
@@ -121,7 +121,7 @@ class DefaultTemplate:
         return "\n\n".join(parts)
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the form that the environment reads."""
+        """Thoughts and action in the environment's form."""
         return self.parser.respond(action, think)
 
 
@@ -146,5 +146,5 @@ class CompactTemplate:
         return context.observation
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the form that the environment reads."""
+        """Thoughts and action in the environment's form."""
         return self.parser.respond(action, think)

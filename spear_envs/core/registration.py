@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 PREFIX = "spear_envs:"
-"""Stands before our ids where nothing has imported them: gymnasium 1.4 loads no plugins. Commands have."""
+"""Prefix of our ids where they have not been imported: gymnasium 1.4 does not load plugins."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class EnvEntry:
     id: str
     entry_point: str
     summary: str
-    """One line on what is done in it."""
+    """What is done in it, in one line."""
     extra: str | None = None
-    """The extra of this distribution that unlocks more of it; None if there is nothing to unlock."""
+    """The extra of this distribution that unlocks more of it, if any."""
     unlocks: str = ""
-    """What the extra brings, in a few words."""
+    """What the extra adds, in a few words."""
 
 
 ENVIRONMENTS: tuple[EnvEntry, ...] = (
@@ -61,7 +61,7 @@ ENVIRONMENTS: tuple[EnvEntry, ...] = (
         unlocks="sympy, more graders",
     ),
 )
-"""All environments that this package registers, in the order in which they are listed."""
+"""Environments of this package, in the order of lists."""
 
 
 def register_env(
@@ -70,16 +70,16 @@ def register_env(
     *,
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register a SPEAR environment, so that ``gym.make``, ``gym.make_vec`` and ``spear check`` know it.
+    """Register a SPEAR environment, for ``gym.make``, ``gym.make_vec`` and ``spear check``.
 
-    No time limit is put around it: a SPEAR environment keeps its own. Registering the same id again is not an error.
+    Without a time limit, since SPEAR environments have their own. The same id may be registered again.
 
     Args:
         id: such as ``"mine/Corridor-v0"``.
         entry_point: ``"package.module:Class"``, or something callable.
-        kwargs: keywords that every environment of this id is made with.
+        kwargs: keywords of every environment of this id.
     """
-    gym.registry.pop(id, None)  # register() warns if the id is there, as it is after a reload
+    gym.registry.pop(id, None)  # register() warns if the id exists, as after a reload
     gym.register(id, entry_point=entry_point, kwargs=dict(kwargs or {}))
 
 
@@ -87,4 +87,4 @@ def register_builtin() -> None:
     """Register every environment of :data:`ENVIRONMENTS`; ``import spear_envs`` does."""
     for entry in ENVIRONMENTS:
         register_env(entry.id, entry.entry_point)
-    register_env("spear/McpTools-v0", "spear_envs.mcp_tools.env:McpToolsEnv")  # not listed: it has no tasks of its own
+    register_env("spear/McpTools-v0", "spear_envs.mcp_tools.env:McpToolsEnv")  # not listed: it lacks tasks of its own

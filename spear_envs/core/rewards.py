@@ -1,4 +1,4 @@
-"""The SPEAR reward and the schedules that weigh its parts; plain Python, so that an environment needs no torch."""
+"""The SPEAR reward and the schedules that weigh its parts; plain Python, so that environments do not need torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Protocol, runtime_checkable
 
 FORMAT_BONUS = 0.1
-"""Reward of a trajectory whose every turn is well formed (``eq:formatreward``)."""
+"""Reward of a trajectory whose turns are all well formed (``eq:formatreward``)."""
 
 TOOL_CALL_STEP = 0.1
 """Reward of one tool call, before the cap at 1 (``eq:actionreward``)."""
@@ -50,12 +50,12 @@ def tool_call_reward(n_calls: int, *, shape: str = "linear", correct: bool | Non
 
     Args:
         n_calls: tool calls of the trajectory.
-        shape: ``"linear"`` gives min(1, 0.1 n), as in the paper. ``"any_if_correct"`` gives 1 for any call at all when
-            the trajectory is correct and the linear value otherwise, as the authors' code does for Qwen3 on maths.
-        correct: whether the outcome is right; needed by ``"any_if_correct"`` only.
+        shape: ``"linear"`` gives min(1, 0.1 n), as in the paper. ``"any_if_correct"`` gives 1 for any calls if the
+            trajectory is correct and the linear value otherwise, as the authors' code does for Qwen3 on maths.
+        correct: whether the outcome is right; only for ``"any_if_correct"``.
 
     Raises:
-        ValueError: ``n_calls`` is negative, the shape is unknown, or ``correct`` is missing where it is needed.
+        ValueError: ``n_calls`` is negative, the shape is unknown, or ``correct`` is missing.
     """
     if n_calls < 0:
         raise ValueError(f"n_calls must be 0 or more, not {n_calls}")
@@ -116,7 +116,7 @@ def constant(value: float = 1.0) -> Constant:
     """The same weight at every step.
 
     Raises:
-        ValueError: ``value`` is infinite or no number at all.
+        ValueError: ``value`` is not finite.
     """
     if not math.isfinite(value):
         raise ValueError(f"a weight must be a finite number, not {value}")
@@ -135,7 +135,7 @@ def cosine(period: int) -> CosineDecay:
 
 
 def none() -> Constant:
-    """No tool-call reward at all: the weight is 0."""
+    """No tool-call reward: the weight is 0."""
     return Constant(0.0)
 
 

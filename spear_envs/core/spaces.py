@@ -1,4 +1,4 @@
-"""A text space that takes any string, for the responses of a model and for what it is shown."""
+"""A text space of any strings, for responses and observations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
 
 ACTION_LENGTH = 2**24
-"""Most characters of a response: far more than any model writes, since a long response must not be an error."""
+"""Characters of a response, at most: far more than models write, since a long response must not be an error."""
 
 OBSERVATION_LENGTH = 2**20
-"""Most characters of an observation, unless an environment states a closer bound."""
+"""Characters of an observation, at most, unless an environment sets a lower bound."""
 
-# sample() draws from these: blanks, line breaks, mark-up, other scripts and an emoji, so that whoever samples meets
-# what models really write. contains() does not look at them.
+# sample() draws from these: blanks, line breaks, mark-up, other scripts and an emoji, as models write. contains() does
+# not use them.
 _SAMPLED = "\n\t" + "".join(map(chr, range(32, 127))) + "äéßñЖяλπ漢字かな한글ابहि√→😀"
 _SAMPLED_LENGTH = 64
 
@@ -24,9 +24,9 @@ _SAMPLED_LENGTH = 64
 class PermissiveText(spaces.Text):
     """All strings of ``min_length`` to ``max_length`` characters, whatever the characters.
 
-    ``gymnasium.spaces.Text`` knows an alphabet, by default 62 letters and digits, and refuses blanks, line breaks and
-    every other script. A model's response is not so tidy. ``sample()`` gives short strings (at most 64 characters above
-    ``min_length``), the same ones for the same seed on every machine.
+    ``gymnasium.spaces.Text`` has an alphabet, by default 62 letters and digits, without blanks, line breaks and other
+    scripts. ``sample()`` gives short strings (at most 64 characters above ``min_length``), the same for the same seed
+    on every machine.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PermissiveText(spaces.Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Never: an alphabet without bounds has no fixed-size array form."""
+        """False: an unbounded alphabet does not fit into fixed-size arrays."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -71,7 +71,5 @@ class PermissiveText(spaces.Text):
 
 @create_shared_memory.register(PermissiveText)
 def _refuse_shared_memory(space: PermissiveText, n: int = 1, ctx: Any = None) -> Any:
-    """gymnasium's form for texts has a place for the letters of an alphabet and would turn all others into one."""
-    raise CustomSpaceError(
-        f"{space} has no form in shared memory: make the vector environment with shared_memory=False."
-    )
+    """Refuse: gymnasium's form for texts would replace every character outside the alphabet."""
+    raise CustomSpaceError(f"{space} cannot be in shared memory: make the vector environment with shared_memory=False.")

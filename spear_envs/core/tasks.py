@@ -15,14 +15,14 @@ import numpy as np
 from spear_envs.core.errors import SpearError, UnknownTaskError, suggest_name
 
 FINGERPRINT_SAMPLE = 256
-"""How many tasks of a generated set go into its fingerprint, beside the parameters of the generator."""
+"""Tasks of a generated set in its fingerprint, besides the parameters of the generator."""
 
 DISJOINT_SAMPLE = 2_000
-"""How many tasks of a generated set :func:`check_disjoint` looks at, unless told otherwise."""
+"""Tasks of a generated set that :func:`check_disjoint` compares by default."""
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no blanks, ASCII, no NaN. Equal values give equal text anywhere.
+    """Write a value as canonical JSON: sorted keys, no blanks, ASCII, no NaN. Equal values give equal text.
 
     Raises:
         TypeError, ValueError: the value is not JSON.
@@ -36,21 +36,21 @@ def _sha256(text: str) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """One task: what an environment needs to start the same episode anywhere, any time."""
+    """One task: everything that an environment needs to start the same episode again."""
 
     id: str
     """Stable id ``<name>/<split>/<number>``, such as ``sokoban-v1/6x6-1/train/00000017``."""
     split: str
-    """The split it belongs to."""
+    """Its split."""
     subtask: str
-    """Kind of task that success is reported by."""
+    """Kind of task, for reports of success."""
     instruction: str
-    """What is to be done, in words."""
+    """The task in words."""
     content: Mapping[str, Any] = field(hash=False)
-    """The definition itself, made of JSON values."""
+    """The definition, in JSON values."""
 
     def definition(self) -> dict[str, Any]:
-        """All of the task as a JSON object; what fingerprints are taken of."""
+        """The task as a JSON object, for fingerprints."""
         return {
             "id": self.id,
             "split": self.split,
@@ -64,14 +64,14 @@ class TaskSet(Sequence[Task]):
     """An ordered set of tasks of one split.
 
     Args:
-        name: what the ids begin with, such as ``sokoban-v1/6x6-1``.
-        split: the split, the second part of the ids.
-        digest: key of a task's content, for telling whether two splits share a task; by default the SHA-256 of the
-            content's canonical JSON. Pass another where different content is the same task (a mirrored board).
+        name: first part of the ids, such as ``sokoban-v1/6x6-1``.
+        split: second part of the ids.
+        digest: key of a task's content, to find tasks shared by two splits; by default the SHA-256 of the content's
+            canonical JSON. Pass another if different content is the same task (a mirrored board).
     """
 
     bounded: bool
-    """Whether all tasks may be looked at one by one; False for lazily generated sets, which may be huge."""
+    """Whether all tasks may be enumerated; False for lazily generated sets, which may be huge."""
 
     def __init__(self, name: str, split: str, digest: Callable[[Task], str] | None = None) -> None:
         self.name = name
@@ -91,12 +91,12 @@ class TaskSet(Sequence[Task]):
         """Position of a task.
 
         Raises:
-            UnknownTaskError: the id is in no place of this set.
+            UnknownTaskError: this set lacks the id.
         """
 
     @abstractmethod
     def _definition(self) -> Any:
-        """JSON value that tells this set from every other one."""
+        """JSON value that identifies this set."""
 
     @overload
     def __getitem__(self, index: int) -> Task: ...
@@ -125,24 +125,24 @@ class TaskSet(Sequence[Task]):
         """The task with this id.
 
         Raises:
-            UnknownTaskError: there is none; the message shows what ids look like.
+            UnknownTaskError: there is none; the message shows examples of ids.
         """
         return self._task_at(self.index_of(task_id))
 
     def draw(self, np_random: np.random.Generator) -> Task:
-        """A task drawn uniformly with one call ``np_random.integers(len(self))``."""
+        """Draw a task uniformly with one call ``np_random.integers(len(self))``."""
         return self._task_at(int(np_random.integers(len(self))))
 
     def digest(self, index: int) -> str:
-        """Key of the content of the task at ``index``: equal for tasks that no two splits may both have."""
+        """Key of the content of the task at ``index``; splits must not share keys."""
         task = self[index]
         return self._digest(task) if self._digest else _sha256(canonical_json(dict(task.content)))
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the ordered task definitions; two numbers with equal fingerprints are on the same tasks.
+        """SHA-256 (hex) of the ordered task definitions; figures with equal fingerprints are on the same tasks.
 
-        Of a generated set it covers the parameters of the generator, the length and the first 256 tasks.
+        For a generated set it covers the parameters of the generator, the length and the first 256 tasks.
         """
         if self._fingerprint is None:
             self._fingerprint = _sha256(canonical_json(self._definition()))
@@ -156,10 +156,10 @@ class TaskSet(Sequence[Task]):
 
 
 class ListTaskSet(TaskSet):
-    """Tasks that are all at hand.
+    """Tasks in a list.
 
     Raises:
-        SpearError: no task at all, an id twice, or tasks of several splits.
+        SpearError: there are no tasks, an id occurs twice, or tasks have several splits.
     """
 
     bounded = True
@@ -204,17 +204,17 @@ class ListTaskSet(TaskSet):
 
 
 class NumberedTaskSet(TaskSet):
-    """Tasks that are made when they are asked for, and whose ids follow from their places.
+    """Tasks that are made on demand, with ids from their positions.
 
     Args:
         name, split: the ids are ``<name>/<split>/<place, zero-padded to digits>``.
         length: number of tasks.
         digits: least width of the number in the id.
-        cache_size: how many tasks are kept at hand, the ones used longest ago dropped first.
+        cache_size: number of tasks to keep, least recently used dropped first.
         digest: as in :class:`TaskSet`.
 
     Raises:
-        SpearError: a length or a cache below 1.
+        SpearError: a length or a cache is below 1.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class NumberedTaskSet(TaskSet):
         self._recall = self._make_cache()
 
     def _make_cache(self) -> Callable[[int], Task]:
-        # Threads share a set: a cache of our own is one whose order two of them change at once.
+        # Thread-safe, since threads share a set.
         return lru_cache(maxsize=self._cache_size)(self._make_task)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class NumberedTaskSet(TaskSet):
 
     @abstractmethod
     def _make_task(self, index: int) -> Task:
-        """The task at an index in [0, len), the same at every call; its id is :meth:`id_of` the index."""
+        """Make the task at an index in [0, len), always the same, with :meth:`id_of` the index as its id."""
 
     def __len__(self) -> int:
         return self._length
@@ -263,7 +263,7 @@ class NumberedTaskSet(TaskSet):
     def index_of(self, task_id: str) -> int:
         """Position of a task; raises ``UnknownTaskError``."""
         number = task_id.rpartition("/")[2] if isinstance(task_id, str) else ""
-        # isascii: isdigit alone lets digits of other scripts pass.
+        # isascii: isdigit alone accepts digits of other scripts.
         if number.isascii() and number.isdigit() and len(number) <= max(self._digits, len(str(self._length))):
             index = int(number)
             if index < self._length and self.id_of(index) == task_id:
@@ -276,7 +276,7 @@ class GeneratedTaskSet(NumberedTaskSet):
 
     Args:
         name, split, length, digits, cache_size, digest: as in :class:`NumberedTaskSet`.
-        make: gives task ``i``; must depend on ``i`` and ``parameters`` alone.
+        make: makes task ``i``; must only depend on ``i`` and ``parameters``.
         parameters: JSON values that ``make`` depends on; part of the fingerprint.
     """
 
@@ -301,7 +301,7 @@ class GeneratedTaskSet(NumberedTaskSet):
     def _make_task(self, index: int) -> Task:
         task = self._make(index)
         if task.id != self.id_of(index):
-            raise SpearError(f"make({index}) gave a task {task.id!r} where {self.id_of(index)!r} was due.")
+            raise SpearError(f"make({index}) gave the task {task.id!r} instead of {self.id_of(index)!r}.")
         return task
 
     def _definition(self) -> Any:
@@ -316,11 +316,11 @@ class GeneratedTaskSet(NumberedTaskSet):
 
 
 def check_disjoint(*sets: TaskSet, sample: int = DISJOINT_SAMPLE) -> int:
-    """Prove that no two of the sets share a task by content; returns how many tasks were compared.
+    """Check that no two sets share a task by content; return how many tasks were compared.
 
     Args:
         sets: at least two task sets, such as the splits of an environment.
-        sample: how many tasks of a set that is not ``bounded`` are looked at, from its beginning.
+        sample: first tasks to compare of sets that are not ``bounded``.
 
     Raises:
         SpearError: two tasks of different sets have the same digest; the message names both ids.
@@ -340,7 +340,7 @@ def check_disjoint(*sets: TaskSet, sample: int = DISJOINT_SAMPLE) -> int:
 
 
 def check_split(split: str, splits: tuple[str, ...]) -> str:
-    """``split`` itself if it is one of ``splits``.
+    """Return ``split`` if it is one of ``splits``.
 
     Raises:
         SpearError: it is not; the message lists them.

@@ -1,4 +1,4 @@
-"""Actions as calls of tools with typed arguments, for models and trainers that act by calling functions."""
+"""Actions as tool calls with typed arguments, for models and trainers that call functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tool:
 
     Args:
         function: writes the action in plain form. Its name, docstring and annotations are the tool's.
-        form: what such actions match, with a named group for each argument.
+        form: matches the actions, with a named group for each argument.
     """
 
     function: Callable[..., str]
@@ -61,7 +61,7 @@ class Tool:
         return {name: hints[name].__metadata__[0] for name in inspect.signature(self.function).parameters}
 
     def schema(self) -> Mapping[str, Any]:
-        """The function as chat templates and servers of models take it (JSON schema, OpenAI's form)."""
+        """JSON schema of the function in OpenAI's form, for chat templates and servers of models."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
@@ -75,15 +75,15 @@ class Tool:
         return {**parameters, "required": list(described)} if described else parameters
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """The action in plain form; raises as :meth:`check`."""
+        """Write the action in plain form; raises as :meth:`check`."""
         self.check(arguments)
         return self.function(**arguments)
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that the tool does not take.
+        """Check arguments.
 
         Raises:
-            CallError: they have other names or types, or a value that is not offered.
+            CallError: a name, type or value is wrong.
         """
         for name in arguments:
             if name not in self.types:
@@ -99,7 +99,7 @@ class Tool:
                 raise CallError(f"{name!r} of {self.name} is {_describe(kind)}, not {_shorten(shown)}.")
 
     def read(self, action: str) -> dict[str, Any] | None:
-        """The arguments of an action in plain form; None if this tool does not write it."""
+        """Read the arguments of an action in plain form; None if it is not of this tool."""
         found = self.form.fullmatch(action)
         if found is None:
             return None
@@ -134,11 +134,11 @@ def make_tool(form: str) -> Callable[[Callable[..., str]], Tool]:
     list of one of these; the docstring is a sentence for the model.
 
     Args:
-        form: regular expression that matches the whole of what the function writes, with a named group for each
-            parameter; of a list it matches the items with ``", "`` between.
+        form: regular expression of the function's results, with a named group for each parameter; lists are joined by
+            ``", "``.
 
     Raises:
-        TypeError: an annotation is none of these, or form and parameters do not fit.
+        TypeError: an annotation is not one of these, or form and parameters do not fit.
     """
 
     def make(function: Callable[..., str]) -> Tool:
@@ -155,10 +155,10 @@ def make_tool(form: str) -> Callable[[Callable[..., str]], Tool]:
 
 
 def write_call(tools: Sequence[Tool], name: str, arguments: Mapping[str, Any]) -> str:
-    """The action of a call in plain form.
+    """Write the action of a call in plain form.
 
     Raises:
-        CallError: there is no such tool, or its arguments are wrong.
+        CallError: the tool is unknown, or its arguments are wrong.
     """
     known = {tool.name: tool for tool in tools}
     if name not in known:
@@ -167,7 +167,7 @@ def write_call(tools: Sequence[Tool], name: str, arguments: Mapping[str, Any]) -
 
 
 def show_call(tools: Sequence[Tool], action: str) -> str:
-    """An action as the call that plays it, such as ``go_to(receptacle="desk 1")``; as it is if no tool writes it."""
+    """Write an action as the call that plays it, such as ``go_to(receptacle="desk 1")``; keep it if no tool has it."""
     for tool in tools:
         arguments = tool.read(action)
         if arguments is not None:
@@ -210,12 +210,12 @@ def act(action: Annotated[str, "The action, and nothing else."]) -> str:
 
 
 ACT = make_tool("(?P<action>.+)")(act)
-"""The one tool of an environment whose actions have no types of their own."""
+"""The only tool of environments with untyped actions."""
 
 
 @dataclass(frozen=True)
 class CallParser:
-    """Another parser, whose prompts ask for a call instead of the form of a response."""
+    """Wraps a parser so that prompts ask for a call."""
 
     tools: Sequence[Tool]
     inner: ResponseParser
@@ -227,9 +227,9 @@ class CallParser:
         return f"Call {names}, one call at a time; text alone does nothing."
 
     def parse(self, response: str) -> ParsedResponse:
-        """As the other parser."""
+        """See :class:`ResponseParser`."""
         return self.inner.parse(response)
 
     def respond(self, action: str, think: str = "") -> str:
-        """As the other parser."""
+        """See :class:`ResponseParser`."""
         return self.inner.respond(action, think)

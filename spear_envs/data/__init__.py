@@ -1,6 +1,6 @@
-"""Data that is too large for the package: where it lies, checked downloads, and safe unpacking.
+"""Data that is too large for the package: its place, checked downloads, and safe unpacking.
 
-Nothing here runs on import of an environment or on ``pip install``: data comes when ``spear data get`` is called.
+Nothing is downloaded on import or by ``pip install``, only by ``spear data get``.
 """
 
 from spear_envs.data.archives import unpack_archive

@@ -1,4 +1,4 @@
-"""Unpacking third-party archives: only plain files and folders, and none outside the target folder."""
+"""Unpacking third-party archives: only plain files and folders, inside the target folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# What the standard library raises on damaged, encrypted (RuntimeError) and unknown archives.
+# Raised by the standard library for damaged, encrypted (RuntimeError) and unknown archives.
 _BROKEN = (
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -53,11 +53,10 @@ def unpack_archive(
     max_files: int = 1_000_000,
     console: Console | None = None,
 ) -> int:
-    """Unpacks a zip or tar archive (also gzip, bzip2, xz) into ``folder`` and returns the number of files.
+    """Unpack a zip or tar archive (also gzip, bzip2, xz) into ``folder``; return the number of files.
 
-    Every member is looked at before the first one is written. Each file is written beside its place and renamed, so
-    that a file is whole or absent; what lies in the folder already stays, or is replaced if the archive has it too.
-    Owners, permissions and dates of the archive are not taken over.
+    All members are checked before the first is written. Files are written atomically; existing ones are kept unless the
+    archive has them, too. Owners, permissions and dates are ignored.
 
     Raises:
         SpearError: the archive is damaged or encrypted, a member would land outside ``folder`` or is not a plain file
@@ -69,7 +68,7 @@ def unpack_archive(
             if total > max_bytes:
                 raise SpearError(
                     f"{archive} would unpack to {format_bytes(total)}, more than the {format_bytes(max_bytes)} that "
-                    "are allowed: it is not what it should be."
+                    "are allowed: do not use it."
                 )
             folder.mkdir(parents=True, exist_ok=True)
             check_space(folder, total, f"what is in {archive.name}")
@@ -85,7 +84,7 @@ def unpack_archive(
     except OSError as error:
         if error.errno in FULL:
             raise explain_full_disk(folder, f"what is in {archive.name}") from error
-        if error.filename is None:  # from reading: damaged data, sizes that cannot be
+        if error.filename is None:  # from reading: damaged data, impossible sizes
             raise _explain_damage(archive, error) from error
         raise
 
@@ -97,7 +96,7 @@ def _explain_damage(archive: Path, error: Exception) -> SpearError:
 
 @contextmanager
 def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
-    """All plain files of an archive; their names are safe."""
+    """List the plain files of an archive, with safe names."""
     members: list[_Member] = []
 
     def add(name: str, kind: int, size: int, opener: Callable[[], IO[bytes] | None]) -> None:
@@ -112,15 +111,15 @@ def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
             raise SpearError(f"{archive} has a link or a device ({name!r}): nothing was unpacked; do not use it.")
         members.append(_Member(name, size, opener))
         if len(members) > max_files:
-            raise SpearError(f"{archive} has more than {max_files:,} files: it is not what it should be.")
+            raise SpearError(f"{archive} has more than {max_files:,} files: do not use it.")
 
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
-                # Only archives made on Unix say what a member is; the others know files and folders.
+                # Only archives made on Unix have types of members; others have files and folders.
                 kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
                 kind = stat.S_IFDIR if info.is_dir() else kind or stat.S_IFREG
-                # The name before zipfile mends it, which would hide backslashes and zero bytes.
+                # The original name: zipfile hides backslashes and zero bytes.
                 add(info.orig_filename, kind, info.file_size, partial(zipped.open, info))
             yield members
     else:
@@ -129,19 +128,19 @@ def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
                 kind = stat.S_IFREG if entry.isreg() else stat.S_IFDIR if entry.isdir() else 0
                 add(entry.name, kind, entry.size, partial(tarred.extractfile, entry))
             while tarred.fileobj is not None and tarred.fileobj.read(CHUNK):
-                pass  # the checksum of a compressed archive stands at its end
+                pass  # the checksum of a compressed archive is at its end
             yield members
 
 
 def _write_member(member: _Member, root: Path, archive: Path) -> None:
     target = root / member.name
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.parent.resolve().is_relative_to(root):  # through a link that was in the folder before
+    if not target.parent.resolve().is_relative_to(root):  # through an existing link in the folder
         raise SpearError(f"{target.parent} leads out of {root}: remove that link, then unpack again.")
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
     stream = member.open()
     if stream is None:
-        raise SpearError(f"{archive} names {member.name!r} without holding it: delete it and fetch it again.")
+        raise SpearError(f"{archive} lists {member.name!r} without its content: delete it and fetch it again.")
     written = 0
     try:
         with stream, temporary.open("xb") as file:

@@ -1,6 +1,6 @@
 """``spear data``: fetching, building and verifying the data of environments.
 
-The commands of a data set belong to its environment and are imported only when they run; this module knows their names.
+The commands of a data set are in its environment and are imported only when they run; this module has their names.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ DATASETS: tuple[Dataset, ...] = (
     ),
     _describe("webshop", "WebShop: catalogues of 1,000 and 1.18 million products.", "get", "build", "verify"),
 )
-"""Data sets with commands of their own; one entry each."""
+"""Data sets with their own commands."""
 
 VERBS = {
     "get": "Download the files of a data set, or take them from a folder.",
-    "build": "Make fetched files into what an environment opens.",
-    "verify": "Hold what is here against checksums and published counts; without a name, all of it.",
+    "build": "Convert fetched files for an environment.",
+    "verify": "Check local data against checksums and published counts; without a name, all of it.",
 }
 
 source_option = click.option(
     "--from",
     "source",
     type=click.Path(exists=True, path_type=Path),
-    help="Folder that holds the files already, or the file itself; nothing is downloaded.",
+    help="Folder with the files, or the file itself; nothing is downloaded.",
 )
-"""``--from`` as every ``spear data get`` has it; arrives as ``source: Path | None``."""
+"""``--from`` of every ``spear data get``, as ``source: Path | None``."""
 
 
 mirror_option = click.option(
@@ -90,14 +90,14 @@ mirror_option = click.option(
     metavar="URL",
     help="Data folder that somebody serves, asked before the publisher; may be repeated. [$SPEAR_MIRROR]",
 )
-"""``--mirror`` as every ``spear data get`` has it; arrives as ``mirrors: tuple[str, ...]``."""
+"""``--mirror`` of every ``spear data get``, as ``mirrors: tuple[str, ...]``."""
 
 
 @click.group()
 def data() -> None:
     """Fetch, build and verify the data of environments.
 
-    Data lies in $SPEAR_DATA, else in the user's cache folder; 'spear data path' prints it. With SPEAR_OFFLINE=1 nothing
+    Data is in $SPEAR_DATA, else in the user's cache folder; 'spear data path' prints it. With SPEAR_OFFLINE=1 nothing
     is downloaded.
     """
 
@@ -140,7 +140,7 @@ def _find_dataset(name: str) -> Dataset:
 
 @data.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="JSON, with whether the folder is there.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, including whether the folder exists.")
 def path(name: str | None, as_json: bool) -> None:
     """Print the data folder, or that of the data set NAME.
 
@@ -154,10 +154,10 @@ def path(name: str | None, as_json: bool) -> None:
 @data.command()
 @click.argument("what", metavar="NAME|PATH|REPOSITORY")
 def unlock(what: str) -> None:
-    """Accept that others changed what they publish: of the data set NAME, of a file, or of a repository on the hub.
+    """Accept a change of published files: of the data set NAME, of a file, or of a repository on the hub.
 
-    What 'spear data get' fetches first is locked in lock.json of the data folder, and other bytes are refused from then
-    on. This forgets it; the next 'get' takes and locks what is published then. Files that are here stay.
+    The first 'spear data get' locks what it fetches in lock.json of the data folder, and other bytes are then refused.
+    This removes the lock; the next 'get' takes and locks what is published then. Local files are kept.
 
     \b
       spear data unlock webshop
@@ -173,7 +173,7 @@ def unlock(what: str) -> None:
 
 @data.command(name="list")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="JSON of all files: what a mirror has as its manifest.json.")
+@click.option("--json", "as_json", is_flag=True, help="JSON of all files, the manifest.json of a mirror.")
 def list_datasets(name: str | None, as_json: bool) -> None:
     """List the data sets, or the files of the data set NAME with size, SHA-256 and whether they are here.
 

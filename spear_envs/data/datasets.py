@@ -1,4 +1,4 @@
-"""Data sets by the names that a user gives them: embedded ones, published ones, and files of one's own."""
+"""Data sets by name: embedded ones, published ones, and the user's files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeAlias
 from spear_envs.core.errors import SpearError, suggest_name
 
 ALL = "all"
-"""The one split of a file of one's own."""
+"""The only split of a user's file."""
 
 FileState: TypeAlias = "tuple[tuple[str, tuple[int, int] | None], ...]"
-"""Paths with size and time of change: what was opened is kept for as long as they stay the same."""
+"""Paths with size and modification time, as a cache key."""
 
 
 def list_splits(
@@ -26,7 +26,7 @@ def list_splits(
         published: likewise of the published ones.
 
     Raises:
-        SpearError: there is no such data set.
+        SpearError: the data set is unknown.
     """
     if dataset in embedded:
         return tuple(embedded[dataset])
@@ -42,11 +42,11 @@ def list_splits(
 
 
 def is_rows_file(dataset: str) -> bool:
-    """Whether this names a file rather than a data set."""
+    """Whether this is a file rather than the name of a data set."""
     return dataset.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet"))
 
 
 def look_at(paths: Iterable[Path]) -> FileState:
-    """What changes when a file is written to, or another one lies in its place."""
+    """Return what changes when a file is written or replaced."""
     found = ((path, path.stat() if path.exists() else None) for path in paths)
     return tuple((str(path), stat and (stat.st_size, stat.st_mtime_ns)) for path, stat in found)

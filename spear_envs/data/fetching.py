@@ -1,4 +1,4 @@
-"""Getting a file whole: from where it lies already, from a folder at hand, or from the network."""
+"""Getting a complete file: an existing copy, from a folder, or from the network."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def fetch(
     patience: Patience | None = None,
     hear: Callable[[httpx.Response], None] | None = None,
 ) -> Path:
-    """Make sure that a whole, checked copy of ``file`` lies in ``folder``, and return its path.
+    """Get a complete, checked copy of ``file`` into ``folder``, and return its path.
 
-    A copy that is there already is checked and kept. A download grows under the name ``<name>.part`` and is renamed
-    when size and checksum are right; one that was cut off resumes. Where the checksum is not known, the
-    one of this first copy is recorded in ``<name>.sha256``.
+    An existing copy is checked and kept. A download grows as ``<name>.part`` and is renamed when size and checksum are
+    right; an interrupted one resumes. If the checksum is unknown, that of the first copy is recorded in
+    ``<name>.sha256``.
 
     Args:
         file: what to get.
-        folder: where to; made if it is not there.
-        source: take it from this folder (or this very file) instead of the network. The copy there stays.
-        offline: refuse to download, as ``$SPEAR_OFFLINE`` does.
-        console: where progress is shown; None for silence.
-        patience: how long servers in trouble are waited for.
-        hear: is told each answer that brings the file or some of it, for what its headers say.
+        folder: target, made if necessary.
+        source: copy from this folder (or file) instead of the network.
+        offline: refuse to download, like ``$SPEAR_OFFLINE``.
+        console: shows progress; None for silence.
+        patience: with servers in trouble.
+        hear: called with each response that has (part of) the file, for its headers.
 
     Raises:
         SpearError: the file cannot be had; the message says why, and what to do by hand.
@@ -64,7 +64,7 @@ def fetch(
         if source is not None:
             _copy(file, source, part, show)
         elif offline or is_offline():
-            raise SpearError(f"{path} is not there, and downloads are forbidden (SPEAR_OFFLINE). {_by_hand(file)}")
+            raise SpearError(f"{path} is missing, and downloads are forbidden (SPEAR_OFFLINE). {_by_hand(file)}")
         else:
             _download(file, part, patience, show, hear)
         part.replace(path)
@@ -73,7 +73,7 @@ def fetch(
 
 @contextmanager
 def _lock(folder: Path, console: Console | None) -> Iterator[None]:
-    """One process at a time fetches into a folder; the others wait and then find the file."""
+    """Let one process at a time fetch into a folder; others wait and then find the file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -90,7 +90,7 @@ def _lock(folder: Path, console: Console | None) -> Iterator[None]:
 def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
     found = source / file.name if source.is_dir() else source
     if not found.is_file():
-        raise SpearError(f"there is no {found}: name the folder that holds {file.name}, or the file itself.")
+        raise SpearError(f"{found} does not exist: name the folder of {file.name}, or the file itself.")
     check_space(part.parent, found.stat().st_size, file.name)
     count = count_bytes(show, f"copying {file.name}", found)
     try:
@@ -105,7 +105,7 @@ def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
         raise
     if fault := _settle(file, part, show):
         part.unlink()
-        raise SpearError(f"{found} is not the file that is expected ({fault}). {file.changed or file.manual}".rstrip())
+        raise SpearError(f"{found} is not the expected file ({fault}). {file.changed or file.manual}".rstrip())
 
 
 def _download(
@@ -118,7 +118,7 @@ def _download(
     try:
         from spear_envs.data.transfer import Patience, RefusedError, Transfer, open_client
     except ModuleNotFoundError as error:
-        raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]' brings it.") from error
+        raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]'.") from error
 
     patience = patience or Patience()
     refusals, changed = [], ""
@@ -140,15 +140,15 @@ def _download(
                 transfer.state_path.unlink(missing_ok=True)
                 return
             transfer.drop()
-            refusals.append(f"{host}: what it sends is not the file that is expected, {fault}")
+            refusals.append(f"{host}: it sends another file, {fault}")
             changed = f" {file.changed}" if file.changed else ""
     why = f" ({'; '.join(refusals)})" if refusals else ""
-    kept = " What has come is kept: the same command resumes." if part.exists() else ""
+    kept = " The same command resumes the download." if part.exists() else ""
     raise SpearError(f"{file.name} could not be downloaded{why}.{changed}{kept} {_by_hand(file)}")
 
 
 def _settle(file: RemoteFile, part: Path, show: Show) -> str:
-    """What is wrong with the part, if anything; else its checksum is recorded unless it is pinned."""
+    """Check the part and return its fault, if any; else record its checksum unless it is pinned."""
     fault, digest = find_fault(file, part, file.sha256, count_bytes(show, f"checking {file.name}", part))
     if not fault and file.sha256 is None:
         record_checksum(part.with_name(file.name), digest)
@@ -156,5 +156,5 @@ def _settle(file: RemoteFile, part: Path, show: Show) -> str:
 
 
 def _by_hand(file: RemoteFile) -> str:
-    how = file.manual or (f"It is published at {file.urls[0]}." if file.urls else "Get it from where it is published.")
-    return f"By hand: {how} Then name the folder that holds it: --from FOLDER."
+    how = file.manual or (f"It is published at {file.urls[0]}." if file.urls else "Get it from its publisher.")
+    return f"By hand: {how} Then name its folder: --from FOLDER."

@@ -1,4 +1,4 @@
-"""Third-party files: their known size and digest, their local path, and whether a copy is complete."""
+"""Third-party files: size and digest, local path, and checking copies."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ CHUNK = 2**20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Meter = Callable[[int], None]
-"""Hears how many further bytes have been dealt with."""
+"""Called with the number of further bytes."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that others publish, and what we know of it."""
+    """A published file."""
 
     name: str
     """Its name here: one path component."""
     urls: tuple[str, ...] = ()
-    """Where it is to be had; tried in turn. Empty if it can only be fetched by hand."""
+    """Tried in turn; empty if it can only be fetched by hand."""
     size: int | None = None
-    """Bytes; None if not known."""
+    """Bytes; None if unknown."""
     sha256: str | None = None
-    """Lower-case hex; None if not known. It is then recorded beside the file at the first download."""
+    """Lower-case hex; None if unknown, and then recorded next to the file at the first download."""
     manual: str = ""
-    """One sentence that says how to get the file by hand."""
+    """How to get the file by hand, in a sentence."""
     changed: str = ""
-    """One sentence for whoever gets other bytes than the SHA-256 tells."""
+    """Advice for a wrong SHA-256, in a sentence."""
 
     def __post_init__(self) -> None:
         if self.name != Path(self.name).name or self.name in ("", ".", ".."):
@@ -43,11 +43,11 @@ class RemoteFile:
 
 
 def data_folder() -> Path:
-    """Where fetched and built data lies: ``$SPEAR_DATA``, else ``spear-envs`` in the cache of the user."""
+    """Folder of fetched and built data: ``$SPEAR_DATA``, else ``spear-envs`` in the user's cache."""
     named = os.environ.get("SPEAR_DATA", "").strip()
     if named:
         return Path(named).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME", "").strip()  # the standard has relative ones ignored
+    cache = os.environ.get("XDG_CACHE_HOME", "").strip()  # the standard says to ignore relative ones
     return (Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache") / "spear-envs"
 
 
@@ -57,7 +57,7 @@ def is_offline() -> bool:
 
 
 def digest_file(path: Path, on_bytes: Meter | None = None) -> str:
-    """SHA-256 of a file in hex; ``on_bytes`` hears the number of bytes of each part read."""
+    """SHA-256 of a file in hex; ``on_bytes`` is called with the number of bytes of each part."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(CHUNK):
@@ -72,7 +72,7 @@ def _checksum_path(path: Path) -> Path:
 
 
 def read_checksum(path: Path) -> str | None:
-    """The checksum recorded beside a file, or None.
+    """Read the checksum recorded next to a file, if any.
 
     Raises:
         SpearError: the record cannot be read.
@@ -85,12 +85,12 @@ def read_checksum(path: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         words = []
     if not words or not _SHA256.fullmatch(words[0]):
-        raise SpearError(f"{record} holds no checksum: delete it, and {path.name} with it unless you trust the file.")
+        raise SpearError(f"{record} is not a checksum: delete it, and also {path.name} unless you trust the file.")
     return words[0]
 
 
 def record_checksum(path: Path, digest: str) -> None:
-    """Writes a file's checksum beside it, in the form that ``sha256sum -c`` reads."""
+    """Write a file's checksum next to it, for ``sha256sum -c``."""
     record = _checksum_path(path)
     temporary = record.with_name(f".{record.name}.{os.getpid()}.tmp")
     temporary.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
@@ -98,9 +98,9 @@ def record_checksum(path: Path, digest: str) -> None:
 
 
 def find_fault(file: RemoteFile, path: Path, expected: str | None, on_bytes: Meter | None = None) -> tuple[str, str]:
-    """What is wrong with ``path`` as a copy of ``file``, in a few words, and its SHA-256; no fault is an empty string.
+    """Return the fault of ``path`` as a copy of ``file`` (empty if there is none) and its SHA-256.
 
-    The checksum is worked out only if the size is right, and held against ``expected`` if that is not None.
+    The checksum is computed only if the size is right, and compared with ``expected`` unless that is None.
     """
     size = path.stat().st_size
     if file.size is not None and size != file.size:
@@ -114,22 +114,22 @@ def find_fault(file: RemoteFile, path: Path, expected: str | None, on_bytes: Met
 
 
 def verify(file: RemoteFile, folder: Path, on_bytes: Meter | None = None) -> str:
-    """Checks the copy of ``file`` in ``folder`` and returns its SHA-256.
+    """Check the copy of ``file`` in ``folder`` and return its SHA-256.
 
-    The checksum it is held against is the pinned one, else the one recorded at the first download. If there is neither,
-    the file counts as right, and its checksum is recorded now.
+    It is compared with the pinned checksum, else with that recorded at the first download. If there is neither, the
+    file counts as right, and its checksum is recorded.
 
     Raises:
-        SpearError: the file is absent, incomplete or not the one that is meant.
+        SpearError: the file is missing, incomplete or another one.
     """
     path = folder / file.name
     if not path.is_file():
-        raise SpearError(f"{path} is not there: 'spear data get' fetches it.")
+        raise SpearError(f"{path} is missing: 'spear data get' fetches it.")
     expected = file.sha256 or read_checksum(path)
     fault, digest = find_fault(file, path, expected, on_bytes)
     if fault:
         also = "" if file.sha256 else f", and {_checksum_path(path).name} if there is one,"
-        raise SpearError(f"{path} is not the file that is expected ({fault}): delete it{also} and fetch it again.")
+        raise SpearError(f"{path} is not the expected file ({fault}): delete it{also} and fetch it again.")
     if expected is None:
         record_checksum(path, digest)
     return digest

@@ -29,15 +29,14 @@ def _endpoint() -> str:
 
 
 def locate_page(repository: str) -> str:
-    """Where a repository is shown to people."""
+    """Web page of a repository."""
     return f"{_endpoint()}/datasets/{repository}"
 
 
 def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]]:
-    """The files of a repository, and their paths there, as it lists them (on $HF_ENDPOINT if that is set).
+    """List the files of a repository (on $HF_ENDPOINT if that is set) and their paths there.
 
-    It is read at the commit that is locked. If none is, at the one that its branch ``main`` has now, which is then
-    locked.
+    It is read at the locked commit, else at the present one of ``main``, which is then locked.
 
     Args:
         repository: owner and name.
@@ -70,7 +69,7 @@ def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]
 
 
 def _read_json(url: str, manual: str, read: Callable[[Any], Read]) -> tuple[Read, str]:
-    """What ``read`` finds at an address of the API, and the address of the next page; empty if there is none."""
+    """Apply ``read`` to JSON at an address; also return the address of the next page, or an empty text."""
     heard: list[httpx.Response] = []
     with tempfile.TemporaryDirectory() as folder:
         path = fetch(RemoteFile("listing.json", (url,), manual=manual), Path(folder), hear=heard.append)
@@ -78,7 +77,7 @@ def _read_json(url: str, manual: str, read: Callable[[Any], Read]) -> tuple[Read
     try:
         found = read(json.loads(content))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise SpearError(f"{url} gives no listing of files: is $HF_ENDPOINT right? {manual}") from error
+        raise SpearError(f"{url} does not list files: is $HF_ENDPOINT right? {manual}") from error
     following = heard[-1].links.get("next", {}).get("url", "")
     return found, urljoin(url, following) if following else ""
 
@@ -108,7 +107,7 @@ def _find_files(answer: Any, *, page: str, commit: str, pattern: str) -> list[tu
 
 
 def list_given(given: Path, pattern: str) -> list[tuple[RemoteFile, str]]:
-    """The files of a folder, or the one file, whose paths match, with these paths.
+    """List matching files of a folder, or the one file, with their paths.
 
     Raises:
         SpearError: there is none.
@@ -117,10 +116,10 @@ def list_given(given: Path, pattern: str) -> list[tuple[RemoteFile, str]]:
     paths = sorted(path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
     found = [path for path in paths if re.fullmatch(pattern, path) and (given.is_dir() or path == given.name)]
     if not found:
-        raise SpearError(f"{given} has no file {pattern} in it: name the folder that has it.")
+        raise SpearError(f"{given} does not contain {pattern}: name the folder that does.")
     return [(RemoteFile(Path(path).name), path) for path in found]
 
 
 def find_given(given: Path, path: str) -> Path:
-    """Where a file of :func:`list_given` lies."""
+    """Path of a file from :func:`list_given`."""
     return (given / path) if given.is_dir() else given

@@ -1,4 +1,4 @@
-"""Making one file of what was published in parts or packed by gzip, with no more room on the disk than that takes."""
+"""Joining published parts and unpacking gzip, with as little disk space as possible."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def _work_path(target: Path) -> Path:
 
 
 def is_joining(target: Path) -> bool:
-    """Whether parts of ``target`` were being joined when something interrupted it: some of them are gone by now."""
+    """Whether joining ``target`` was interrupted, so that some parts are gone."""
     return _work_path(target).exists()
 
 
 def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, console: Console | None = None) -> None:
-    """Joins checked parts in ``folder`` to ``target``, in their order; each part is deleted once it has been added.
+    """Join checked parts in ``folder`` to ``target`` in order; each part is deleted once it has been added.
 
-    The first part becomes the beginning of the file, so the disk needs room for one further part only, and for none
-    where the file system can share blocks. What the parts were is noted in ``<target>.parts.json``. Called again after
-    an interruption it resumes.
+    The first part becomes the beginning of the file, so the disk only needs room for one further part, and for none if
+    the file system shares blocks. The parts are listed in ``<target>.parts.json``. After an interruption the same call
+    resumes.
 
     Args:
-        parts: in order; not read when an interrupted joining resumes.
+        parts: in order; ignored when an interrupted join resumes.
 
     Raises:
-        SpearError: a part is not there, or the disk is full.
+        SpearError: a part is missing, or the disk is full.
     """
     work, listing = _work_path(target), _list_path(target)
     if work.exists():
@@ -83,15 +83,15 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, consol
                 os.fsync(file.fileno())
                 path.unlink()
             elif file.seek(0, os.SEEK_END) < start + part.size:
-                raise SpearError(f"{path} is not there, and {work} does not hold it: delete both and fetch them again.")
+                raise SpearError(f"{path} is missing, also in {work}: delete both and fetch them again.")
             start += part.size
         if file.seek(0, os.SEEK_END) != total:
-            raise SpearError(f"{work} has not the size of its parts: delete it and fetch them again.")
+            raise SpearError(f"{work} does not have the size of its parts: delete it and fetch them again.")
     work.replace(target)
 
 
 def _append(file: IO[bytes], path: Path) -> None:
-    """Copies within the kernel where it can, which shares blocks on file systems that know how."""
+    """Copy within the kernel if possible, which shares blocks on some file systems."""
     with path.open("rb") as part:
         left = path.stat().st_size
         file.flush()
@@ -113,10 +113,10 @@ def _append(file: IO[bytes], path: Path) -> None:
 
 
 def verify_joined(target: Path, on_bytes: Callable[[int], None] | None = None) -> None:
-    """Checks a joined file against the checksums of its parts.
+    """Check a joined file against the checksums of its parts.
 
     Raises:
-        SpearError: it is not what was joined.
+        SpearError: it differs.
     """
     with target.open("rb") as file:
         for part in _read_parts(_list_path(target)):
@@ -146,7 +146,7 @@ def _read_parts(listing: Path) -> list[Part]:
 
 
 def expand_gzip(packed: Path, target: Path, *, console: Console | None = None) -> None:
-    """Unpacks a ``.gz`` of one file to ``target``, which is whole or absent, and records its checksum beside it.
+    """Unpack a ``.gz`` of one file to ``target`` atomically, and record its checksum next to it.
 
     Raises:
         SpearError: it is damaged, or the disk is full.

@@ -1,4 +1,4 @@
-"""What of a data set is here: its files as they were fetched, with size and checksum."""
+"""The local files of a data set as fetched, with size and checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Presence(Enum):
     """Whether a file is here."""
 
     PRESENT = "present"
-    """It is; whether it is whole, ``spear data verify`` says."""
+    """It is; ``spear data verify`` checks it."""
     PARTIAL = "partial"
     """A download was cut off; ``spear data get`` resumes it."""
     ABSENT = "absent"
@@ -25,14 +25,14 @@ class Presence(Enum):
 
 @dataclass(frozen=True)
 class Expected:
-    """What an environment's data set consists of."""
+    """A file of an environment's data set."""
 
     path: str
-    """In the data folder; a folder, with a slash at its end, where only the publisher's listing names the files."""
+    """In the data folder; a folder, with a trailing slash, if only the publisher knows the names of the files."""
     source: str
     """Where it is published."""
     size: int | None = None
-    """Bytes, where they are known beforehand."""
+    """Bytes, if known in advance."""
     sha256: str | None = None
     repository: str | None = None
     """On the hub."""
@@ -46,16 +46,16 @@ class FileEntry:
     """In the data folder."""
     presence: Presence
     size: int | None
-    """Bytes of what is here, or what they will be; None if not known."""
+    """Bytes of the local file, or expected ones; None if unknown."""
     sha256: str | None
-    """Locked, or recorded when the file came; None if not known, and for what was joined from parts."""
+    """Locked, or recorded at the download; None if unknown, and for joined files."""
     source: str | None
     """Where it is published."""
     revision: str | None = None
-    """The commit that a repository is read at; None if none is locked, or there is none."""
+    """The locked commit of a repository, if any."""
 
     def describe(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Describe it for JSON."""
         return {
             "path": self.path,
             "state": self.presence.value,
@@ -68,16 +68,16 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Collection:
-    """Official data under the name that the keyword of an environment takes, or that a command does."""
+    """Official data, by the name in an environment's keyword or in a command."""
 
     name: str
     """Such as ``"aime-2024"``."""
     here: bool
-    """Whether it can be opened now. Its checksums are a matter for ``spear data verify``."""
+    """Whether it can be opened now; ``spear data verify`` checks it."""
     command: str
-    """What to give next where it cannot."""
+    """What to run if it cannot."""
     packages: tuple[str, ...] = ()
-    """Modules beyond the base installation that reading it takes."""
+    """Modules beyond the base installation that reading it needs."""
 
 
 def expect(folder: str, file: RemoteFile) -> Expected:
@@ -86,13 +86,11 @@ def expect(folder: str, file: RemoteFile) -> Expected:
 
 
 def list_files(name: str, expected: Iterable[Expected]) -> list[FileEntry]:
-    """The files of a data set: those that are here as they were fetched, and those that are not.
-
-    What was unpacked or built from them is not among them.
+    """List the files of a data set, here or not, without those unpacked or built from them.
 
     Args:
         name: of the data set and its folder.
-        expected: what it consists of.
+        expected: its files.
 
     Raises:
         SpearError: the record of a checksum cannot be read.

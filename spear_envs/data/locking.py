@@ -1,12 +1,12 @@
-"""What was fetched first stays what is fetched: revisions and digests of what others publish, in a lock.
+"""Locking revisions and digests of published files, so that later downloads are the same as the first.
 
-What is known beforehand is in ``lock.json`` beside this module. All else is recorded in the data folder's ``lock.json``
-when it is first fetched. That one counts more; ``null`` in it means that a change was accepted. Both are::
+What is known in advance is in ``lock.json`` next to this module. Everything else is recorded in the data folder's
+``lock.json`` at the first download, which takes precedence; ``null`` in it means that a change was accepted. Both are::
 
     {"revisions": {"OWNER/NAME on the hub": "commit"}, "files": {"path in the data folder": "SHA-256"}}
 
-Known beforehand is one file of WebShop: the copy in the repository WillDreamer/webshop-minimal, which has as many bytes
-as the one on Google Drive.
+Known in advance is one file of WebShop: the copy in the repository WillDreamer/webshop-minimal, which has the size of
+the one on Google Drive.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class _Lock:
 
 
 def fetch_locked(file: RemoteFile, folder: Path, *, check: Callable[[Path], None] | None = None, **how: Any) -> Path:
-    """As :func:`~spear_envs.data.fetching.fetch`, and hold the file against the lock, or record it there.
+    """Get a file as :func:`~spear_envs.data.fetching.fetch`, and compare it with the lock, or record it there.
 
     Args:
         file: what to get.
         folder: in the data folder.
-        check: raises SpearError if a file that has come cannot be what is meant; it is then deleted and not recorded.
-        how: as ``fetch`` has it.
+        check: raises SpearError for a wrong download, which is then deleted and not recorded.
+        how: as for ``fetch``.
 
     Raises:
         SpearError: the file cannot be had, or is not the one that was fetched first.
@@ -69,10 +69,10 @@ def fetch_locked(file: RemoteFile, folder: Path, *, check: Callable[[Path], None
 
 
 def pin(file: RemoteFile, folder: Path) -> RemoteFile:
-    """The file with the SHA-256 that is locked, if one is.
+    """Return the file with its locked SHA-256, if any.
 
     Raises:
-        SpearError: whoever offers it says that it has another.
+        SpearError: the publisher states another.
     """
     path = folder / file.name
     locked = find_digest(path)
@@ -85,17 +85,17 @@ def pin(file: RemoteFile, folder: Path) -> RemoteFile:
 
 
 def find_digest(path: Path) -> str | None:
-    """The SHA-256 that a file of the data folder must have; None if none is locked."""
+    """The locked SHA-256 of a file in the data folder, if any."""
     return _read_all().files.get(_name(path))
 
 
 def find_revision(repository: str) -> str | None:
-    """The commit that a repository is read at; None if none is locked."""
+    """The locked commit of a repository, if any."""
     return _read_all().revisions.get(repository)
 
 
 def record_revision(repository: str, commit: str) -> None:
-    """Read a repository at this commit from now on."""
+    """Lock the commit of a repository."""
     _change(lambda lock: lock.revisions.update({repository: commit}))
 
 
@@ -144,7 +144,7 @@ def _read(path: Path) -> _Lock:
 
 
 def _change(change: Callable[[_Lock], object]) -> None:
-    """Change the data folder's lock, whatever other processes do."""
+    """Change the data folder's lock, safely with other processes."""
     path = data_folder() / _NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path.with_name(f".{_NAME}.mutex"), os.O_RDWR | os.O_CREAT, 0o644)

@@ -1,7 +1,7 @@
 """Mirrors: data folders served over HTTP, tried before the original source.
 
-A mirror is the address of a data folder with a ``manifest.json`` in it, which is what ``spear data list --json`` prints
-there. Any server of plain files will do: ``python -m http.server --directory "$(spear data path)"``.
+A mirror is a data folder with a ``manifest.json``, the output of ``spear data list --json``. Any server of plain files
+will do: ``python -m http.server --directory "$(spear data path)"``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Mirror:
-    """A data folder that somebody serves."""
+    """A served data folder."""
 
     address: str
     files: Mapping[str, tuple[int, str]]
-    """Size and SHA-256 of the files there, by their path in the data folder."""
+    """Path in the data folder -> size and SHA-256."""
 
     def locate(self, path: str) -> str:
         """The address of a file."""
@@ -46,7 +46,7 @@ class Mirror:
 def open_mirrors(
     addresses: Sequence[str], console: Console | None = None, patience: Patience | None = None
 ) -> tuple[Mirror, ...]:
-    """The mirrors at these addresses, in order; one whose manifest cannot be had is left out, and the console told."""
+    """Open mirrors in order; those without a readable manifest are left out with a note on the console."""
     mirrors = []
     for address in addresses:
         try:
@@ -82,13 +82,13 @@ def _read_entry(entry: Mapping[str, Any]) -> tuple[str, tuple[int, str]]:
 
 
 def add_mirrors(file: RemoteFile, folder: Path, mirrors: Sequence[Mirror]) -> RemoteFile:
-    """The same file, with the mirrors that have it before its own addresses.
+    """Put mirrors of a file before its own addresses.
 
-    What is known or locked of the file stays: a mirror's size and checksum count only where there are none.
+    A mirror's size and checksum only count if they are neither known nor locked.
 
     Args:
-        file: what is to be fetched.
-        folder: where to, within the data folder.
+        file: to be fetched.
+        folder: target within the data folder.
         mirrors: that may have it.
     """
     file = pin(file, folder)
@@ -104,10 +104,10 @@ def add_mirrors(file: RemoteFile, folder: Path, mirrors: Sequence[Mirror]) -> Re
 
 
 def find_mirrored(mirrors: Sequence[Mirror], folder: Path, pattern: str) -> list[tuple[RemoteFile, str]]:
-    """The files that the first mirror with any of them has in ``folder``, and their paths there.
+    """List files of ``folder``, and their paths there, from the first mirror with any of them.
 
     Args:
-        mirrors: to be asked in turn.
+        mirrors: tried in turn.
         folder: within the data folder.
         pattern: regular expression of the paths in ``folder``.
     """

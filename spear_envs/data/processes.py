@@ -1,4 +1,4 @@
-"""Work on folders and in several processes that may be cut off at any moment."""
+"""Interruptible work on folders and in several processes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def replace_folder(fresh: Path, folder: Path, work: Path) -> None:
-    """Replace ``folder``, if there is one, with ``fresh``; its old content stays in ``work``."""
+    """Replace ``folder``, if it exists, with ``fresh``; its old content stays in ``work``."""
     replaced = work / "replaced"
-    shutil.rmtree(replaced, ignore_errors=True)  # of a build that was interrupted while it cleared up
+    shutil.rmtree(replaced, ignore_errors=True)  # of an interrupted build
     if folder.exists():
         folder.rename(replaced)
     fresh.rename(folder)
@@ -52,16 +52,16 @@ def replace_folder(fresh: Path, folder: Path, work: Path) -> None:
 
 @contextmanager
 def explain_build(built: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Say what to do where a build that can go on later fails.
+    """Say what to do if a resumable build fails.
 
     Args:
         built: what is built and where, as in ``the store /data/shop``.
-        errors: what is raised where it fails.
+        errors: raised by a failure.
 
     Raises:
         SpearError: a process was killed, or one of ``errors`` was raised.
     """
-    again = "mend that and run the same command again; what was finished is kept."
+    again = "fix that and run the same command again, which resumes."
     try:
         yield
     except BrokenProcessPool as error:
@@ -74,12 +74,12 @@ def explain_build(built: str, errors: tuple[type[Exception], ...] = (OSError,)) 
 
 
 def map_in_order(function: Callable[[Job], Result], jobs: Iterable[Job], processes: int) -> Iterator[Result]:
-    """``function`` of each job, in order; no more than a few jobs are taken before their results are.
+    """Yield ``function`` of each job in order; only a few jobs are taken in advance.
 
     Args:
         function: of the top level of a module.
         jobs: taken in the calling process.
-        processes: beside the calling one; 1, or a single job, does everything in the calling process.
+        processes: besides the calling one; 1, or a single job, does everything in the calling process.
 
     Raises:
         BrokenProcessPool: a process was killed.
@@ -105,7 +105,7 @@ def map_in_order(function: Callable[[Job], Result], jobs: Iterable[Job], process
 
 
 def _end_with_parent() -> None:
-    """Without this a worker would wait for ever for a parent that was killed."""
+    """End with a killed parent, for which workers would otherwise wait."""
     parent = multiprocessing.parent_process()
     if parent is not None:
 

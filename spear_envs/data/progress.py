@@ -1,4 +1,4 @@
-"""Progress of transfers, checks, unpacking and builds: bars on a terminal, elsewhere lines."""
+"""Progress of transfers, checks, unpacking and builds: bars on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 Show = Callable[[str, int, "int | None"], None]
-"""Hears what is being done, how much of it is done, and of how much (None: not known)."""
+"""Called with a description, the amount done, and the total (None: unknown)."""
 
 LINE_SECONDS = 10.0
 
 
 def count_bytes(show: Show, what: str, path: Path) -> Callable[[int], None]:
-    """What hears of further bytes of a file, and shows how many of them have been dealt with."""
+    """Make a counter of bytes of a file that shows its progress."""
     total, done = path.stat().st_size, 0
 
     def count(further: int) -> None:
@@ -34,7 +34,7 @@ def count_bytes(show: Show, what: str, path: Path) -> Callable[[int], None]:
 
 @contextmanager
 def show_bytes(console: Console | None) -> Iterator[Show]:
-    """A bar of bytes on a terminal, elsewhere a line for each thing that is begun; nothing without a console."""
+    """Show a bar of bytes on a terminal, else a line for each beginning; nothing without a console."""
     if console is None:
         yield lambda what, done, total: None
         return
@@ -45,7 +45,7 @@ def show_bytes(console: Console | None) -> Iterator[Show]:
 
 
 def show_phases(console: Console) -> AbstractContextManager[Show]:
-    """A bar for each phase, of which the next begins when one ends; elsewhere a line when it begins."""
+    """Show a bar for each of successive phases, or a line when it begins."""
     from rich.progress import TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 
     return _show(console, TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(), in_turn=True)
@@ -53,7 +53,7 @@ def show_phases(console: Console) -> AbstractContextManager[Show]:
 
 @contextmanager
 def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
-    """A bar for each kind of work, elsewhere a line now and then; with amount, rate and time left."""
+    """Show a bar for each kind of work, or a line now and then, with amount, rate and time left."""
     stages: dict[str, _Stage] = {}
     if console.is_terminal:
         from rich.progress import ProgressColumn
@@ -110,7 +110,7 @@ def _show(console: Console, *figures: ProgressColumn, transient: bool = False, i
 
 @dataclass
 class _Stage:
-    """Rows of one kind of work, counted from where this run began: an earlier one may have done some."""
+    """Rows of one kind of work in this run; an earlier one may have done some."""
 
     began: float
     first: int

@@ -19,20 +19,20 @@ _OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open,
 
 
 class MalformedRowError(Exception):
-    """A row of another form than it should have; the message is a clause."""
+    """A row is malformed; the message is a clause."""
 
 
 def parse_rows(
     path: Path, extra: str, parse: Callable[[Mapping[str, Any], int], Parsed], *, noun: str, example: str
 ) -> Iterator[Parsed]:
-    """What each row of a file holds, in order.
+    """Parse the rows of a file in order.
 
     Args:
         path: a ``.jsonl`` (also packed as ``.jsonl.xz`` or ``.jsonl.gz``) or ``.parquet`` file.
-        extra: of this package, which brings what parquet files need.
-        parse: called with each row and its number, from 1; raises :class:`MalformedRowError` for what it cannot read.
+        extra: of this package, which installs what parquet files need.
+        parse: called with each row and its number, from 1; may raise :class:`MalformedRowError`.
         noun: what a row is, such as ``problem``.
-        example: a row as it should be.
+        example: of a row.
 
     Raises:
         SpearError: the file cannot be read or has no rows, or a line of it is not JSON, or a row cannot be parsed; the
@@ -79,9 +79,7 @@ def _read_parquet(path: Path, extra: str) -> Iterator[Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise SpearError(
-            f"parquet files need a package ({error}): pip install 'spear-envs[{extra}]' brings it."
-        ) from error
+        raise SpearError(f"parquet files need a package ({error}): pip install 'spear-envs[{extra}]'.") from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS):

@@ -1,4 +1,4 @@
-"""Room on the disk, looked at before it is needed."""
+"""Checking disk space before it is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes for people, in decimal units as disks and browsers have them."""
+    """Format a number of bytes in decimal units."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
@@ -22,10 +22,10 @@ def format_bytes(count: float) -> str:
 
 
 def check_space(folder: Path, needed: int, name: str) -> None:
-    """Makes sure that ``folder`` has ``needed`` bytes left.
+    """Check that ``folder`` has ``needed`` bytes left.
 
     Raises:
-        SpearError: it has not; the message speaks of ``name``.
+        SpearError: it has fewer; the message is about ``name``.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -36,7 +36,7 @@ def check_space(folder: Path, needed: int, name: str) -> None:
 
 
 def explain_full_disk(folder: Path, name: str) -> SpearError:
-    """The one line a user gets when the disk fills up on the way."""
+    """The error for a disk that fills up."""
     return SpearError(
         f"the disk of {folder} is full before {name} is complete: free it, or name a folder on another one with "
         "SPEAR_DATA. The same command then resumes."

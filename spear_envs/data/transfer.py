@@ -1,4 +1,4 @@
-"""One file from one server: resumed where it broke off, tried again while the server is in trouble."""
+"""Transfer of one file, with resumption and retries."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PAGE_BYTES = 65536
 
 
 class RefusedError(Exception):
-    """This server does not give the file; the message is the reason in a few words."""
+    """The server refuses the file; the message is the reason in a few words."""
 
 
 class _BrokenOffError(Exception):
-    """The transfer failed in a way that may be over soon."""
+    """The transfer failed, perhaps temporarily."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
@@ -40,10 +40,10 @@ class _BrokenOffError(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server in trouble is waited for; all times in seconds."""
+    """Patience with a server in trouble; times in seconds."""
 
     attempts: int = 5
-    """Attempts in a row that bring no new byte, after which the next server is asked."""
+    """Attempts in a row without progress before the next server is tried."""
     first_wait: float = 1.0
     """Wait before the second attempt; doubles with each further one."""
     longest_wait: float = 30.0
@@ -52,17 +52,17 @@ class Patience:
 
 
 class Report(Protocol):
-    """Hears how far a transfer is."""
+    """Called with the progress of a transfer."""
 
     def __call__(self, position: int, total: int | None) -> None:
-        """``position`` of ``total`` bytes are here; None if the server does not say how many there will be."""
+        """Note that ``position`` of ``total`` bytes (None: unknown) are here."""
 
 
 @contextlib.contextmanager
 def open_client(patience: Patience) -> Iterator[httpx.Client]:
-    """An HTTP client that follows redirects and takes proxies from the environment."""
+    """Open an HTTP client that follows redirects and uses proxies of the environment."""
     timeout = httpx.Timeout(patience.read_timeout, connect=patience.connect_timeout)
-    # Bytes as they are stored: lengths, ranges and checksums speak of those.
+    # Uncompressed: lengths, ranges and checksums are of the stored bytes.
     headers = {"Accept-Encoding": "identity", "User-Agent": "spear-envs"}
     with httpx.Client(follow_redirects=True, timeout=timeout, headers=headers, verify=_load_certificates()) as client:
         yield client
@@ -70,17 +70,16 @@ def open_client(patience: Patience) -> Iterator[httpx.Client]:
 
 @lru_cache(maxsize=1)
 def _load_certificates() -> ssl.SSLContext:
-    """Those of all clients: reading them takes 50 ms, and a data set has many files."""
+    """Shared by all clients: loading them takes 50 ms, and a data set has many files."""
     return httpx.create_ssl_context()
 
 
 @dataclass
 class Transfer:
-    """Brings ``file`` into ``part``, from one address after another if need be.
+    """Transfers ``file`` to ``part``, from one address after another if necessary.
 
-    Beside ``part`` lies a JSON file that says where it came from and by which ETag or date its server knows it; with
-    these a later transfer resumes. If the checksum is pinned, a part of any origin is continued,
-    since a wrong mixture would be found.
+    A JSON file next to ``part`` records its address and the server's ETag or date, so that a later transfer resumes. If
+    the checksum is pinned, a part of any origin is continued, since a wrong mixture would be detected.
     """
 
     file: RemoteFile
@@ -90,18 +89,18 @@ class Transfer:
     report: Report
     hear: Callable[[httpx.Response], None] | None = None
     resumed: bool = False
-    """Whether the part that is there now was put together from several answers."""
+    """Whether the part comes from several responses."""
 
     @property
     def state_path(self) -> Path:
-        """Where the origin of the part is noted."""
+        """Path of the record of the part's origin."""
         return self.part.with_name(f"{self.part.name}.json")
 
     def run(self, url: str) -> None:
-        """Bring the whole file from ``url``.
+        """Transfer the file from ``url``.
 
         Raises:
-            RefusedError: this server does not give it.
+            RefusedError: the server refuses it.
             SpearError: the disk is full.
         """
         failures, farthest = 0, self._size()
@@ -109,7 +108,7 @@ class Transfer:
             try:
                 return self._try(url)
             except _BrokenOffError as error:
-                # Against the farthest point, not the last one: a server that ignores ranges starts anew each time.
+                # Compare with the farthest point, since a server that ignores ranges starts again each time.
                 failures = 1 if self._size() > farthest else failures + 1
                 farthest = max(farthest, self._size())
                 if failures >= self.patience.attempts:
@@ -118,7 +117,7 @@ class Transfer:
                 time.sleep(min(wait, self.patience.longest_wait))
 
     def drop(self) -> None:
-        """Forget what has come so far."""
+        """Delete the part."""
         self.part.unlink(missing_ok=True)
         self.state_path.unlink(missing_ok=True)
         self.resumed = False
@@ -127,7 +126,7 @@ class Transfer:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _find_resumption(self, url: str) -> tuple[int, str | None]:
-        """The byte to continue from, and what the server must still call the file (None: anything)."""
+        """Byte to continue from, and the validator that must still match (None: any)."""
         size = self._size()
         if size == 0:
             return 0, None
@@ -162,13 +161,13 @@ class Transfer:
             raise _BrokenOffError(_name_status(response), float(wait) if wait.isdecimal() else None)
         if status == 416 and start:
             if response.headers.get("Content-Range") == f"bytes */{start}":
-                return  # the part is the whole file
+                return  # the part is complete
             self.drop()
             raise _BrokenOffError("the part that is here does not fit the server's file", 0)
         if status not in (200, 206):
             raise RefusedError(_name_status(response))
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise RefusedError("it compresses what was asked for as it is")
+            raise RefusedError("it compresses the file, although asked not to")
 
         total: int | None = None
         if status == 206:
@@ -226,7 +225,7 @@ class Transfer:
 
     def _note_origin(self, response: httpx.Response, url: str) -> None:
         etag = response.headers.get("ETag", "")
-        # A weak ETag promises the same meaning, not the same bytes; If-Range must not carry it.
+        # A weak ETag does not promise the same bytes; If-Range must not have it.
         validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
         self.state_path.write_text(json.dumps({"url": url, "validator": validator}), encoding="utf-8")
 

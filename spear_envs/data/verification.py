@@ -1,4 +1,4 @@
-"""``spear data verify``: what is found wrong with a data set, told to people and to scripts."""
+"""``spear data verify``: faults of data sets, reported to people and scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """What a verification came to."""
+    """Result of a verification."""
 
     WHOLE = "whole"
     """Everything that is here is as it should be."""
@@ -46,24 +46,24 @@ class _NothingError(click.ClickException):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One checked thing."""
 
     subject: str
     """A file, or a part of the data set."""
     fault: str = ""
-    """What is wrong with it; empty if nothing is."""
+    """Its fault, if any."""
 
 
 Inspect: TypeAlias = "Callable[[Console], Iterable[Finding]]"
-"""Looks at what is here of a data set; tables and progress go to the console. Raises AbsentDataError if nothing is."""
+"""Inspects the local files of a data set, with output to the console; raises AbsentDataError if there are none."""
 
-JSON_HELP = "JSON on stdout; what people read goes to stderr."
+JSON_HELP = "JSON on stdout; everything else goes to stderr."
 json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-"""``--json`` as every ``spear data verify`` has it; arrives as ``as_json: bool``."""
+"""``--json`` of every ``spear data verify``, as ``as_json: bool``."""
 
 
 def inspect_file(path: Path, console: Console) -> Finding:
-    """Hold a fetched file against its locked or recorded checksum, or those of its parts."""
+    """Compare a fetched file with its locked or recorded checksum, or those of its parts."""
     try:
         with show_bytes(console) as show:
             count = count_bytes(show, f"checking {path.name}", path)
@@ -80,8 +80,8 @@ def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
     """Inspect data sets and print what was found.
 
     Args:
-        inspections: what looks at each data set, by its name.
-        as_json: a JSON array, one object for each data set, to stdout, and everything else to stderr.
+        inspections: by the name of the data set.
+        as_json: print a JSON array, an object for each data set, to stdout, and everything else to stderr.
 
     Raises:
         click.ClickException: something is damaged (exit code 1), or nothing is here (3).
@@ -119,7 +119,7 @@ def _inspect(inspect: Inspect, console: Console) -> tuple[State, list[Finding], 
         findings.extend(inspect(console))
     except AbsentDataError as error:
         return State.ABSENT, [], str(error)
-    except SpearError as error:  # what stops the whole inspection
+    except SpearError as error:  # stops the inspection
         findings.append(Finding("", str(error)))
     return State.DAMAGED if any(finding.fault for finding in findings) else State.WHOLE, findings, ""
 

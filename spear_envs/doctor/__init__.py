@@ -1,1 +1,1 @@
-"""``spear doctor``: is this installation, and this machine, one on which the project works?"""
+"""``spear doctor``: checks of the installation and the machine."""

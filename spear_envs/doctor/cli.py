@@ -13,7 +13,7 @@ from spear_envs.core.errors import suggest_name
 from spear_envs.doctor.findings import Check, Finding, Verdict, examine, name_check
 
 CHECK_GROUP = "spear.checks"
-"""Checks of other distributions: functions without arguments that give findings."""
+"""Checks of other distributions: functions without arguments that yield findings."""
 COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
 
 
@@ -21,9 +21,9 @@ COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold r
 @click.argument("names", nargs=-1, metavar="[CHECK]...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def doctor(names: tuple[str, ...], as_json: bool) -> None:
-    """Look at this installation and this machine, and say what to do where something is wrong.
+    """Check this installation and machine, and say what to fix.
 
-    With names, only these checks are made: python, versions, extras, torch, import, isolation, disk, memory,
+    With names, only these checks are run: python, versions, extras, torch, import, isolation, disk, memory,
     graphics, data, attention. Exit code 1 if there is a problem (notes are not problems). Nothing is changed.
 
     \b
@@ -45,7 +45,7 @@ def doctor(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def list_checks() -> dict[str, Check]:
-    """All checks by name, in the order of the report: ours, then those of the entry-point group ``spear.checks``."""
+    """List all checks by name in the order of the report: ours, then those of the entry points ``spear.checks``."""
     from spear_envs.doctor import machine, packages
 
     ours: tuple[Check, ...] = (
@@ -65,7 +65,7 @@ def list_checks() -> dict[str, Check]:
 
 
 def _defer(point: EntryPoint) -> Check:
-    """A check that is imported when it is made, so that one that cannot be is a finding like any other."""
+    """Import a check when it runs, so that a failing import is a finding."""
 
     def check() -> Iterable[Finding]:
         found: Iterable[Finding] = point.load()()

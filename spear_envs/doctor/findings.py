@@ -1,4 +1,4 @@
-"""What a check has found, and what is to be done about it."""
+"""Findings of checks, and how to fix them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Verdict(str, Enum):
     OK = "ok"
     """As it should be."""
     NOTE = "note"
-    """Works, but is not what was tested, or something optional is absent."""
+    """It works, but was not tested, or something optional is missing."""
     PROBLEM = "problem"
     """Something will not work."""
 
@@ -32,7 +32,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if (self.verdict is Verdict.PROBLEM) and not self.mend:
-            raise ValueError(f"the finding {self.name!r} names no mend")
+            raise ValueError(f"the finding {self.name!r} lacks a fix")
 
     def describe(self) -> dict[str, Any]:
         """As plain values."""
@@ -40,19 +40,19 @@ class Finding:
 
 
 Check = Callable[[], Iterable[Finding]]
-"""Looks at one thing and says what it found. One that raises has found a problem itself."""
+"""Checks one thing; an exception is also a problem."""
 
 
 def name_check(check: Check) -> str:
-    """What a check is called on the command line."""
+    """Name of a check on the command line."""
     return check.__name__.removeprefix("check_")
 
 
 def examine(check: Check) -> list[Finding]:
-    """The findings of a check, whatever happens in it."""
+    """Run a check; exceptions become findings."""
     try:
         return list(check())
     except Exception as error:
         name = name_check(check).replace("_", " ")
-        mend = "This is a fault of the check: please report it with this line."
+        mend = "This is a bug of the check: please report this line."
         return [Finding(name, Verdict.PROBLEM, f"the check failed: {type(error).__name__}: {error}", mend)]

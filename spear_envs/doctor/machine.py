@@ -16,11 +16,11 @@ from spear_envs.doctor.findings import Finding, Verdict
 
 DISK_BYTES = 10 * 10**9
 LEAST_DISK_BYTES = 200 * 10**6
-"""With less not even an embedded set can be prepared."""
+"""Too little even for an embedded set."""
 SHARED_BYTES = 2 * 10**9
-"""Ray keeps its objects there, 30 % of the memory unless told otherwise; with less it falls back to the slow disk."""
+"""For Ray's objects, by default 30 % of the memory; with less it uses the slow disk."""
 MEMORY_BYTES = 6 * 10**9
-"""What a training with Ray takes on one machine."""
+"""For a training with Ray on one machine."""
 PATIENCE_S = 120
 CARDS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
@@ -33,12 +33,9 @@ def check_disk(folder: Path | None = None, needed: int = DISK_BYTES) -> Iterator
     found = f"{format_bytes(free)} left for {folder}"
     if not os.access(here, os.W_OK):
         yield Finding("disk", Verdict.PROBLEM, f"{here} cannot be written", "Name another folder with SPEAR_DATA.")
-    elif free < min(needed, LEAST_DISK_BYTES):
-        mend = f"Free the disk, or name a folder on another one with SPEAR_DATA: {format_bytes(needed)} are wanted."
-        yield Finding("disk", Verdict.PROBLEM, found, mend)
     elif free < needed:
-        mend = f"Free the disk, or name a folder on another one with SPEAR_DATA: {format_bytes(needed)} are wanted."
-        yield Finding("disk", Verdict.NOTE, found, mend)
+        mend = f"Free the disk, or name a folder on another one with SPEAR_DATA: {format_bytes(needed)} are advised."
+        yield Finding("disk", Verdict.PROBLEM if free < LEAST_DISK_BYTES else Verdict.NOTE, found, mend)
     else:
         yield Finding("disk", Verdict.OK, found)
 
@@ -47,11 +44,11 @@ def check_memory(shared: Path = Path("/dev/shm"), meminfo: Path = Path("/proc/me
     """Memory, and the part of it that Ray's processes share."""
     if not shared.is_dir():
         mend = "Ray keeps its objects there: mount it, in a container with --shm-size 2g."
-        yield Finding("shared memory", Verdict.PROBLEM, f"there is no {shared}", mend)
+        yield Finding("shared memory", Verdict.PROBLEM, f"{shared} does not exist", mend)
     else:
         total = shutil.disk_usage(shared).total
         found = f"{format_bytes(total)} in {shared}"
-        mend = "Ray wants 2 GB or more: in a container, start it with --shm-size 2g."
+        mend = "Ray needs 2 GB or more: in a container, start it with --shm-size 2g."
         little = total < SHARED_BYTES
         yield Finding("shared memory", Verdict.NOTE if little else Verdict.OK, found, mend if little else "")
     lines = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines() if ":" in line)
@@ -62,7 +59,7 @@ def check_memory(shared: Path = Path("/dev/shm"), meminfo: Path = Path("/proc/me
 
 
 def check_graphics(command: tuple[str, ...] = CARDS) -> Iterator[Finding]:
-    """Graphics cards of NVIDIA, as their driver lists them."""
+    """NVIDIA's graphics cards, as listed by their driver."""
     if shutil.which(command[0]) is None:
         yield Finding("GPUs", Verdict.OK, "none (no NVIDIA driver): training runs on the CPU")
         return
@@ -70,14 +67,14 @@ def check_graphics(command: tuple[str, ...] = CARDS) -> Iterator[Finding]:
     cards = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     if done.returncode or not cards:
         said = (done.stderr or done.stdout).strip().splitlines()
-        mend = "Mend the driver, or in a container pass the cards in; until then training runs on the CPU."
+        mend = "Fix the driver, or pass the cards into the container; until then training runs on the CPU."
         yield Finding("GPUs", Verdict.PROBLEM, said[0] if said else f"{command[0]} lists none", mend)
     else:
         yield Finding("GPUs", Verdict.OK, "; ".join(cards))
 
 
 def check_isolation(command: tuple[str, ...] = (sys.executable, "-m", "spear_envs.cli")) -> Iterator[Finding]:
-    """Whether code that a model wrote can be locked in: what ``spear sandbox doctor`` finds."""
+    """Whether model-written code can be isolated, according to ``spear sandbox doctor``."""
     asked = [*command, "sandbox", "doctor", "--json"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     try:
@@ -95,12 +92,12 @@ def check_isolation(command: tuple[str, ...] = (sys.executable, "-m", "spear_env
 
 
 def check_data() -> Iterator[Finding]:
-    """What of the downloads is here. None is needed to start: every environment has embedded tasks."""
+    """Downloaded data, which is optional: every environment has embedded tasks."""
     folder = data_folder()
     offline = ", downloads are forbidden (SPEAR_OFFLINE)" if is_offline() else ""
     names = sorted(item.name for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
     if names:
         yield Finding("data", Verdict.OK, f"{', '.join(names)} in {folder}{offline}")
     else:
-        mend = "Embedded tasks need none; 'spear data list' shows what there is to fetch."
+        mend = "Embedded tasks do not need any; 'spear data list' lists what can be fetched."
         yield Finding("data", Verdict.NOTE, f"nothing in {folder}{offline}", mend)

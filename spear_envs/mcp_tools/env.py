@@ -18,7 +18,7 @@ from spear_envs.mcp_tools.tools import McpTool, make_tools, write_action
 
 
 class McpToolsEnv(SpearEnv[str]):
-    """An episode has a server of its own, or a connection, which is closed with it; the tools are the actions.
+    """Each episode has its own server or connection, which is closed with it; the tools are the actions.
 
     Args:
         tasks: file of JSON lines, see ``docs/mcp-tools.md``.
@@ -29,7 +29,7 @@ class McpToolsEnv(SpearEnv[str]):
         answer_tool: name of the tool that ends an episode with an answer.
         seconds: for the server's start, and for each call.
         most_characters: of a result; more is cut off.
-        pass_variables: names of variables of the environment that a command gets, beside ``PATH`` and the like.
+        pass_variables: environment variables that a command gets besides ``PATH`` and the like.
         common: see :class:`~spear_envs.core.env.SpearEnv`.
 
     Raises:
@@ -62,7 +62,7 @@ class McpToolsEnv(SpearEnv[str]):
         self._server = server
         if server is not None:
             self.metadata = {**self.metadata, "blocking": True}  # type: ignore[misc]
-            self.restores = False  # a server's state cannot be kept: its calls are made again
+            self.restores = False  # a server's state cannot be saved: its calls are repeated
         self._seconds = float(seconds)
         self._variables = tuple(pass_variables)
         self._most = most_characters
@@ -168,16 +168,16 @@ class McpToolsEnv(SpearEnv[str]):
         return {"calls": [dict(call) for call in self._calls], "answer": self._answer, "score": self._reached}
 
     def _restore_world(self, state: Any) -> None:
-        """Plays the calls again, since a server's state cannot be kept.
+        """Repeat the calls, since a server's state cannot be saved.
 
         Raises:
-            SpearError: the server gives something else this time.
+            SpearError: the server answers differently.
         """
         self._start(self.task)
         for call in state["calls"]:
             self._call(call["tool"], call["arguments"])
         if self._calls != state["calls"]:
-            raise SpearError("the server answers the same calls in another way: its episodes cannot be copied.")
+            raise SpearError("the server answers the same calls differently: its episodes cannot be copied.")
         self._answer, self._reached = state["answer"], state["score"]
 
     def expert_plan(self) -> list[str]:

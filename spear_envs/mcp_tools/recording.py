@@ -17,10 +17,10 @@ from spear_envs.mcp_tools.client import CallResult, McpFaultKind, ToolEntry
 
 
 class Recording:
-    """JSON lines: the tools in the first, then a call in each, found again by its task and the calls before it.
+    """JSON lines: the tools in the first, then a call in each, identified by its task and the calls before it.
 
     Args:
-        path: of the file; one that does not exist is begun by :meth:`add_tools`.
+        path: of the file; :meth:`add_tools` begins a new one.
 
     Raises:
         SpearError: the file is not a recording.
@@ -40,7 +40,7 @@ class Recording:
                 call = json.loads(line)
                 self._calls[call["key"]] = CallResult(**call["result"])
         except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-            told = f"is not a recording of an MCP server's calls ({type(error).__name__}: {error}): record it anew."
+            told = f"is not a recording of an MCP server's calls ({type(error).__name__}: {error}): record it again."
             raise SpearError(f"{self.path} {told}") from error
 
     def add_tools(self, tools: Sequence[ToolEntry]) -> None:
@@ -56,7 +56,7 @@ class Recording:
             raise SpearError(f"{self.path} was recorded with other tools: name another file.")
 
     def add(self, task: str, calls: Sequence[Mapping[str, Any]], result: CallResult) -> None:
-        """Keep the result of the last of an episode's calls."""
+        """Record the result of the last of an episode's calls."""
         key = _find_key(task, calls)
         if key not in self._calls:
             self._calls[key] = result
@@ -64,14 +64,14 @@ class Recording:
             self._write({"key": key, "task": task, "name": name, "arguments": arguments, "result": asdict(result)})
 
     def find(self, task: str, calls: Sequence[Mapping[str, Any]]) -> CallResult:
-        """The result of the last of an episode's calls.
+        """Find the result of the last of an episode's calls.
 
         Raises:
             EnvFault: ``mcp_not_recorded``.
         """
         found = self._calls.get(_find_key(task, calls))
         if found is None:
-            told = f"{self.path} has no call {calls[-1]['tool']} after these {len(calls) - 1} of {task}"
+            told = f"{self.path} lacks the call {calls[-1]['tool']} after these {len(calls) - 1} of {task}"
             raise EnvFault(McpFaultKind.NOT_RECORDED.value, told)
         return found
 

@@ -1,4 +1,4 @@
-"""Files of tasks: an instruction and a rule that says what is won."""
+"""Files of tasks: an instruction and a rule for the reward."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ Rule = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]], "str | None"], 
 
 
 def read_tasks(path: str | Path, split: str) -> ListTaskSet:
-    """The tasks of a split in a file of JSON lines.
+    """Read the tasks of a split from a file of JSON lines.
 
     Raises:
-        SpearError: the file cannot be read, a line is not a task, or the split has none.
+        SpearError: the file cannot be read, a line is not a task, or the split is empty.
     """
     path = Path(path)
     try:
@@ -67,7 +67,7 @@ def read_tasks(path: str | Path, split: str) -> ListTaskSet:
                 name = f"{path.stem}/{split}/{len(tasks):05d}"
                 tasks.append(Task(name, split, row.get("subtask", "task"), row["instruction"], content))
     if not tasks:
-        raise SpearError(f"{path} has no tasks of the split {split!r}: a line says which one it is of in 'split'.")
+        raise SpearError(f"{path} has no tasks of the split {split!r}: set 'split' in its lines.")
     return ListTaskSet(tasks)
 
 
@@ -88,31 +88,31 @@ def _read_row(line: str, place: str) -> dict[str, Any]:
 
 
 def load_rule(name: str) -> Rule:
-    """The function ``MODULE:FUNCTION`` of a task's reward.
+    """Load the function ``MODULE:FUNCTION`` of a task's reward.
 
     Raises:
-        SpearError: there is none.
+        SpearError: it cannot be imported.
     """
     module, _, attribute = name.partition(":")
     try:
         rule: Rule | None = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # the user's module may raise anything
         raise SpearError(f"the rule {name}: {module} cannot be imported ({type(error).__name__}: {error}).") from error
     if not callable(rule):
-        raise SpearError(f"the rule {name}: {module} has no function {attribute!r}.")
+        raise SpearError(f"the rule {name}: {module} lacks the function {attribute!r}.")
     return rule
 
 
 def judge(task: Task, calls: Sequence[Mapping[str, Any]], answer: str | None) -> float:
-    """The score of an episode, from 0 to 1; it is won at 1.
+    """Compute the score of an episode, from 0 to 1; it is won at 1.
 
     Args:
-        task: whose rule judges.
-        calls: those played, each with ``tool``, ``arguments``, ``text`` and ``is_error``.
-        answer: what the episode was ended with; None while it runs.
+        task: has the rule.
+        calls: of the episode, each with ``tool``, ``arguments``, ``text`` and ``is_error``.
+        answer: that ended the episode; None while it runs.
 
     Raises:
-        SpearError: a function of the user's raises, or gives something else.
+        SpearError: the user's function raises, or does not return a score.
     """
     rule = task.content["reward"]
     if "answer" in rule:

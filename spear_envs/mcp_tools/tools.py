@@ -18,7 +18,7 @@ from spear_envs.core.tools import CallError, Tool
 from spear_envs.mcp_tools.client import ToolEntry
 
 MOST_LEVELS = 32
-"""Of a call's arguments, one in another."""
+"""Nesting of a call's arguments, at most."""
 _HINTS: Mapping[Any, type] = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict
 }  # fmt: skip
@@ -26,18 +26,18 @@ _HINTS: Mapping[Any, type] = {
 
 @dataclass(frozen=True)
 class McpTool(Tool):
-    """A tool with the schema that its server gives it."""
+    """A tool with its server's schema."""
 
     entry: ToolEntry = field(kw_only=True)
 
     @property
     def name(self) -> str:
-        """As the server calls it."""
+        """The server's name."""
         return self.entry.name
 
     @property
     def description(self) -> str:
-        """What the server says of it."""
+        """The server's description."""
         return self.entry.description
 
     @property
@@ -47,7 +47,7 @@ class McpTool(Tool):
 
     @property
     def types(self) -> Mapping[str, Any]:
-        """Python's type of each argument; ``Any`` where the schema says no plain one."""
+        """Python type of each argument; ``Any`` if the schema does not have a plain one."""
         found = self.entry.schema.get("properties", {})
         kinds = {name: about.get("type") if isinstance(about, dict) else None for name, about in found.items()}
         return {name: _HINTS.get(kind, Any) if isinstance(kind, str) else Any for name, kind in kinds.items()}
@@ -66,12 +66,12 @@ class McpTool(Tool):
         return write_action(self.name, arguments)
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that do not fit the schema.
+        """Check arguments against the schema.
 
         Raises:
-            CallError: and why.
+            CallError: they do not fit.
         """
-        # An empty registry: a schema of a stranger fetches nothing.
+        # An empty registry, so that a stranger's schema cannot fetch anything.
         validator = jsonschema.Draft202012Validator(self.entry.schema, registry=Registry())
         try:
             problem = next(validator.iter_errors(dict(arguments)), None)
@@ -82,13 +82,13 @@ class McpTool(Tool):
             raise CallError(f"{self.name} cannot take this: {place + ': ' if place else ''}{problem.message[:200]}.")
 
     def read(self, action: str) -> dict[str, Any] | None:
-        """The arguments of an action of this tool; None for any other."""
+        """Read the arguments of an action; None if it is not of this tool."""
         name, *written = action.split(None, 1)
         if name != self.name:
             return None
         try:
             arguments = json.loads(written[0] if written else "{}")
-            # What cannot be sent is not JSON either: infinite numbers, half characters, endless nests.
+            # Must also be valid to send: no infinite numbers, lone surrogates or endless nesting.
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError):
             return None
@@ -106,12 +106,12 @@ def _is_shallow(value: Any) -> bool:
 
 
 def write_action(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as an action."""
+    """Write a call as an action."""
     return f"{name} {json.dumps(dict(arguments), ensure_ascii=False)}"
 
 
 def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]:
-    """The server's tools, and the one that ends an episode with an answer.
+    """Make the server's tools, and the one that ends an episode with an answer.
 
     Raises:
         SpearError: a tool's name is taken, or its schema is invalid.
@@ -134,7 +134,7 @@ def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]
 
 
 def _take(entry: ToolEntry) -> Any:
-    """A function with the tool's arguments, by which positional ones are named."""
+    """Make a function with the tool's signature."""
 
     def take(**arguments: Any) -> str:
         return write_action(entry.name, arguments)

@@ -1,4 +1,4 @@
-"""Finding passages: corpora, retrievers behind one Protocol, indexes and how they are built, and the service.
+"""Finding passages: corpora, retrievers with one Protocol, indexes and their builds, and the service.
 
-No environment: it knows nothing of tasks. Heavy packages (faiss, ONNX Runtime, torch) are imported when they are used.
+Independent of tasks. Heavy packages (faiss, ONNX Runtime, torch) are imported when they are used.
 """

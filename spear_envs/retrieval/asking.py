@@ -1,4 +1,4 @@
-"""Asking servers over HTTP: whose turn it is, how often, how long, and at what price."""
+"""Requests to servers over HTTP: turns, retries, deadlines and budgets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSING = frozenset({408, 429, *range(500, 600)})
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request, to whichever server has its turn."""
+    """One HTTP request, to the server whose turn it is."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass
 class Budget:
-    """What requests have cost, and may. Counted in this process, from its start."""
+    """Cost of requests and its limits, counted in this process."""
 
     max_requests: int | None = None
     max_cost: float | None = None
@@ -53,10 +53,10 @@ class Budget:
         return self.requests * self.price
 
     def take(self) -> None:
-        """Count a request that is about to be sent.
+        """Count a request before it is sent.
 
         Raises:
-            RetrieverRefusal: it is one too many.
+            RetrieverRefusal: it exceeds the budget.
         """
         if self.max_requests is not None and self.requests >= self.max_requests:
             raise RetrieverRefusal(f"the budget of {self.max_requests:,} requests is spent: raise max_requests.")
@@ -73,20 +73,20 @@ class Budget:
 
 
 class Asker:
-    """Sends requests to the servers of one service, in turn, from any thread, loop or forked child.
+    """Sends requests to the servers of one service in turn, from any thread, loop or forked child.
 
-    A server that fails is left out for a while, or for as long as its ``Retry-After`` says. Proxies of the environment
+    A failing server is left out for a while, or as long as its ``Retry-After`` says. Proxies of the environment
     are not used.
 
     Args:
-        urls: base addresses, without a slash at the end.
+        urls: base addresses, without a trailing slash.
         deadline_s: for all tries of a request together.
         tries: how often a request is sent at most.
-        passing: statuses after which a request is sent again, as after connection errors.
-        backoff: how long a server that fails is left out.
+        passing: statuses that are retried, like connection errors.
+        backoff: how long a failing server is left out.
         budget: counted at each sending.
-        headers: of each request; read at each, so that no key is kept.
-        key: how the message on a wrong key names it.
+        headers: called for each request, so that keys are not kept.
+        key: name of the key in messages.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Asker:
         return {**self.__dict__, "_ring": None, "_ring_pid": 0}
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the process's own loop; blocks the calling thread only. Ctrl-C cancels the work."""
+        """Run a coroutine on the process's loop and wait; Ctrl-C cancels it."""
         try:
             session = share_session()
         except SpearError:
@@ -129,10 +129,10 @@ class Asker:
             future.cancel()
 
     def gather(self, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-        """Run coroutines side by side on the process's own loop, and wait for all.
+        """Run coroutines concurrently on the process's loop, and wait for all.
 
         Raises:
-            RetrieverFault, RetrieverRefusal: that of the first that failed.
+            RetrieverFault, RetrieverRefusal: of the first that failed.
         """
 
         async def run() -> list[Result | BaseException]:
@@ -145,7 +145,7 @@ class Asker:
         return results  # type: ignore[return-value]
 
     async def require(self, call: Call) -> httpx.Response:
-        """The first answer of status 200.
+        """Return the first answer with status 200.
 
         Raises:
             RetrieverFault: there was none in time.
@@ -158,7 +158,7 @@ class Asker:
         raise RetrieverRefusal(f"{describe_answer(response)}; check {mend}.")
 
     async def ask(self, call: Call) -> httpx.Response:
-        """The first answer whose status does not pass.
+        """Return the first answer whose status is not retried.
 
         Raises:
             RetrieverFault: there was none in time.
@@ -178,7 +178,7 @@ class Asker:
                 left = end - loop.time()
                 if failure and wait >= left:
                     break
-                await asyncio.sleep(min(wait, left / 2))  # a server that failed others is tried once at least
+                await asyncio.sleep(min(wait, left / 2))  # a server that failed for others is tried at least once
             sent += 1
             try:
                 response = await self.send(call, endpoint.url, end - loop.time())
@@ -202,7 +202,7 @@ class Asker:
         raise RetrieverFault(FaultKind.UNAVAILABLE, f"{failure}; after {sent} of {self._tries} tries.")
 
     async def send(self, call: Call, url: str, seconds: float) -> httpx.Response:
-        """What one server answers, whatever it is.
+        """Return the answer of one server, whatever its status.
 
         Raises:
             RetrieverRefusal: the budget is spent.
@@ -225,7 +225,7 @@ class Asker:
         return await asyncio.wait_for(request, max(seconds, 0.001))
 
     def _find_ring(self) -> EndpointRing:
-        """The servers as this process sees them; forked children draw jitter of their own."""
+        """The ring of this process; forked children have their own."""
         if self._ring is None or self._ring_pid != os.getpid():
             self._ring = EndpointRing(self.urls, self._backoff, random.Random())
             self._ring_pid = os.getpid()
@@ -233,16 +233,16 @@ class Asker:
 
 
 def describe_answer(response: httpx.Response) -> str:
-    """Who answered, with which status, and what the answer says, on one line."""
+    """Describe address, status and message of an answer, on one line."""
     url = str(response.url).partition("?")[0]
     return f"{url} answered {response.status_code}: {read_detail(response)}"
 
 
 def read_json(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of an answer.
+    """Read the JSON object of an answer.
 
     Raises:
-        RetrieverFault: it is something else.
+        RetrieverFault: it is not one.
     """
     try:
         data = json.loads(response.content)
@@ -254,7 +254,7 @@ def read_json(response: httpx.Response) -> dict[str, Any]:
 
 
 def read_key(variable: str) -> str:
-    """The key in a variable of the environment.
+    """Read the key in an environment variable.
 
     Raises:
         RetrieverRefusal: it is not set, or is not valid in a header.
@@ -263,7 +263,7 @@ def read_key(variable: str) -> str:
     if not key:
         raise RetrieverRefusal(f"the variable {variable} is not set: put the key of the service into it.")
     if not key.isascii() or not key.isprintable():
-        raise RetrieverRefusal(f"the variable {variable} holds characters that no key has: set it again.")
+        raise RetrieverRefusal(f"the variable {variable} has characters that a key cannot have: set it again.")
     return key
 
 

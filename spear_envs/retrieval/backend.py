@@ -1,4 +1,4 @@
-"""The seam of everything that finds passages: an index of ours, an engine, another service, the web."""
+"""The interface of everything that finds passages: our indexes, engines, other services, the web."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 FEW_PASSAGES = 20_000
-"""BM25 over so many takes a tenth of a millisecond for a query."""
+"""BM25 over this many takes a tenth of a millisecond per query."""
 Passage = int | bytes
-"""A row of a mapped corpus, read when it is sent, or the document itself as one JSON object in UTF-8."""
+"""A row of a mapped corpus, or the document as a JSON object in UTF-8."""
 Found = tuple[Passage, float]
 """A passage and its score."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a backend takes at a time."""
+    """What a backend takes at once."""
 
     calls: int = 1
-    """Calls of ``search`` side by side, each on a thread of its own."""
+    """Concurrent calls of ``search``, each on its own thread."""
     queries: int = 256
     """Queries of one call."""
     on_loop: bool = False
-    """A call takes less time than handing it to a thread, and sets no threads of OpenMP."""
+    """Whether a call is faster than passing it to a thread, and does not use OpenMP."""
 
 
 class Backend(Protocol):
@@ -39,42 +39,42 @@ class Backend(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for backends that give the same results, as far as they can be told apart."""
+        """Equal for backends with the same results, as far as that is known."""
 
     @property
     def passages(self) -> int | None:
-        """Number of documents; None where nobody knows it."""
+        """Number of documents; None if unknown."""
 
     @property
     def scale(self) -> str | None:
-        """What scores are, so that those of one scale can be compared; None where they are ranks only."""
+        """Scale of scores, which are comparable if equal; None for mere ranks."""
 
     @property
     def load(self) -> Load:
-        """What it takes at a time."""
+        """What it takes at once."""
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """As of :class:`~spear_envs.retrieval.retriever.Retriever`."""
+        """See :class:`~spear_envs.retrieval.retriever.Retriever`."""
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
-        """At most ``k`` passages for each query, in order, best first.
+        """Find at most ``k`` passages for each query, best first.
 
         Raises:
             RetrieverFault: it failed; another try may succeed.
-            RetrieverRefusal: it will not answer, however often it is asked.
+            RetrieverRefusal: it refuses, and another try is useless.
         """
 
     def read(self, passage: Passage) -> bytes:
-        """The document of a passage that ``search`` gave, as one JSON object with ``id`` and ``contents``."""
+        """Read the document of a passage as a JSON object with ``id`` and ``contents``."""
 
     def describe(self) -> dict[str, Any]:
-        """Kind and settings as plain data, for people and ``/health``; nothing secret."""
+        """Kind and settings as plain data, for people and ``/health``, without secrets."""
 
     def counts(self) -> Mapping[str, float]:
-        """What it counted since it was opened, by name: ``requests``, ``cost`` and the like."""
+        """Counts since it was opened, by name: ``requests``, ``cost`` and the like."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class EmbeddedBackend:
@@ -82,10 +82,10 @@ class EmbeddedBackend:
 
     Args:
         corpus: the documents.
-        retriever: finds rows of this very corpus.
+        retriever: finds rows of this corpus.
 
     Raises:
-        SpearError: they do not belong together.
+        SpearError: they do not match.
     """
 
     def __init__(self, corpus: Corpus, retriever: Retriever) -> None:
@@ -97,7 +97,7 @@ class EmbeddedBackend:
         self.scale: str | None = str(retriever.describe()["kind"])
         few = self.scale == "bm25" and len(corpus) <= FEW_PASSAGES
         self.load = Load(queries=16, on_loop=True) if few else Load()
-        # The methods themselves: a query of the embedded base takes less than a tenth of a millisecond.
+        # The bound methods, since a query of the embedded base takes under a tenth of a millisecond.
         self.lengths = retriever.lengths
         self.search = retriever.search
 
@@ -107,7 +107,7 @@ class EmbeddedBackend:
         return self._corpus.raw(passage)
 
     def describe(self) -> dict[str, Any]:
-        """Those of the retriever, and the corpus."""
+        """Describe the retriever and the corpus."""
         return {**self._retriever.describe(), "corpus": self._corpus.fingerprint}
 
     def counts(self) -> Mapping[str, float]:
@@ -115,11 +115,11 @@ class EmbeddedBackend:
         return {}
 
     def close(self) -> None:
-        """Nothing: what is mapped goes with its last user."""
+        """Do nothing: mappings end with their last user."""
 
 
 def check_match(corpus: Corpus, retriever: Retriever) -> None:
-    """Refuse a retriever whose rows cannot be those of the corpus: its hits would be other passages.
+    """Refuse a retriever whose rows cannot be those of the corpus.
 
     Raises:
         SpearError: they differ in length.
@@ -127,18 +127,18 @@ def check_match(corpus: Corpus, retriever: Retriever) -> None:
     if retriever.rows != len(corpus):
         raise SpearError(
             f"the index has {retriever.rows:,} passages and the corpus {len(corpus):,}: give the corpus that the "
-            "index was built from, or build the index anew with 'spear index build'."
+            "index was built from, or build the index again with 'spear index build'."
         )
 
 
 def read_as_is(passage: Passage) -> bytes:
-    """The document, of a backend whose passages are documents."""
+    """Return the passage, of a backend whose passages are documents."""
     assert isinstance(passage, bytes)
     return passage
 
 
 def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Counts of several backends together."""
+    """Add the counts of several backends."""
     total: Counter[str] = Counter()
     for part in counts:
         total.update(part)
@@ -146,7 +146,7 @@ def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def summarize(backends: Mapping[str, Backend]) -> str:
-    """What a service has, for people: ``"72 passages, bm25"``, and with names where there are several."""
+    """Describe a service for people: ``"72 passages, bm25"``, with names if there are several."""
 
     def tell(backend: Backend) -> str:
         kind = str(backend.describe()["kind"])

@@ -1,4 +1,4 @@
-"""Many concurrent searches made into few calls of a backend."""
+"""Batching concurrent searches into few calls of a backend."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
-"""How often it is looked whether a caller that waits is still there."""
+"""Interval of checking whether a waiting caller is still there."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How queries are admitted and put together."""
+    """Limits of admission and batches."""
 
     pending: int = 4096
-    """Distinct queries that wait or are computed; a request that would make them more is turned away."""
+    """Distinct queries that wait or are computed; requests beyond are turned away."""
     deadline_s: float = 30.0
     batch_queries: int = 16
     batch_tokens: int = 512
-    """Queries of a batch times tokens of its longest, which is what an encoder computes."""
+    """Queries of a batch times tokens of the longest, which is the work of an encoder."""
     window: int = 256
-    """Queries that are sorted by length together. Windows follow in the order of arrival, so no query starves."""
+    """Queries that are sorted by length together. Windows are in order of arrival, so queries do not starve."""
     depths: tuple[int, ...] = (10, 100)
-    """How many hits are asked of the retriever: the least depth that covers ``k``. What a query gets then depends
-    neither on its neighbours in the batch nor on what is in the cache, and one entry answers several ``k``."""
+    """Hits requested from the retriever: the least depth that covers ``k``. So results depend neither on neighbours in
+    the batch nor on the cache, and one entry answers several ``k``."""
 
 
 class OverloadedError(Exception):
-    """Too many queries wait already."""
+    """Too many queries are waiting."""
 
 
 class DeadlineError(Exception):
@@ -56,13 +56,13 @@ class CallerGoneError(Exception):
 
 
 class RetrieverError(Exception):
-    """The backend raised an error that is not one of its own kinds; it is the cause."""
+    """The backend raised an unexpected error, which is the cause."""
 
 
 class WorkerThread:
-    """One thread for everything that touches a retriever: threads of OpenMP are set for each calling thread anew.
+    """One thread for all calls of a retriever, since OpenMP's threads are set for each calling thread.
 
-    A daemon, so that a retriever that hangs cannot keep the process from ending.
+    A daemon, so that a hanging retriever cannot keep the process from ending.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class WorkerThread:
         self._thread.start()
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Run a function that raises nothing, after those submitted before."""
+        """Run a function, which must not raise, after those submitted before."""
         self._jobs.put((function, args))
 
     def close(self) -> None:
@@ -85,14 +85,14 @@ class WorkerThread:
 
 
 class LoopWorker:
-    """Stands in for a thread where one would cost more than the work: it does the work at once, on the event loop."""
+    """Works at once on the event loop, for work that is cheaper than a thread."""
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
         """See :meth:`WorkerThread.submit`."""
         function(*args)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 Worker = WorkerThread | LoopWorker
@@ -113,7 +113,7 @@ class _Ticket:
 
 
 class _Entry:
-    """A query that waits or is computed, and who waits for it."""
+    """A waiting or running query, and the requests that wait for it."""
 
     __slots__ = ("depth", "hits", "query", "tickets")
 
@@ -127,12 +127,12 @@ class _Entry:
 class MicroBatcher:
     """Searches for many callers of one event loop, on worker threads.
 
-    A query that is asked twice at a time is computed once. There is no waiting window: while windows of queries are
-    computed, the next one gathers.
+    Concurrent equal queries are computed once. Without a waiting time: while windows of queries are computed, the next
+    one gathers.
 
     Args:
         backend: its ``search`` and ``lengths`` are called by the workers only.
-        workers: one for each call that the backend takes at a time; closed by their owner.
+        workers: one for each concurrent call of the backend; closed by their owner.
     """
 
     def __init__(
@@ -161,20 +161,20 @@ class MicroBatcher:
     async def search(
         self, queries: Sequence[str], k: int, is_gone: Callable[[], Awaitable[bool]] | None = None
     ) -> list[Sequence[Found]]:
-        """Hits of each query, in order, at most ``k``.
+        """Find at most ``k`` hits of each query, in order.
 
-        A caller that is cancelled or gone leaves nothing behind: what only it waited for is not computed.
+        What only a cancelled or gone caller waited for is not computed.
 
         Args:
             queries: any text.
             k: at most the greatest depth of the limits.
-            is_gone: whether the caller has given up; asked now and then.
+            is_gone: whether the caller has given up; polled.
 
         Raises:
             OverloadedError: the queue is full; nothing was admitted.
             DeadlineError: it took too long.
             CallerGoneError: ``is_gone`` said so.
-            RetrieverFault, RetrieverRefusal: as the backend has it.
+            RetrieverFault, RetrieverRefusal: from the backend.
             RetrieverError: the backend failed otherwise on one of the queries.
         """
         depth = next(depth for depth in self._limits.depths if depth >= k)
@@ -241,11 +241,11 @@ class MicroBatcher:
             if ticket in entry.tickets:
                 entry.tickets.remove(ticket)
                 if not entry.tickets:
-                    # Nobody can join it any more, so whoever computes it may skip it at any time.
+                    # It can no longer be joined, so its worker may skip it.
                     self._entries.pop((entry.query, entry.depth), None)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """See to it that what waits is computed: on the loop, after all requests that have come by now have joined."""
+        """Start computing what waits; on the loop after all present requests have joined."""
         if not self._is_on_loop:
             self._send(loop)
         elif not self._is_woken:
@@ -253,12 +253,12 @@ class MicroBatcher:
             loop.call_soon(self._send, loop)
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the next windows to the workers that have none."""
+        """Give the next windows to idle workers."""
         self._is_woken = False
         while self._idle and (window := self._take_window()):
             worker = self._idle.pop()
             worker.submit(self._compute, window, worker, loop)
-            if self._is_on_loop:  # the next window comes after what else the loop has to do
+            if self._is_on_loop:  # the loop does other work before the next window
                 break
 
     def _take_window(self) -> list[_Entry]:
@@ -272,7 +272,7 @@ class MicroBatcher:
         return window
 
     def _compute(self, window: list[_Entry], worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        """Search for a window, where the worker works; hand over each batch when it is done."""
+        """Search for a window, on the worker; deliver each batch when it is done."""
         batches = self._plan(window)
         for left, batch in zip(range(len(batches) - 1, -1, -1), batches, strict=True):
             wanted = [entry for entry in batch if entry.tickets]
@@ -296,13 +296,13 @@ class MicroBatcher:
             return [[entry] for entry in window]
 
     def _search(self, batch: list[_Entry]) -> list[Sequence[Found] | Exception]:
-        """Hits of each entry; where the batch fails, an error for those that fail alone as well."""
+        """Hits of each entry; if the batch fails, errors for those that also fail alone."""
         try:
             hits = self._backend.search([entry.query for entry in batch], batch[0].depth)
             if len(hits) != len(batch):
                 raise RuntimeError(f"the retriever gave {len(hits)} lists of hits for {len(batch)} queries")
             return list(hits)
-        except (RetrieverFault, RetrieverRefusal) as error:  # of the backend as a whole: asking again takes as long
+        except (RetrieverFault, RetrieverRefusal) as error:  # of the backend as a whole: retries take as long
             return [error] * len(batch)
         except Exception as error:
             if len(batch) > 1:
@@ -320,14 +320,14 @@ class MicroBatcher:
         done: Worker | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Take a batch's results, on the loop; a worker that is done with its window gets the next one."""
+        """Take a batch's results, on the loop; a worker done with its window gets the next one."""
         self._tally.skipped += skipped
         if batch:
             self._tally.batches += 1
             self._tally.batch_queries.add(len(batch))
             self._tally.failed_batches += any(isinstance(result, Exception) for result in results)
         for entry, result in zip(batch, results, strict=True):
-            # Another entry may have taken the place of one whose callers had all left.
+            # Another entry may have replaced one whose callers had all left.
             if self._entries.get((entry.query, entry.depth)) is entry:
                 del self._entries[entry.query, entry.depth]
             tickets, entry.tickets = entry.tickets, []
@@ -349,9 +349,9 @@ class MicroBatcher:
 
 
 def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[_Entry]]:
-    """Batches of one depth each, of queries of about one length, within the limits of queries and tokens.
+    """Plan batches of one depth and similar lengths, within the limits of queries and tokens.
 
-    A query longer than the limit of tokens has a batch of its own.
+    A query longer than the limit of tokens has its own batch.
     """
     batches: list[list[_Entry]] = []
     order = sorted(zip(window, lengths, strict=True), key=lambda pair: (pair[0].depth, pair[1]))

@@ -15,16 +15,16 @@ from spear_envs.retrieval.manifest import MEND, POSTINGS, Part, open_manifest
 from spear_envs.retrieval.retriever import Hit
 
 IN_MEMORY_ROWS = 100_000
-"""Documents that are indexed when a service starts: some 30 seconds."""
+"""Documents that may be indexed at the start of a service: some 30 seconds."""
 VERSION = 1
 """Raised when the analysis or the scores change."""
 
 
 class BM25Retriever:
-    """Documents that hold words of the query, scored as Lucene does (k1 = 0.9, b = 0.4, English analysis).
+    """Finds documents by words, scored as in Lucene (k1 = 0.9, b = 0.4, English analysis).
 
     Args:
-        corpus: what is searched.
+        corpus: to search.
         index: folder with the part ``bm25``, written by ``spear index build``; None indexes the corpus in memory.
 
     Raises:
@@ -52,7 +52,7 @@ class BM25Retriever:
         self.fingerprint = hashlib.sha256(f"bm25 {VERSION} {corpus.fingerprint}".encode()).hexdigest()
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """1 for each query: they are searched one by one."""
+        """Return 1 for each query: they are searched one by one."""
         return [1] * len(queries)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:

@@ -1,7 +1,7 @@
 """Building the parts of an index: postings of words, or vectors in a faiss index.
 
-Everything grows beside its place under another name and is renamed when it is complete. A build that was cut off goes
-on when the same command is given again: finished chunks of postings and finished shards of vectors are kept.
+Everything is made under another name and renamed when it is complete. After an interruption the same command resumes:
+finished chunks of postings and finished shards of vectors are kept.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from spear_envs.retrieval.vector_index import read_type
 from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
 
 COMPLETE = "complete"
-"""Mark in the folder of a finished export: the fingerprint of its encoder."""
+"""File in a finished export with the fingerprint of its encoder."""
 MARGIN = 2**26
-"""Bytes of disk beside index and vectors."""
+"""Bytes of disk besides index and vectors."""
 ADDED_ROWS = 1_000
-"""Vectors that are added together: a large graph takes seconds for so many, and progress should be seen."""
+"""Vectors added at once: in a large graph this takes seconds, so progress is visible."""
 
 
 def _ignore(what: str, done: int, total: int | None) -> None:
@@ -70,22 +70,22 @@ class DenseBuild:
     model: Path
     spec: EncoderSpec
     adopted: Path | None = None
-    """An existing faiss index, used as it is instead of building one."""
+    """An existing faiss index to use instead of building one."""
     device: str = "cpu"
-    """Of torch. The processor runs the model's export for ONNX Runtime, if it has one."""
+    """Of torch; on the CPU the model's export for ONNX Runtime is used, if there is one."""
     processes: int = 2
-    """That encode; also the threads that link an HNSW graph."""
+    """For encoding; also threads for linking an HNSW graph."""
     memory: int | None = None
     """Bytes that may be used; by default nine tenths of what is free."""
     vectors: Path | None = None
-    """Folder that keeps the vectors, to build other types of them; by default they are deleted in the end."""
+    """Folder that keeps the vectors for builds of other types; by default they are deleted."""
     ef_construction: int = EF_CONSTRUCTION
     seed: int = 0
-    """Of the sample that codes and lists are fitted to."""
+    """Of the sample for fitting codes and lists."""
 
 
 def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: Show = _ignore) -> None:
-    """Build the part ``dense`` of an index folder, and see that passages find themselves in it.
+    """Build the part ``dense`` of an index folder, and check that passages find themselves in it.
 
     Raises:
         SpearError: the index would not fit into memory or on the disk, the kept vectors or the adopted index are of
@@ -141,11 +141,11 @@ def _encode(corpus: Corpus, build: DenseBuild, work: Path, by_torch: bool, on_pr
 
 
 def _adopt_index(path: Path, target: Path) -> IndexType:
-    """Link a faiss index to its place; it may be as large as the disk has room for one."""
+    """Link a faiss index into place, since the disk may only have room for one copy."""
     path = path.absolute()
     kind = read_type(path)
     if kind.needs_exact:
-        raise SpearError(f"{path} is of type {kind.name}, which needs the exact vectors beside it: build one instead.")
+        raise SpearError(f"{path} is of type {kind.name}, which also needs the exact vectors: build one instead.")
     try:
         os.link(path, target)
     except OSError:  # on another file system
@@ -156,7 +156,7 @@ def _adopt_index(path: Path, target: Path) -> IndexType:
 def assemble_index(
     vectors: VectorFiles, kind: IndexType, folder: Path, build: DenseBuild, *, on_progress: Show = _ignore
 ) -> None:
-    """Make the faiss index of finished vectors in ``folder``; memory holds the index, a shard and a training sample."""
+    """Make the faiss index of finished vectors in ``folder``; memory has the index, a shard and a training sample."""
     import faiss
 
     faiss.omp_set_num_threads(build.processes)
@@ -180,15 +180,15 @@ def assemble_index(
 
 
 def _prepare_export(build: DenseBuild, folder: Path) -> tuple[str, int]:
-    """Make the export for ONNX Runtime, or find that of an earlier try.
+    """Make the export for ONNX Runtime, or find an earlier one.
 
     Returns:
-        Why there is none, or an empty string; and the dimension of the vectors.
+        Why there is none (or an empty string), and the dimension of the vectors.
     """
     mark = folder / COMPLETE
     if mark.is_file() and mark.read_text("utf-8") == build.spec.fingerprint:
         return "", EncoderSource(folder, build.spec, exported=True).open().dimension
-    # In a process of its own: torch would keep half a gigabyte for the rest of the build.
+    # In a separate process, since torch would keep half a gigabyte for the rest of the build.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         reason, dimension = pool.submit(_export_model, build, folder).result()
     if not reason:
@@ -214,7 +214,7 @@ def _prepare_folder(index: Path) -> Path:
         raise SpearError(f"{index} is a file: name a folder for the index.") from None
     strangers = sorted(path.name for path in index.iterdir() if path.name.partition(".")[0] not in _OWN)
     if strangers:
-        raise SpearError(f"{index} holds files that are not an index ({strangers[0]} …): name another folder.")
+        raise SpearError(f"{index} has files that are not an index ({strangers[0]} …): name another folder.")
     return index
 
 

@@ -1,4 +1,4 @@
-"""Hits of past queries, as many as a number of bytes holds."""
+"""Hits of past queries, within a number of bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 ENTRY_BYTES = 320
-"""About what an entry takes beside its query and its hits: key, links, tuple, two array headers."""
+"""Approximate size of an entry without query and hits: key, links, tuple, two array headers."""
 
 
 class _Packed(NamedTuple):
@@ -24,10 +24,10 @@ class _Packed(NamedTuple):
 
 
 class HitCache:
-    """Least recently used entries go first. One cache belongs to one backend, so its fingerprint is in no key.
+    """A cache of hits of one backend that drops the least recently used.
 
     Args:
-        max_bytes: what all entries together may take, about; 0 keeps nothing.
+        max_bytes: approximate size of all entries; 0 keeps nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -39,7 +39,7 @@ class HitCache:
         return len(self._entries)
 
     def get(self, query: str, depth: int) -> list[Found] | None:
-        """The hits that were put in for a query at a depth; None if they are not here."""
+        """Return the hits of a query at a depth, if they are cached."""
         packed = self._entries.get((query, depth))
         if packed is None:
             return None
@@ -47,7 +47,7 @@ class HitCache:
         return list(zip(packed.passages, packed.scores, strict=True))
 
     def put(self, query: str, depth: int, hits: Sequence[Found]) -> None:
-        """Keep hits, and let go of the oldest ones while there is too little room."""
+        """Cache hits, and drop the oldest ones to make room."""
         if not self.max_bytes:
             return
         old = self._entries.pop((query, depth), None)

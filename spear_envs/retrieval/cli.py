@@ -1,4 +1,4 @@
-"""``spear retriever``: the retrieval service, recordings of it, and the filling of an engine."""
+"""``spear retriever``: the retrieval service, recordings, and filling an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
-@click.option("--config", type=config_type, help="YAML that names indexes, instead of the options up to --device.")
+@click.option("--config", type=config_type, help="YAML of indexes, instead of the options up to --device.")
 @click.option(
     "--corpus",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -43,18 +43,18 @@ def retriever() -> None:
     help="How passages are found; dense and hybrid need --index.",
 )
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="Folder that 'spear index build' wrote.")
-@click.option("--encoder", help="Model of the index, where the index has no export of it.")
+@click.option("--encoder", help="Model of the index, if the index lacks its export.")
 @click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
 @click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
 @click.option("--threads", type=click.IntRange(1), default=1, help="Of the encoder and the index.")
-@click.option("--device", default="cpu", help="That encodes queries: cpu, cuda, cuda:1, …")
+@click.option("--device", default="cpu", help="For encoding queries: cpu, cuda, cuda:1, …")
 @take_address(8000)
 @click.option("--cache-mb", type=click.IntRange(0), default=64, help="Room for past results.")
 @click.option(
     "--workers",
     type=click.IntRange(1),
     default=1,
-    help="Processes that answer at the one address; they share the mapped index.",
+    help="Processes that answer at the same address and share the mapped index.",
 )
 @click.option(
     "--max-pending", type=click.IntRange(1), default=4096, help="Queries that may wait; more are answered with 503."
@@ -91,7 +91,7 @@ def serve_passages(
     """Answer POST /retrieve in Search-R1's form until SIGINT or SIGTERM.
 
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
-    it as a bearer token. Cache, queue and metrics are each worker's own.
+    it as a bearer token. Each worker has its own cache, queue and metrics.
 
     \b
       spear retriever serve --corpus wiki-18.jsonl --retriever bm25 --index indexes/wiki
@@ -108,7 +108,7 @@ def serve_passages(
         given = [name for name in EMBEDDED_ONLY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:
             options = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--kind", "--retriever")
-            raise click.UsageError(f"{options} belong into {config.name}: leave them out, or --config.")
+            raise click.UsageError(f"{options} belong in {config.name}: leave them out, or --config.")
         source = ConfigSource(config)
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
@@ -118,13 +118,13 @@ def serve_passages(
 
 @retriever.command(name="record")
 @click.argument("recording", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--config", type=config_type, required=True, help="YAML that names indexes.")
-@click.option("--index", "name", help="The one that is recorded.  [default: the file's default]")
+@click.option("--config", type=config_type, required=True, help="YAML of indexes.")
+@click.option("--index", "name", help="The one to record.  [default: the file's default]")
 @take_address(8000)
 def record_searches(recording: Path, config: Path, name: str | None, host: str, port: int) -> None:
-    """Serve an index of a file, and keep each search and its answer in RECORDING.
+    """Serve an index of a file, and store each search and its answer in RECORDING.
 
-    What is in it already is answered from it, and costs nothing.
+    Stored searches are answered from it, without cost.
 
     \b
       spear retriever record searches.sqlite --config web.yaml
@@ -138,7 +138,7 @@ def record_searches(recording: Path, config: Path, name: str | None, host: str, 
 @click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @take_address(8000)
 def replay_searches(recording: Path, host: str, port: int) -> None:
-    """Serve the searches in RECORDING, and nothing else: whoever has the file needs no engine and no key.
+    """Serve only the searches in RECORDING, without an engine or a key.
 
     \b
       spear retriever replay searches.sqlite --port 8000
@@ -149,8 +149,8 @@ def replay_searches(recording: Path, host: str, port: int) -> None:
 
 
 @retriever.command(name="fill")
-@click.option("--config", type=config_type, required=True, help="YAML that names indexes.")
-@click.option("--index", "name", required=True, help="The one that is filled, of kind milvus.")
+@click.option("--config", type=config_type, required=True, help="YAML of indexes.")
+@click.option("--index", "name", required=True, help="The one to fill, of kind milvus.")
 @click.option("--corpus", type=config_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
 def fill_index(config: Path, name: str, corpus: Path) -> None:
     """Encode a corpus into an engine, or resume an interrupted fill.
@@ -167,7 +167,7 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
 
     settings: Any = read_indexes(config).indexes.get(name)
     if settings is None or settings.kind != "milvus":
-        raise SpearError(f"{config.name} has no index {name!r} of kind milvus: only such a one is filled.")
+        raise SpearError(f"{config.name} lacks an index {name!r} of kind milvus: only that kind can be filled.")
     with show_rows(Console()) as report:
         documents = Corpus.open(corpus)
         added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
@@ -210,7 +210,7 @@ def _serve(
         return
     from spear_envs.retrieval.workers import Job, serve_workers
 
-    listener.close()  # it has shown that the port is free; each worker has a socket of its own
+    listener.close()  # the port is free; each worker opens its own socket
     serve_workers(Job(source, settings, host, port), workers, announce)
 
 
@@ -220,7 +220,7 @@ def _serve(
 )
 @click.option("--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As for 'serve'.")
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
-@click.option("--config", type=config_type, help="YAML that names indexes, instead of these.")
+@click.option("--config", type=config_type, help="YAML of indexes, instead of these.")
 @click.option("--name", help="The index of that file.  [default: the file's default]")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
 @take_address(8001)

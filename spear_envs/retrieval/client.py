@@ -1,4 +1,4 @@
-"""Asking a retrieval service, from gymnasium's ``step`` or from any event loop."""
+"""The client of a retrieval service, for gymnasium's ``step`` or any event loop."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 REFUSALS = frozenset({400, 403, 413, 422})
 PASSING = frozenset({429, 502, 503})
-"""Not 500: a server may fail on a query whenever it is asked, and not 504: it has had its time."""
+"""Not 500, which may be due to the query, and not 504, which has used up the time."""
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
 HEALTH = Call("GET", "/health")
 PLAIN_QUERY = "Paris"
-"""What a server is asked that failed at its first search."""
+"""Asked of a server that failed at its first search."""
 
 
 class RetrieverClient:
-    """A :class:`~spear_envs.retrieval.searcher.Searcher` over HTTP: our service, Search-R1's, or one that speaks alike.
+    """A :class:`~spear_envs.retrieval.searcher.Searcher` over HTTP: our service, Search-R1's, or a compatible one.
 
-    All clients of a process share one pool of connections. A client may be used from any thread and any event loop, may
-    be pickled, and works on in a forked child. :class:`~spear_envs.retrieval.asking.Asker` takes the servers in turn.
+    All clients of a process share one pool of connections. A client may be used from any thread, event loop and forked
+    child, and may be pickled. :class:`~spear_envs.retrieval.asking.Asker` takes the servers in turn.
 
-    A server whose first answer is not of the contract will never give one that is, so that ends the run; once it has
-    answered rightly, a bad answer is a fault of this one search.
+    A server whose first answer is invalid will never give a valid one, so that ends the run; after a valid answer an
+    invalid one is a fault of that search.
 
     Args:
         urls: base addresses of one service, such as ``"http://127.0.0.1:8000"``.
         token: bearer token; by default that of ``token_variable``.
-        token_variable: of the environment, with the token.
+        token_variable: environment variable of the token.
         deadline_s: seconds for all tries of a request together.
         tries: how often a request is sent at most.
-        backoff: how long a server that fails is left out.
+        backoff: how long a failing server is left out.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class RetrieverClient:
 
     @property
     def fingerprint(self) -> str:
-        """What the service says of itself in ``/health``; its addresses, if it says nothing. Asked once.
+        """Fingerprint from ``/health``, else one of the addresses; asked once.
 
         Raises:
-            RetrieverFault: nobody answers.
+            RetrieverFault: there is no answer.
             SpearError: the servers have different indexes.
         """
         if self._fingerprint is None:
@@ -88,22 +88,21 @@ class RetrieverClient:
 
     @property
     def requests(self) -> int:
-        """How many have been sent by this process."""
+        """Number of requests sent by this process."""
         return self._asker.budget.requests
 
     def search(self, query: str, topk: int) -> list[dict[str, Any]]:
         """Documents for one query, best first, at most ``topk``. Blocks the calling thread only.
 
         Raises:
-            RetrieverFault: nobody answered in time, or a server that has answered rightly before did not.
-            RetrieverRefusal: the service refused the request itself, wants another token, or does not speak the
-                contract.
+            RetrieverFault: there was no answer in time, or no valid one from a server that gave one before.
+            RetrieverRefusal: the service refused the request or the token, or is not a retrieval service.
         """
         (row,) = self.find([query], topk)
         return [document for document, _ in row]
 
     def find(self, queries: Sequence[str], topk: int) -> list[list[tuple[dict[str, Any], float | None]]]:
-        """Documents for each query with their scores, None where the server gives none. Blocks the calling thread only.
+        """Documents for each query with their scores, None if the server omits them. Blocks the calling thread only.
 
         Raises:
             RetrieverFault, RetrieverRefusal: as :meth:`search`.
@@ -131,14 +130,14 @@ class RetrieverClient:
             if server in self._proved:
                 raise RetrieverFault(FaultKind.BAD_REPLY, f"{server}: {error}.") from None
             raise RetrieverRefusal(
-                f"{server} is not a retrieval service as Search-R1 has it: {error}. Expected is {EXPECTED_REPLY}: give"
-                " the address of another service, or put one before it that answers so."
+                f"{server} does not answer like Search-R1's retrieval service: {error}. Expected is {EXPECTED_REPLY}:"
+                " give the address of another service, or put an adapter before it."
             ) from None
         self._proved.add(server)
         return found
 
     async def _identify(self) -> str:
-        """The one fingerprint of all servers that answer."""
+        """Find the common fingerprint of all servers that answer."""
         first = await self._asker.ask(HEALTH)
         await self._judge(first)
         others = [self._asker.send(HEALTH, url, self._deadline_s) for url in self.urls if len(self.urls) > 1]
@@ -146,12 +145,12 @@ class RetrieverClient:
         found = {_read_fingerprint(answer) for answer in answers if not isinstance(answer, BaseException)} - {None}
         if len(found) > 1:
             raise SpearError(
-                f"the servers {', '.join(self.urls)} do not have the same index: start them over one corpus and index."
+                f"the servers {', '.join(self.urls)} do not have the same index: start them with one corpus and index."
             )
         return next(iter(found), None) or f"unidentified:{','.join(self.urls)}"
 
     async def _judge(self, response: httpx.Response) -> None:
-        """Raise what an answer means that no further try would change."""
+        """Raise for answers for which retries are useless."""
         status = response.status_code
         if status == 401:
             raise RetrieverRefusal(
@@ -170,10 +169,10 @@ class RetrieverClient:
             raise RetrieverFault(FaultKind.UNAVAILABLE, describe_answer(response))
 
     async def _require_working(self, response: httpx.Response) -> None:
-        """Refuse a server that failed before any right answer, and fails on a plain query as well.
+        """Refuse a server that failed before any valid answer, and also fails on a plain query.
 
         Raises:
-            RetrieverRefusal: it would do so for ever.
+            RetrieverRefusal: it does.
         """
         import httpx
 
@@ -193,8 +192,8 @@ class RetrieverClient:
             if probe.status_code != response.status_code:
                 return
             raise RetrieverRefusal(
-                f"{describe_answer(probe)}, to the first search and to a plain one, {PLAIN_QUERY!r}: its own log says"
-                " why. Mend it, then start again."
+                f"{describe_answer(probe)}, to the first search and to a plain one, {PLAIN_QUERY!r}: see its log."
+                " Fix it, then start again."
             )
 
     def _make_headers(self) -> Mapping[str, str]:

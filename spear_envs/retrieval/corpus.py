@@ -1,8 +1,8 @@
-"""A corpus: one JSON object a line, as in Search-R1's ``wiki-18.jsonl``, read in place.
+"""A corpus: one JSON object per line, as in Search-R1's ``wiki-18.jsonl``, read in place.
 
 Row i is line i + 1. A document has at least ``id`` (unique) and ``contents``, whose first line is the title in quotes.
-The first reading parses every line; where lines begin is then kept beside a large file, so that later ones take
-milliseconds and all processes share the pages of text and offsets.
+The first opening parses every line; for a large file the offsets of lines are then kept next to it, so that later ones
+take milliseconds and all processes share the pages of text and offsets.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FORMAT = "spear-corpus-lines-1"
 HEADER = 512
 """Bytes of the header of the file of offsets."""
 KEPT_FROM = 1 << 25
-"""Bytes of a corpus from which its offsets are kept: reading less takes a quarter of a second."""
+"""Size of a corpus from which its offsets are kept: parsing less takes a quarter of a second."""
 MAX_LINE = 1 << 24
-"""Bytes of a line. Without a limit, a large file that holds no lines would be read whole."""
+"""Bytes of a line; without a limit, a large file without line breaks would be read at once."""
 ARCHIVES = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "xz -dk", b"BZh": "bunzip2 -k", b"(\xb5/\xfd": "zstd -d"}
 REPORTED_LINES = 10_000
 
 OnLines = Callable[[int, int], None]
-"""Hears how many lines and how many bytes have been read."""
+"""Called with the numbers of lines and bytes read."""
 
 
 class OpenFile:
-    """Bytes of a file that nobody may write to. Mapped, a file that shrinks would end the process (SIGBUS)."""
+    """Bytes of a file that must not change. Not mapped, since a shrinking file would end the process (SIGBUS)."""
 
     def __init__(self, path: Path, descriptor: int, stat: os.stat_result) -> None:
         self._path = path
@@ -79,8 +79,8 @@ class Corpus:
             on_lines: progress of a first reading, which takes some three minutes for the 14 GB of wiki-18.
 
         Raises:
-            SpearError: there is no such file, it is compressed or empty, or a line is not a document; the message names
-                the line.
+            SpearError: the file is missing, compressed or empty, or a line is not a document; the message names the
+                line.
         """
         path = Path(path).absolute()
         try:
@@ -90,7 +90,7 @@ class Corpus:
                 offsets, fingerprint = _scan(file, str(path), on_lines) if kept is None else kept
                 text = OpenFile(path, os.dup(file.fileno()), stat)
         except FileNotFoundError:
-            raise SpearError(f"there is no corpus {path}: check the path.") from None
+            raise SpearError(f"the corpus {path} does not exist: check the path.") from None
         except OSError as error:
             raise SpearError(f"the corpus {path} cannot be read ({error.strerror}): check the path.") from error
         if kept is None and stat.st_size >= KEPT_FROM:
@@ -99,7 +99,7 @@ class Corpus:
 
     @classmethod
     def in_memory(cls, documents: Sequence[Mapping[str, Any]]) -> Corpus:
-        """A corpus of documents at hand. Its fingerprint is that of the file it would be written to.
+        """Make a corpus of documents, with the fingerprint of the file that would hold them.
 
         Raises:
             SpearError: there is none, or one lacks ``id`` or ``contents``, or two have one id.
@@ -138,7 +138,7 @@ class Corpus:
 
 
 def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDArray[np.int64], str]:
-    """Where the lines begin (the end of the last added) and the SHA-256, after a look at every line."""
+    """Check every line; return the offsets of lines (and the end), and the SHA-256."""
     digest = hashlib.sha256()
     offsets, hashes = array("q", [0]), array("q")
     while line := file.readline(MAX_LINE):
@@ -152,7 +152,9 @@ def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDAr
             on_lines(number, offsets[-1])
     lines = len(offsets) - 1
     if not lines:
-        raise SpearError(f"{name} holds no documents: write one JSON object a line, with 'id' and 'contents'.")
+        raise SpearError(
+            f"{name} does not contain documents: write one JSON object per line, with 'id' and 'contents'."
+        )
     _refuse_duplicates(file, name, offsets, hashes)
     if on_lines is not None:
         on_lines(lines, offsets[-1])
@@ -178,13 +180,13 @@ def _read_id(line: bytes, number: int, name: str) -> str:
         if not isinstance(document, dict):
             fault = f"is not a JSON object but a {type(document).__name__}"
         elif not isinstance(document.get("contents"), str):
-            fault = "has no text under 'contents'"
+            fault = "lacks a text under 'contents'"
         elif isinstance(identifier := document.get("id"), str | int) and not isinstance(identifier, bool):
             return str(identifier)
         else:
-            fault = "has no text or whole number under 'id'"
+            fault = "lacks a text or whole number under 'id'"
     raise SpearError(
-        f'{name}, line {number:,}, {fault}: write one object a line, {{"id": "…", "contents": "\\"Title\\"\\ntext"}}.'
+        f'{name}, line {number:,}, {fault}: write one object per line, {{"id": "…", "contents": "\\"Title\\"\\ntext"}}.'
     )
 
 
@@ -196,7 +198,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _refuse_duplicates(file: BinaryIO, name: str, offsets: Sequence[int], hashes: array[int]) -> None:
-    """Ids are compared only where their hashes are equal, so that twenty million ids need not lie in memory."""
+    """Compare ids only if their hashes are equal, so that twenty million ids need not be in memory."""
     values = np.frombuffer(hashes, np.int64)
     order = np.argsort(values, kind="stable")
     same = np.flatnonzero(values[order[1:]] == values[order[:-1]])
@@ -221,7 +223,7 @@ def _dump(row: int, document: Mapping[str, Any]) -> bytes:
         ) from error
     try:
         return line.encode("utf-8") + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can only escape
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can only escape
         return json.dumps(document).encode("ascii") + b"\n"
 
 
@@ -244,7 +246,7 @@ def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int6
 
 
 def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int64], fingerprint: str) -> None:
-    """Write the offsets beside the corpus; where that is not allowed, the next reading takes its time again."""
+    """Write the offsets next to the corpus, if that is allowed."""
     header = {"corpus": _identify(stat), "lines": len(offsets) - 1, "sha256": fingerprint}
     part = path.with_name(f"{path.name}.lines.{os.getpid()}.part")
     try:
@@ -257,5 +259,5 @@ def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int6
 
 
 def _identify(stat: os.stat_result) -> list[Any]:
-    """What changes when a file is written to."""
+    """Return what changes when a file is written."""
     return [FORMAT, stat.st_size, stat.st_mtime_ns]

@@ -1,4 +1,4 @@
-"""Passages by vectors: a sentence encoder, and a faiss index that all processes share."""
+"""Passages by vectors: a sentence encoder and a faiss index, shared by processes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class DenseRetriever:
     Args:
         corpus: what is searched.
         index: folder with the part ``dense``, written by ``spear index build``.
-        encoder: folder of the model, or the name of an installed one. Needed only if the index has no export of the
-            model and the model has moved since.
+        encoder: folder of the model, or the name of an installed one; only needed if the index lacks an export and the
+            model has moved.
         ef_search: of an HNSW index, 128 by default.
-        nprobe: lists of an IVF index that are looked into, an eighth of them by default.
-        threads: of the processor, for a batch.
-        device: of torch, that encodes queries: in float16 by the model itself on everything but ``"cpu"``. faiss
-            searches a flat or IVF index there too, where its build for GPUs is installed.
+        nprobe: lists of an IVF index to search, an eighth of them by default.
+        threads: of the CPU, for a batch.
+        device: of torch, for encoding queries; in float16 by the model itself except on ``"cpu"``. faiss also searches
+            a flat or IVF index there, if its GPU build is installed.
 
     Raises:
         SpearError: the index is missing, damaged, of another corpus, model or length; passages do not find themselves
-            in it; or there is no such device.
+            in it; or the device is missing.
         ModuleNotFoundError: the extra ``search`` is not installed.
     """
 
@@ -83,7 +83,7 @@ class DenseRetriever:
         self.fingerprint = hashlib.sha256(settings.encode("ascii")).hexdigest()
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Tokens that the encoder reads of each query."""
+        """Tokens of each query for the encoder."""
         return self._encoder.lengths(queries)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -117,11 +117,11 @@ class DenseRetriever:
         }
 
     def _probe(self, corpus: Corpus, manifest: Manifest) -> None:
-        """Passages must find themselves: a shifted corpus, or another model, would give fluent nonsense."""
+        """Check that passages find themselves: a shifted corpus or another model would give fluent nonsense."""
         rows = sorted({round(share * (self.rows - 1) / (PROBES - 1)) for share in range(PROBES)})
         vectors = self._encoder.encode_passages([corpus.document(row)["contents"] for row in rows])
         found = self._index.find(vectors, PROBE_HITS)
-        # An approximate search may miss one, and one may have many equals.
+        # An approximate search may miss one, and one may have many duplicates.
         missed = [row for row, hits in zip(rows, found, strict=True) if row not in {hit for hit, _ in hits}]
         if 2 * len(missed) >= len(rows):
             raise SpearError(
@@ -133,7 +133,7 @@ class DenseRetriever:
 def _open_encoder(
     manifest: Manifest, spec: EncoderSpec, model: str | Path | None, threads: int, device: str
 ) -> Encoder:
-    """The export in the index (on the processor), or the model; held against what the index was made with."""
+    """Open the export in the index (on the CPU) or the model, which must be the one of the index."""
     exported = device == "cpu" and f"{EXPORT}/{MODEL}" in manifest.files
     if model is None and exported:
         return OnnxEncoder(manifest.folder / EXPORT, spec, threads=threads)

@@ -1,6 +1,6 @@
-"""Texts to vectors: sentence-transformers on torch, or its export on ONNX Runtime, which needs no torch to run.
+"""Texts to vectors: sentence-transformers on torch, or its export on ONNX Runtime, without torch.
 
-Vectors are float32 of length 1. Texts are cut and padded alike on both ways; what they give differs by rounding alone.
+Vectors are float32 of length 1. Both ways cut and pad texts equally, and their vectors only differ by rounding.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from spear_envs.retrieval.models import EncoderSpec
 Vectors = npt.NDArray[np.float32]
 """(N, D)."""
 CHARACTERS_PER_TOKEN = 32
-"""A text is cut at so many characters for each token that is read, lest a tokenizer reads a book for its first page."""
+"""Texts are cut at this many characters per token, so that tokenizers do not read books for their first page."""
 MODEL, TOKENIZER, SETTINGS = "model.onnx", "tokenizer.json", "encoder.json"
 EXPORT_FILES = (MODEL, TOKENIZER, SETTINGS)
-"""What an export consists of."""
+"""Files of an export."""
 OPSET = 17
 PROBE = (
     "Ada Lovelace",
@@ -42,10 +42,10 @@ class Encoder(Protocol):
     dimension: int
     """D."""
     backend: str
-    """What computes, for people."""
+    """For people."""
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Tokens that the model reads of each query."""
+        """Tokens of each query for the model."""
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Vectors of queries as one batch."""
@@ -73,7 +73,7 @@ def check_device(device: str) -> None:
 
 def _prepare(prefix: str, texts: Sequence[str], spec: EncoderSpec) -> list[str]:
     limit = spec.max_length * CHARACTERS_PER_TOKEN
-    # Half a surrogate pair, which JSON can bring, is not text for a tokenizer.
+    # Tokenizers do not accept lone surrogates, which JSON can contain.
     return [prefix + text.strip()[:limit].encode("utf-8", "replace").decode("utf-8") for text in texts]
 
 
@@ -83,13 +83,13 @@ def _normalize(vectors: npt.NDArray[Any]) -> Vectors:
 
 
 class TorchEncoder:
-    """A model of sentence-transformers as it is.
+    """A model of sentence-transformers on torch.
 
     Args:
         folder: of the model.
         spec: of the same model.
-        device: of torch; in half precision on everything but ``"cpu"``.
-        threads: of the processor.
+        device: of torch; in half precision except on ``"cpu"``.
+        threads: of the CPU.
 
     Raises:
         SpearError: sentence-transformers cannot load the folder.
@@ -101,11 +101,11 @@ class TorchEncoder:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
 
-        # It draws a bar for each model that it loads, whoever asked for it.
+        # It draws a progress bar for each model that it loads.
         drawn = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
-            # Plain attention can be exported, and gives the same sums however a batch is padded.
+            # Eager attention can be exported, and its results do not depend on padding.
             arguments: dict[str, Any] = {"attn_implementation": "eager"} if device == "cpu" else {"dtype": "float16"}
             self._model = SentenceTransformer(
                 str(folder), device=device, local_files_only=True, model_kwargs=arguments
@@ -120,7 +120,7 @@ class TorchEncoder:
             if drawn:
                 logging.enable_progress_bar()
         self._torch = torch
-        self._lock = Lock()  # a tokenizer of transformers fails where two threads pad differently at a time
+        self._lock = Lock()  # tokenizers of transformers fail if two threads pad differently
         self._threads = threads
         self._model.max_seq_length = spec.max_length
         self.spec = spec
@@ -145,10 +145,10 @@ class TorchEncoder:
     def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:
         if not texts:
             return np.empty((0, self.dimension), np.float32)
-        self._torch.set_num_threads(self._threads)  # counts for the thread that calls
+        self._torch.set_num_threads(self._threads)  # for the calling thread
         prepared = _prepare(prefix, texts, self.spec)
         with self._lock:
-            # An empty prompt, or a default one of the model's would come before our prefix.
+            # An empty prompt, since the model's default one would precede our prefix.
             return _normalize(
                 self._model.encode(prepared, prompt="", batch_size=len(prepared), show_progress_bar=False)
             )
@@ -160,7 +160,7 @@ class TorchEncoder:
         model = self._model
         backend = getattr(model.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise SpearError("its tokenizer has no form that runs without transformers")
+            raise SpearError("its tokenizer cannot run without transformers")
         found = model.tokenizer(["a b c d", "e"], padding=True, return_tensors="pt")
         names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in found]
 
@@ -173,7 +173,7 @@ class TorchEncoder:
                 return self.model(dict(zip(names, inputs, strict=True)))["sentence_embedding"]
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about branches of the model that no input takes
+            warnings.simplefilter("ignore")  # about unused branches of the model
             torch.onnx.export(
                 Pipeline(),
                 tuple(found[name] for name in names),
@@ -182,7 +182,7 @@ class TorchEncoder:
                 output_names=["vectors"],
                 dynamic_axes={name: {0: "batch", 1: "tokens"} for name in names} | {"vectors": {0: "batch"}},
                 opset_version=OPSET,
-                dynamo=False,  # the newer exporter needs a package more, and tens of seconds
+                dynamo=False,  # the newer exporter needs another package, and tens of seconds
             )
         backend.no_truncation()
         backend.no_padding()
@@ -192,10 +192,10 @@ class TorchEncoder:
 
 
 def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> OnnxEncoder:
-    """Write a model for ONNX Runtime into ``folder``, and make sure that it gives the same vectors.
+    """Export a model for ONNX Runtime into ``folder``, and check that its vectors are the same.
 
     Raises:
-        SpearError: the model or the packages at hand do not allow it, or the vectors differ: use torch.
+        SpearError: the model or the installed packages do not allow it, or the vectors differ: use torch.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -205,9 +205,9 @@ def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> Onn
             same = (exported.encode_queries(texts) * encoder.encode_queries(texts)).sum(axis=1)
             if same.min() < 0.9999:
                 raise SpearError(f"its vectors differ from the model's (cosine {same.min():.4f})")
-    except Exception as error:  # an exporter fails in as many ways as there are models
+    except Exception as error:  # exporters raise all kinds of errors
         message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpearError(f"{encoder.spec.model} has no export for ONNX Runtime: {message}") from error
+        raise SpearError(f"{encoder.spec.model} cannot be exported for ONNX Runtime: {message}") from error
     return exported
 
 
@@ -216,8 +216,8 @@ class OnnxEncoder:
 
     Args:
         folder: that :func:`export_onnx` wrote.
-        spec: of the model that was exported.
-        threads: of the processor.
+        spec: of the model.
+        threads: of the CPU.
 
     Raises:
         SpearError: the files are missing or damaged.
@@ -225,7 +225,7 @@ class OnnxEncoder:
     """
 
     def __init__(self, folder: Path, spec: EncoderSpec, *, threads: int = 1) -> None:
-        # Read at each call: threads of its own would fight over the processor with those of the caller.
+        # Read at each call: its own threads would compete with the caller's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import onnxruntime
         from tokenizers import Tokenizer
@@ -234,7 +234,7 @@ class OnnxEncoder:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # A thread that spins while it waits takes its core from the others.
+        # Spinning threads take cores from others.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._pad = int(json.loads((folder / SETTINGS).read_text("utf-8"))["pad_id"])
@@ -242,7 +242,7 @@ class OnnxEncoder:
             self._session = onnxruntime.InferenceSession(
                 str(folder / MODEL), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # neither library has a base class for what it raises
+        except Exception as error:  # both libraries lack a base class of their errors
             raise SpearError(f"the encoder in {folder} cannot be loaded ({error}): build the index again.") from error
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(spec.max_length)

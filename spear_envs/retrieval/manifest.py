@@ -1,6 +1,6 @@
-"""What an index was made of, written beside it: nothing is searched with an index of another corpus or model.
+"""The origin of an index, written next to it, so that it is never used with another corpus or model.
 
-An index folder holds a part for each way of searching, ``bm25/`` and ``dense/``; each is complete with its manifest.
+An index folder has a part for each way of searching, ``bm25/`` and ``dense/``; its manifest makes a part complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.
 FORMAT = "spear-index"
 VERSION = 1
 SMALL_FILE = 1 << 22
-"""Bytes up to which a file is compared by its checksum, not its length alone, whenever the index is opened."""
+"""Size up to which opening an index also compares checksums of files, not only lengths."""
 MEND = "build the index again ('spear index build')"
 
 
@@ -39,13 +39,13 @@ class Part(Enum):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a part."""
+    """The manifest of a part."""
 
     folder: Path
     settings: Mapping[str, Any]
-    """What results depend on, as plain data."""
+    """What affects results, as plain data."""
     notes: Mapping[str, Any]
-    """What they do not depend on: when and by what it was built."""
+    """What does not affect them: when and how it was built."""
     files: Mapping[str, Mapping[str, Any]]
     """``bytes`` and ``sha256`` by path in the folder."""
     fingerprint: str
@@ -55,7 +55,7 @@ class Manifest:
 def write_manifest(
     folder: Path, part: Part, corpus: Corpus, settings: Mapping[str, Any], notes: Mapping[str, Any], files: list[str]
 ) -> None:
-    """Make a folder with these files a part of an index."""
+    """Turn a folder with these files into a part of an index."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -75,12 +75,12 @@ def write_manifest(
 
 
 def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
-    """Read the manifest of a part and hold it against the corpus and the files.
+    """Read the manifest of a part and compare it with the corpus and the files.
 
     Large files are compared by length; :func:`check_digests` compares every byte.
 
     Raises:
-        SpearError: the folder has no such part, it is damaged or of another version, or it is of another corpus.
+        SpearError: the part is missing, damaged, or of another version or corpus.
     """
     folder = Path(index) / part.value
     path = folder / MANIFEST
@@ -93,7 +93,7 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("part") != part.value:
         raise SpearError(f"{path} is not a manifest of an index: {MEND}.")
     if content.get("version") != VERSION:
-        raise SpearError(f"{folder} is of version {content.get('version')}, and this is version {VERSION}: {MEND}.")
+        raise SpearError(f"{folder} is of version {content.get('version')}, not {VERSION}: {MEND}.")
     try:
         notes = content.pop("notes")
         manifest = Manifest(
@@ -120,7 +120,7 @@ def check_digests(manifest: Manifest) -> None:
     """Compare every byte of a part with its manifest.
 
     Raises:
-        SpearError: a file is not as it was written.
+        SpearError: a file differs.
     """
     for name, entry in manifest.files.items():
         _check_file(manifest.folder, name, entry, whole=True)
@@ -135,13 +135,13 @@ def _check_file(folder: Path, name: str, entry: Mapping[str, Any], *, whole: boo
     if size != entry.get("bytes"):
         raise SpearError(f"{path} has {size:,} bytes and should have {entry.get('bytes')}: {MEND}.")
     if (whole or size <= SMALL_FILE) and digest_file(path) != entry.get("sha256"):
-        raise SpearError(f"{path} is damaged: its checksum is another than was written; {MEND}.")
+        raise SpearError(f"{path} is damaged (its checksum differs): {MEND}.")
 
 
 def _explain_absence(index: Path, part: Part) -> str:
     if not index.is_dir():
-        return f"there is no index folder {index}: check the path, or build one with 'spear index build --out {index}'."
+        return f"the index folder {index} does not exist: check the path, or run 'spear index build --out {index}'."
     others = [other.value for other in Part if (index / other.value / MANIFEST).is_file()]
     example = "bm25" if part is Part.BM25 else "hnsw"
     found = f"only the part {others[0]!r}" if others else "no finished index"
-    return f"{index} holds {found}: 'spear index build --type {example} --out {index}' adds the part {part.value!r}."
+    return f"{index} has {found}: 'spear index build --type {example} --out {index}' adds the part {part.value!r}."

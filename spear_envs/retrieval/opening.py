@@ -38,13 +38,13 @@ def open_retriever(
 
     Args:
         kind: ``"bm25"``, ``"dense"`` or ``"hybrid"``.
-        corpus: what is searched.
+        corpus: the documents to search.
         index: folder that ``spear index build`` wrote. BM25 over at most 100,000 documents needs none.
         encoder, ef_search, nprobe, threads, device: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
 
     Raises:
-        SpearError: no such kind; the index is missing, damaged, or of another corpus or model.
-        ModuleNotFoundError: a dense one without the extra ``search``.
+        SpearError: the kind is unknown; or the index is missing, damaged, or of another corpus or model.
+        ModuleNotFoundError: a dense retriever without the extra ``search``.
     """
     kind = choose_member(RetrieverKind, kind, "retriever")
     if kind is RetrieverKind.BM25:
@@ -56,11 +56,11 @@ def open_retriever(
             "device": None if device == "cpu" else device,
         }
         if names := [name for name, value in given.items() if value is not None]:
-            raise SpearError(f"{' and '.join(names)} set nothing of BM25, which has no encoder: leave them out.")
+            raise SpearError(f"BM25 does not use {' and '.join(names)}: leave them out.")
         return BM25Retriever(corpus, index)
     if index is None:
         raise SpearError(
-            f"retriever={kind.value!r} needs an index: make one with 'spear index build', and name its folder."
+            f"retriever={kind.value!r} needs an index: make one with 'spear index build' and give its folder."
         )
     from spear_envs.retrieval.dense import DenseRetriever
 

@@ -1,7 +1,7 @@
 """How much memory, disk and time an index takes, before it is built.
 
 Sizes follow from the types of index (:mod:`spear_envs.retrieval.kinds`). Times are extrapolated from measurements on
-one core and say no more than an order of magnitude; encoding can be measured on the spot.
+one core and give only an order of magnitude; encoding can be measured on the spot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768
 """Of the paper: passages, and the vectors of E5-base."""
 PLANNED = ("flat", "hnsw", "hnsw64", "hnsw-sq8", "ivf-sq8", "ivf-pq96")
 FLAT_ROWS = 50_000
-"""Documents up to which every vector is compared: a millisecond or two a query."""
+"""Up to so many documents every vector is compared: a millisecond or two a query."""
 PROCESS_BYTES = 500 * 10**6
 """Python, faiss, ONNX Runtime and what they keep for reuse."""
 SHARE = 0.9
@@ -27,7 +27,7 @@ LINK_SECONDS = 0.98e-3
 2026 server core (`benchmarks/search_vectors.py`). Codes of a byte take as long, and so do 64 links."""
 LINK_ROWS, LINK_DIMENSION = 100_000, 384
 LINK_ROWS_POWER, LINK_DIMENSION_POWER = 0.28, 1.2
-"""How it grows: fitted to 0.43 ms for 8,000 vectors and 1.53 ms for 500,000, and to 2.3 times as much at 768
+"""Growth of the time: fitted to 0.43 ms for 8,000 vectors and 1.53 ms for 500,000, and to 2.3 times as much at 768
 dimensions. Beyond that it is an extrapolation."""
 COMPARE_SECONDS = 1e-10
 """For one dimension of one comparison with a list's centre."""
@@ -58,7 +58,7 @@ class Estimate:
 
 
 def estimate_index(kind: IndexType, rows: int, dimension: int) -> Estimate:
-    """What an index of ``rows`` vectors takes.
+    """Estimate the memory, disk and time of an index of ``rows`` vectors.
 
     Raises:
         SpearError: the type does not fit the corpus or the vectors.
@@ -83,25 +83,25 @@ def estimate_index(kind: IndexType, rows: int, dimension: int) -> Estimate:
 
 
 def estimate_encoding(dimension: int) -> float:
-    """CPU seconds for one passage of 100 words: no more than a guess from the dimension of the model."""
+    """Estimate the CPU seconds for one passage of 100 words: a guess from the dimension of the model."""
     return ENCODE_SECONDS * (dimension / LINK_DIMENSION) ** 3
 
 
 def find_memory() -> int:
-    """Bytes of memory that are free for a build: nine tenths of what is left."""
+    """Return the bytes of memory that a build may use: nine tenths of what is free."""
     return int(SHARE * find_free_memory())
 
 
 def require_memory(kind: IndexType, rows: int, dimension: int, memory: int | None = None) -> None:
-    """Refuse a build that would not fit.
+    """Refuse a build that would not fit into memory.
 
     Args:
-        kind: what is to be built.
+        kind: type of the index.
         rows, dimension: of the vectors.
         memory: bytes that may be used; by default :func:`find_memory`.
 
     Raises:
-        SpearError: it would not; the message has the estimate, and what would fit.
+        SpearError: it would not fit; the message has the estimate and names a type that fits.
     """
     limit = find_memory() if memory is None else memory
     needed = estimate_index(kind, rows, dimension).build_bytes
@@ -120,7 +120,7 @@ def require_memory(kind: IndexType, rows: int, dimension: int, memory: int | Non
 
 
 def choose_type(rows: int, dimension: int, memory: int | None = None) -> IndexType:
-    """The type for a corpus: every vector compared if they are few, else a graph, with coarser vectors if need be.
+    """Choose the type for a corpus: every vector compared if they are few, else a graph, coarser if needed.
 
     Raises:
         SpearError: no graph fits into memory.
@@ -136,7 +136,7 @@ def choose_type(rows: int, dimension: int, memory: int | None = None) -> IndexTy
 
 
 def is_possible(kind: IndexType, rows: int, dimension: int) -> bool:
-    """Whether the type fits the corpus and the vectors."""
+    """Return whether the type fits the corpus and the vectors."""
     try:
         kind.resolve(rows, dimension)
     except SpearError:

@@ -1,4 +1,4 @@
-"""The seam of all retrievers: queries in, rows of a corpus and scores out."""
+"""The interface of all retrievers: queries in, rows of a corpus and scores out."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ Hit = tuple[int, float]
 
 
 class Retriever(Protocol):
-    """Finds rows of one corpus. One call at a time: a service gives it one thread of its own."""
+    """Finds rows of one corpus. Call it from one thread at a time; a service gives each its own."""
 
     @property
     def rows(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for retrievers that give the same results: of corpus, index, model and settings."""
+        """Identify corpus, index, model and settings: equal for retrievers that give the same results."""
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """What each query costs in a batch, in tokens: a batch costs as many times its greatest as it has queries.
+        """Return the cost of each query in a batch, in tokens.
 
-        1 for each where a batch costs what its queries cost one by one.
+        A batch costs the number of its queries times its greatest length. Return 1 for each where a batch costs the
+        sum of its queries.
         """
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """At most ``k`` hits for each query, best first, ties to the lower row, no row twice.
+        """Find at most ``k`` hits for each query, best first, ties to the lower row, no row twice.
 
         Any text is a query. The first hits do not depend on ``k``.
 
@@ -36,4 +37,4 @@ class Retriever(Protocol):
         """
 
     def describe(self) -> dict[str, Any]:
-        """Kind and settings as plain data, for people and ``/health``."""
+        """Return kind and settings as plain data, for people and ``/health``."""

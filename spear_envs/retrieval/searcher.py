@@ -1,4 +1,4 @@
-"""The seam between an environment and whatever finds passages for it."""
+"""The interface between an environment and the retriever that finds its passages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class FaultKind(str, Enum):
     """How a retriever can fail its caller."""
 
     UNAVAILABLE = "retriever_unavailable"
-    """Nobody answers, or only that the service cannot serve now."""
+    """No answer, or an answer that the service cannot serve now."""
     TIMEOUT = "retriever_timeout"
     """No answer within the deadline."""
     BAD_REPLY = "retriever_bad_reply"
-    """An answer that is not of the contract."""
+    """An answer that breaks the contract."""
 
 
 class RetrieverFault(EnvFault):
-    """A retriever failed, and not the one who asked; ``kind`` is a value of :class:`FaultKind`."""
+    """A failure of the retriever, not of the policy; ``kind`` is a value of :class:`FaultKind`."""
 
     def __init__(self, kind: FaultKind, message: str) -> None:
         super().__init__(kind.value, message)
@@ -35,7 +35,7 @@ class RetrieverFault(EnvFault):
 
 
 class RetrieverRefusal(SpearError):
-    """A retriever will not answer, however often it is asked: a wrong key, a spent budget, a search not recorded."""
+    """A refusal that asking again does not change: a wrong key, a spent budget, a search not recorded."""
 
 
 class Searcher(Protocol):
@@ -43,31 +43,27 @@ class Searcher(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies corpus and retriever: equal fingerprints give equal results."""
+        """Identify corpus and retriever: equal fingerprints give equal results."""
 
     def search(self, query: str, topk: int) -> list[dict[str, Any]]:
-        """Documents, best first, at most ``topk``; each has at least ``id`` and ``contents``.
+        """Find at most ``topk`` documents, best first; each has at least ``id`` and ``contents``.
 
         Raises:
             RetrieverFault: the retriever failed.
-            RetrieverRefusal: it will not answer.
+            RetrieverRefusal: asking again will not help.
             SpearError: the request is not valid.
         """
 
 
 class LocalSearcher:
-    """Asks a backend from this process.
-
-    Args:
-        backend: asked by the threads that ask the searcher.
-    """
+    """Asks a backend in this process, on the thread of the caller."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     @property
     def fingerprint(self) -> str:
-        """The backend's."""
+        """Return the backend's."""
         return self._backend.fingerprint
 
     def search(self, query: str, topk: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The retrieval service: ``POST /retrieve``, ``GET /health`` and ``GET /metrics``.
 
-A service may have several indexes by name. ``/NAME/retrieve`` and ``/NAME/health`` are those of one; without a name,
-they are those of the default. Clients of one address thus need to know nothing of names.
+A service may have several indexes. ``/NAME/retrieve`` and ``/NAME/health`` address one by name, the paths without a
+name the default.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class ServiceSettings:
     cache_bytes: int = 64 << 20
     """For all indexes together."""
     token: str | None = field(default=None, repr=False)
-    """What ``/retrieve`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+    """Bearer token that ``/retrieve`` and ``/metrics`` require; None requires none."""
     local: bool = False
-    """Listens on the loopback interface: requests under the name of another host are refused."""
+    """Whether the service listens on the loopback interface and refuses requests for another host name."""
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """An index that is open."""
+    """An open index."""
 
     backend: Backend
     batcher: MicroBatcher
@@ -78,7 +78,7 @@ class RetrievalService:
     """Indexes behind the contract of Search-R1.
 
     Args:
-        load: opens them, by name, the default first; called once, on the thread that searches the default later.
+        load: opens the indexes by name, the default first; called once, on the thread that later searches the default.
         settings: limits, cache, token.
     """
 
@@ -96,9 +96,9 @@ class RetrievalService:
         self._worker: WorkerThread | None = None
 
     def start(self) -> asyncio.Future[None]:
-        """Begin to load; requests are turned away until the future that is returned is done.
+        """Start loading; the service refuses requests until the returned future is done.
 
-        What keeps the service from starting is the future's exception.
+        An error that keeps the service from starting becomes the future's exception.
         """
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[None] = loop.create_future()
@@ -107,7 +107,7 @@ class RetrievalService:
         return loaded
 
     def close(self) -> None:
-        """Let the threads end, each after what it computes, and close what they searched."""
+        """End the threads, each after its present batch, and close the backends."""
         for one in self._ready.values():
             for worker in one.workers:
                 worker.close()
@@ -116,17 +116,17 @@ class RetrievalService:
             self._worker.close()
 
     def _open(self, worker: WorkerThread, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
-        """Load, on the worker thread."""
+        """Load the indexes, on the worker thread."""
         try:
             backends = self._load()
             share = self.settings.cache_bytes // len(backends)
             ready: dict[str, _Ready] = {}
             for name, backend in backends.items():
-                # That of another service is asked for over the network: once, and not by a caller of /health.
+                # The fingerprint of another service is asked for over the network: once, not at each GET /health.
                 logger.debug("index %s has the fingerprint %s", name, backend.fingerprint)
                 workers: tuple[Worker, ...] = (LoopWorker(),)
                 if not backend.load.on_loop:
-                    # OpenMP's threads are those of the thread that opened the default.
+                    # OpenMP's threads belong to the thread that opened the default.
                     first = WorkerThread() if ready else worker
                     workers = (first, *(WorkerThread() for _ in range(backend.load.calls - 1)))
                 limits = replace(self.settings.batches, window=min(self.settings.batches.window, backend.load.queries))
@@ -139,11 +139,11 @@ class RetrievalService:
             _settle(loop, loaded, None)
 
     def _find(self, request: Request) -> _Ready:
-        """The index that a path names, or the default.
+        """Return the index that the path names, or the default.
 
         Raises:
             OverloadedError: nothing is open yet.
-            BadRequestError: there is no such index.
+            BadRequestError: the index does not exist.
         """
         if not self._ready:
             raise OverloadedError(LOADING)
@@ -151,7 +151,7 @@ class RetrievalService:
         if name not in self._ready:
             known = ", ".join(self._ready)
             raise BadRequestError(
-                f"there is no index {name!r} here: ask one of {known}.{suggest_name(name, self._ready)}"
+                f"the index {name!r} does not exist: ask one of {known}.{suggest_name(name, self._ready)}"
             )
         return self._ready[name]
 
@@ -159,7 +159,7 @@ class RetrievalService:
         return sum(one.batcher.pending for one in self._ready.values())
 
     def check_sender(self, request: Request) -> None:
-        """Refuse a request of a page of another site, and one without the token, if there is one."""
+        """Refuse a request from a page of another site, and one without the token if one is set."""
         check_sender(request, token=self.settings.token, local=self.settings.local)
 
     async def retrieve(self, request: Request) -> Response:
@@ -192,7 +192,7 @@ class RetrievalService:
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
         except CallerGoneError:
-            raise HTTPException(499, "the one who asked is gone.") from None
+            raise HTTPException(499, "the client has disconnected.") from None
         except RetrieverRefusal as error:
             raise HTTPException(403, str(error)) from None
         except RetrieverFault as error:
@@ -202,11 +202,11 @@ class RetrievalService:
         return Response(content, media_type="application/json")
 
     def describe(self, name: str | None = None) -> tuple[int, dict[str, Any]]:
-        """Status and content of ``GET /health``, of the default or a named index."""
+        """Return status and content of ``GET /health`` for the default or a named index."""
         if not self._ready:
             return 503, {"status": "loading", "detail": LOADING}
         if name is not None and name not in self._ready:
-            return 404, {"detail": f"there is no index {name!r} here: ask one of {', '.join(self._ready)}."}
+            return 404, {"detail": f"the index {name!r} does not exist: ask one of {', '.join(self._ready)}."}
         tally = self.tally
         return 200, {
             "status": "ok",
@@ -235,11 +235,11 @@ def _describe(backend: Backend) -> dict[str, Any]:
 
 
 def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | None], None]) -> FastAPI:
-    """The ASGI application of a service; its lifespan begins the loading.
+    """Make the ASGI application of a service; its lifespan starts the loading.
 
     Args:
         service: not started yet.
-        on_loaded: hears that the service is ready, or what keeps it from starting.
+        on_loaded: called with None when the service is ready, or with the error that keeps it from starting.
     """
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Running the service in this process until it is told to stop."""
+"""Running the service in this process until a signal stops it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from spear_envs.retrieval.server import RetrievalService, make_app
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 DRAIN_S = 10
-"""How long requests under way may take after a signal to stop."""
+"""Time for requests under way after a signal to stop."""
 
 
 def spare_collections() -> None:
-    """Keep what is loaded out of garbage collections: each full one would stop all callers for tens of milliseconds."""
+    """Exempt loaded data from garbage collection: a full collection would stop all callers for tens of milliseconds."""
     gc.collect()
     gc.freeze()
 
 
 def serve(service: RetrievalService, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Answer requests until SIGINT or SIGTERM; those under way then are still answered.
+    """Answer requests until SIGINT or SIGTERM, then finish those under way.
 
     Args:
         service: not started yet.
         listener: closed at the end.
-        on_ready: called when corpus and index are loaded.
+        on_ready: called when the indexes are loaded.
 
     Raises:
-        SpearError: corpus or index cannot be opened, or do not belong together.
+        SpearError: a corpus or index cannot be opened, or they do not belong together.
     """
     failures: list[BaseException] = []
 

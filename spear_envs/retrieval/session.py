@@ -1,4 +1,4 @@
-"""One event loop and one pool of connections for a process, whichever threads, loops and forks use them."""
+"""One event loop and one pool of connections per process, shared by its threads and loops."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Result = TypeVar("Result")
 MAX_CONNECTIONS = 256
 KEPT_CONNECTIONS = 64
 KEEPALIVE_S = 4.0
-"""Below the 5 s after which uvicorn closes an idle connection, so that no request meets one that is being closed."""
+"""Less than the 5 s after which uvicorn closes an idle connection, so that no request meets a closing one."""
 
 
 class HttpSession:
-    """An event loop on a thread of its own, and an HTTP client on that loop."""
+    """An event loop on its own thread, and an HTTP client on that loop."""
 
     def __init__(self) -> None:
         try:
@@ -41,7 +41,7 @@ class HttpSession:
             limits=limits,
             follow_redirects=False,
             headers={"User-Agent": "spear-envs"},
-            # A proxy for the way out of a cluster would be asked for 127.0.0.1, too.
+            # A proxy from the environment would be asked for 127.0.0.1, too.
             trust_env=False,
         )
         self._loop = asyncio.new_event_loop()
@@ -55,11 +55,11 @@ class HttpSession:
 _lock = threading.Lock()
 _session: HttpSession | None = None
 _of_parents: list[HttpSession] = []
-"""Kept in forked children, so that nothing is finalised that belongs to the parent."""
+"""Sessions of the parents, kept in forked children so that none is finalised there."""
 
 
 def share_session() -> HttpSession:
-    """The session of this process; made at the first call, and anew in a forked child, where its thread is gone.
+    """Return the session of this process, made at the first call and again in a forked child, which lacks its thread.
 
     Raises:
         SpearError: httpx is not installed.
@@ -72,7 +72,7 @@ def share_session() -> HttpSession:
 
 
 def _forget_session() -> None:
-    """In a forked child: the thread is not there, the sockets are the parent's, and the lock may be held for ever."""
+    """In a forked child the thread is gone, the sockets are the parent's, and the lock may never be released."""
     global _lock, _session
     _lock = threading.Lock()
     if _session is not None:

@@ -1,4 +1,4 @@
-"""What a service serves by its options: a corpus, and a retriever over it."""
+"""The indexes of a service as its options name them: a corpus and a retriever over it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever
 
 DEFAULT = "default"
-"""Name of an index that was given none."""
+"""Name of an index that was not given one."""
 
-# The knowledge base of an environment; named, since this folder knows none, and imported only when it is served.
+# The knowledge base of an environment: by name, since this package imports none, and loaded only when it is served.
 EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.mini_kb:build", "spear.corpora")
 
 
 class AnySource(Protocol):
-    """Names what is served; each process that serves it opens it for itself."""
+    """Names the indexes of a service; each of its processes opens them for itself."""
 
     def open(self) -> dict[str, Backend]:
-        """The indexes by name, the default first.
+        """Open the indexes: by name, the default first.
 
         Raises:
             SpearError: one of them cannot be opened.
@@ -34,9 +34,9 @@ class Source:
     """A corpus and a retriever over it."""
 
     corpus: Path | None = None
-    """A file of JSON lines; None for the embedded knowledge base."""
+    """A JSON Lines file; None for the embedded knowledge base."""
     kind: str = "bm25"
-    """Of the retriever; this and the following as for :func:`~spear_envs.retrieval.opening.open_retriever`."""
+    """Kind of the retriever; this and the following as in :func:`~spear_envs.retrieval.opening.open_retriever`."""
     index: Path | None = None
     encoder: str | None = None
     ef_search: int | None = None
@@ -45,7 +45,7 @@ class Source:
     device: str = "cpu"
 
     def open(self) -> dict[str, Backend]:
-        """The one index.
+        """Open the one index.
 
         Raises:
             SpearError: corpus or index cannot be opened, or do not belong together.

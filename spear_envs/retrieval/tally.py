@@ -1,4 +1,4 @@
-"""What the service counts; plain numbers, so that counting costs next to nothing."""
+"""Counters of the service; plain numbers, so that counting is cheap."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Tally:
     queries: int = 0
     """Queries of admitted requests, repeated ones included."""
     hits: int = 0
-    """Of them, those that the cache answered."""
+    """Queries that the cache answered."""
     joined: int = 0
-    """Of them, those that wait for the same query of another, or of the same request."""
+    """Queries that waited for the same query of this or another request."""
     batches: int = 0
     failed_batches: int = 0
     """Batches in which the retriever raised an error."""
     skipped: int = 0
-    """Queries that were not computed because nobody waited for them any more."""
+    """Queries that were dropped because nobody waited for them any more."""
     rejected: int = 0
-    """Requests that the full queue turned away."""
+    """Requests that the full queue refused."""
     timeouts: int = 0
     """Requests that were not answered within the deadline."""
     batch_queries: Histogram = field(default_factory=lambda: Histogram(SIZES))
     request_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    """Of ``/retrieve``, whatever its answer."""
+    """Times of ``/retrieve``, all statuses included."""
     answers: Counter[int] = field(default_factory=Counter)
     """Answers of ``/retrieve`` by HTTP status."""

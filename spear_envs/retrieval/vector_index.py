@@ -1,4 +1,4 @@
-"""A faiss index of the vectors of a corpus: mapped, so that all processes share it, and always searched alike."""
+"""A faiss index of the vectors of a corpus: mapped, so that processes share it, and searched reproducibly."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from spear_envs.retrieval.manifest import MEND
 from spear_envs.retrieval.retriever import Hit
 
 EF_SEARCH = 128
-"""Candidates that a walk through an HNSW graph keeps. faiss reads an index with 16, whatever its builder meant."""
+"""Candidates that a walk through an HNSW graph keeps. faiss reads an index with 16, whatever it was built with."""
 SPARE = 16
-"""Hits beyond those asked for that are looked at, so that ties at the end go to the lower row."""
+"""Hits looked at beyond those asked for, so that ties at the end go to the lower row."""
 RERANKED = 128
-"""Candidates that are compared exactly where the index is coarse."""
+"""Candidates of a coarse index that are compared exactly."""
 DIGITS = 6
-"""Of a score; the others are rounding, which differs with the batch."""
+"""Decimal digits of a score; further ones are rounding, which differs with the batch."""
 
 
 class VectorIndex:
@@ -29,19 +29,19 @@ class VectorIndex:
     Args:
         path: file that faiss wrote.
         kind: its type.
-        exact: file of the vectors in float16, (N, D), for types that are too coarse without.
+        exact: file of the vectors in float16, (N, D), for types that are too coarse without it.
         ef_search: of HNSW, 128 by default.
-        nprobe: lists of IVF that are looked into, an eighth of them by default.
-        threads: of the processor, for a batch.
-        device: ``"cuda"`` or ``"cuda:1"`` moves a flat or IVF index to the GPU, vectors in float16, where faiss is
-            built for it.
+        nprobe: lists of IVF to look into, an eighth of them by default.
+        threads: number of threads for a batch.
+        device: ``"cuda"`` or ``"cuda:1"`` moves a flat or IVF index to the GPU, vectors in float16, if faiss has GPU
+            support.
 
     Attributes:
         type: of the index.
         rows: N.
         dimension: D.
-        effort: how thoroughly it searches, by the name that faiss has for it; empty where all is compared.
-        device: that searches.
+        effort: how thoroughly it searches, by faiss's name; empty if it compares all vectors.
+        device: the device that searches.
 
     Raises:
         SpearError: the file cannot be read or is of another type, or a setting does not fit the type.
@@ -63,7 +63,7 @@ class VectorIndex:
         for name, value, family in (("ef_search", ef_search, Family.HNSW), ("nprobe", nprobe, Family.IVF)):
             if value is not None and (kind.family is not family or value < 1):
                 raise SpearError(f"{name}={value} does not go with {kind.name}: it is for {family.value}, at least 1.")
-        # IO_FLAG_MMAP maps the lists of an IVF index and nothing of a graph; IO_FLAG_MMAP_IFC is the other way round.
+        # IO_FLAG_MMAP maps the lists of an IVF index but nothing of a graph; IO_FLAG_MMAP_IFC does the opposite.
         flag = faiss.IO_FLAG_MMAP if kind.family is Family.IVF else faiss.IO_FLAG_MMAP_IFC
         self._index: Any
         try:
@@ -71,7 +71,7 @@ class VectorIndex:
         except RuntimeError as error:
             raise SpearError(f"{path} cannot be read as a faiss index: {MEND}.") from error
         if _classify(self._index) != kind:
-            raise SpearError(f"{path} holds no index of type {kind.name} by inner product: {MEND}.")
+            raise SpearError(f"{path} is not an index of type {kind.name} by inner product: {MEND}.")
         self.type = kind
         self.rows, self.dimension = int(self._index.ntotal), int(self._index.d)
         self.effort: dict[str, int] = {}
@@ -80,7 +80,7 @@ class VectorIndex:
             self.effort = {"efSearch": self._index.hnsw.efSearch}
         elif kind.family is Family.IVF:
             self._index.nprobe = min(nprobe or kind.default_probes, self._index.nlist)
-            # By default 32 threads are started for each search to read ahead, which takes longer than most searches.
+            # By default each search starts 32 threads to read ahead, which takes longer than most searches.
             lists: Any = faiss.downcast_InvertedLists(self._index.invlists)
             lists.prefetch_nthread = 0
             self.effort = {"nprobe": self._index.nprobe}
@@ -91,19 +91,19 @@ class VectorIndex:
         self._exact: npt.NDArray[np.float16] | None = None
         if exact is not None:
             if exact.stat().st_size != 2 * self.rows * self.dimension:
-                raise SpearError(f"{exact} holds no {self.rows:,} vectors of {self.dimension} dimensions: {MEND}.")
+                raise SpearError(f"{exact} does not hold {self.rows:,} vectors of {self.dimension} dimensions: {MEND}.")
             self._exact = np.memmap(exact, "<f2", "r", shape=(self.rows, self.dimension))
 
     @property
     def reranked(self) -> int:
-        """Candidates of which exact vectors are compared; 0 if the index itself is trusted."""
+        """Return the number of candidates compared exactly; 0 if the index's own scores are used."""
         return 0 if self._exact is None else RERANKED
 
     def find(self, vectors: npt.NDArray[np.float32], k: int) -> list[list[Hit]]:
-        """At most ``k`` hits for each of (Q, D) vectors, best first, ties to the lower row; scores to six digits.
+        """Find at most ``k`` hits for each of (Q, D) vectors, best first, ties to the lower row; scores to six digits.
 
-        The first hits do not depend on ``k``: a walk through a graph, and a second look at exact vectors, bring no more
-        hits than they have candidates.
+        The first hits do not depend on ``k``: a walk through a graph and the exact comparison return at most as many
+        hits as they have candidates.
         """
         import faiss
 
@@ -112,7 +112,7 @@ class VectorIndex:
             depth = RERANKED
         elif self.type.family is Family.HNSW:
             depth = min(depth, self.effort["efSearch"])
-        faiss.omp_set_num_threads(self._threads)  # counts for the thread that calls, so it is said each time
+        faiss.omp_set_num_threads(self._threads)  # applies to the calling thread, so it is set each time
         vectors = np.ascontiguousarray(vectors, np.float32)
         scores, rows = self._index.search(vectors, min(depth, self.rows))
         if self._exact is not None:
@@ -121,7 +121,7 @@ class VectorIndex:
 
 
 def _move(index: Any, device: str) -> Any:
-    """A copy of an index on a GPU; graphs (HNSW) stay on the CPU."""
+    """Copy an index to a GPU."""
     import faiss
 
     library: Any = faiss
@@ -132,16 +132,16 @@ def _move(index: Any, device: str) -> Any:
 
 
 def _order_hits(rows: npt.NDArray[np.int64], scores: npt.NDArray[np.float32]) -> list[Hit]:
-    """Hits of one query: best first, ties to the lower row, without the -1 that faiss fills up with."""
+    """Order the hits of one query: best first, ties to the lower row, without the -1 of faiss's padding."""
     found = [(row, round(score, DIGITS)) for row, score in zip(rows.tolist(), scores.tolist(), strict=True) if row >= 0]
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))
 
 
 def read_type(path: Path) -> IndexType:
-    """The type of a faiss index that others built.
+    """Read the type of a faiss index that another program built.
 
     Raises:
-        SpearError: it cannot be read, or is of a type that is not built here.
+        SpearError: it cannot be read, or is of a type that this package does not build.
     """
     import faiss
 
@@ -153,14 +153,14 @@ def read_type(path: Path) -> IndexType:
     kind = _classify(index)
     if kind is None:
         raise SpearError(
-            f"{path} holds a {type(index).__name__}, which cannot be taken over: it must be Flat, HNSW or IVF, with "
+            f"{path} holds a {type(index).__name__}, which cannot be imported: it must be Flat, HNSW or IVF, with "
             "float32 or 8-bit vectors, by inner product."
         )
     return kind
 
 
 def _classify(index: Any) -> IndexType | None:
-    """The type of a faiss index; None if this project does not build it."""
+    """Return the type of a faiss index; None if this package does not build it."""
     import faiss
 
     name = type(index).__name__

@@ -1,8 +1,8 @@
 """The vectors of a corpus on disk: shards of float16 with a journal, so that days of work survive a kill.
 
-A shard holds the vectors of 2,000 lines. It is written under another name, renamed when the disk has it, and only then
-written down in the journal with its checksum. What the journal names is never made again; the rest is made anew, from
-the same lines in the same batches, and so with the same bytes.
+A shard holds the vectors of 2,000 lines. It is written under another name, renamed when it is on disk, and only then
+entered in the journal with its checksum. A resumed build keeps the shards of the journal and encodes the rest, from the
+same lines in the same batches and so to the same bytes.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from spear_envs.retrieval.models import EncoderSpec
 SHARD_ROWS = 2_000
 JOURNAL = "journal.jsonl"
 CPU_BATCH, GPU_BATCH = 32, 64
-"""Passages that are encoded together. Of the same length within a window, or nearly so: padding is work, too."""
+"""Passages encoded together. They are of nearly the same length, since padding costs time."""
 DTYPE = np.dtype("<f2")
 
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """What a process needs to open an encoder."""
+    """Everything that a process needs to open an encoder."""
 
     folder: Path
-    """Of the export if it is one, else of the model."""
+    """Of the export if there is one, else of the model."""
     spec: EncoderSpec
     exported: bool
     device: str = "cpu"
     threads: int = 1
 
     def open(self) -> Encoder:
-        """The encoder; one for each process."""
+        """Open the encoder, once per process."""
         return _open_encoder(self.folder, json.dumps(asdict(self.spec)), self.exported, self.device, self.threads)
 
     @property
     def batch(self) -> int:
-        """Passages that are encoded together."""
+        """Return the number of passages encoded together."""
         return CPU_BATCH if self.device == "cpu" else GPU_BATCH
 
 
@@ -70,12 +70,12 @@ class VectorFiles:
     dimension: int
 
     def shards(self) -> Iterator[npt.NDArray[np.float32]]:
-        """The vectors in order, a shard at a time: float32 (at most 2,000, D)."""
+        """Yield the vectors in order, a shard at a time: float32 (at most 2,000, D)."""
         for path in self.paths:
             yield np.fromfile(path, DTYPE).reshape(-1, self.dimension).astype(np.float32)
 
     def sample(self, size: int, seed: int) -> npt.NDArray[np.float32]:
-        """``size`` vectors drawn without replacement, in the order of their rows: float32 (size, D)."""
+        """Draw ``size`` vectors without replacement, in the order of their rows: float32 (size, D)."""
         rows = np.sort(np.random.default_rng(seed).choice(self.rows, size, replace=False))
         drawn = np.empty((size, self.dimension), np.float32)
         for number, path in enumerate(self.paths):
@@ -94,16 +94,16 @@ def encode_corpus(
     processes: int = 1,
     on_rows: Callable[[int], None] | None = None,
 ) -> VectorFiles:
-    """Encode all passages of a corpus, or what is missing of them.
+    """Encode the passages of a corpus that are not encoded yet.
 
     Memory is bounded by the texts of some windows of 2,000 lines and one encoder for each process.
 
     Args:
-        corpus: of which ``contents`` is encoded.
-        folder: of the shards; one that holds some of the same corpus and encoder is gone on with.
+        corpus: its ``contents`` are encoded.
+        folder: of the shards; one with some shards of the same corpus and encoder is resumed.
         source: the encoder.
-        processes: that encode beside the calling one; 1 encodes in the calling process.
-        on_rows: hears how many rows are done, first those that were done before.
+        processes: number of encoding processes; 1 encodes in the calling process.
+        on_rows: called with the number of rows done, first with those of an earlier run.
 
     Raises:
         SpearError: the folder holds vectors of another corpus or encoder.
@@ -145,7 +145,7 @@ _Job = tuple[Path, list[str], EncoderSource]
 
 
 def _write_shard(job: _Job) -> tuple[str, int]:
-    """Encode a window; returns the checksum of the file and D."""
+    """Encode a window; return the checksum of the file and D."""
     path, texts, source = job
     encoder = source.open()
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
@@ -168,7 +168,7 @@ def _name_shard(folder: Path, start: int) -> Path:
 
 
 def _describe(corpus: Corpus, source: EncoderSource) -> dict[str, Any]:
-    """What the bytes of the shards depend on."""
+    """Return everything that the bytes of the shards depend on."""
     return {
         "corpus": corpus.fingerprint,
         "encoder": source.spec.fingerprint,
@@ -179,7 +179,7 @@ def _describe(corpus: Corpus, source: EncoderSource) -> dict[str, Any]:
 
 
 def _read_journal(journal: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """The finished shards; none if there is no journal."""
+    """Read the finished shards; none without a journal."""
     try:
         lines = journal.read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -198,14 +198,13 @@ def _read_journal(journal: Path, header: dict[str, Any]) -> list[dict[str, Any]]
     if entries[0] != header:
         names = [name for name in header if entries[0].get(name) != header[name]]
         raise SpearError(
-            f"{journal.parent} holds vectors that were made otherwise ({', '.join(names)}): delete it, or name another "
-            "folder."
+            f"{journal.parent} has vectors made with another {' and '.join(names)}: delete it, or name another folder."
         )
     return entries[1:]
 
 
 def _find_done(folder: Path, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The journal's shards from the first on that are whole."""
+    """Return the undamaged shards of the journal, up to the first damaged one."""
     done = []
     for number, entry in enumerate(entries):
         path = _name_shard(folder, number * SHARD_ROWS)

@@ -1,4 +1,4 @@
-"""What goes over the wire: Search-R1's ``/retrieve``, both ends of it, read strictly."""
+"""The wire format: both ends of Search-R1's ``/retrieve``, read strictly."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ if TYPE_CHECKING:
 
 
 TOKEN_VARIABLE = "SPEAR_RETRIEVER_TOKEN"
-"""Variable of the environment with the bearer token, for the service and for its clients."""
+"""Environment variable with the bearer token, for the service and its clients."""
 DEFAULT_TOPK = 3
 EXPECTED_REPLY = '{"result": [[{"document": {"contents": "…"}, "score": 1.0}, …], …]}'
 """An answer, as errors show it."""
 SHOWN_CHARACTERS = 40
 SHOWN_OF_REPLY = 120
 ID_DIGITS = 32
-"""Of SHA-256 in hex, in the id of a document that came without one."""
+"""Hex digits of SHA-256 in the id of a document that came without one."""
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     queries: int = 512
     topk: int = 100
     characters: int = 8192
     """Of one query."""
     body_bytes: int = 64 << 20
-    """More than 512 queries of 8,192 characters can take, whichever way JSON writes them."""
+    """More than 512 queries of 8,192 characters can take in any JSON encoding."""
     separators: int = 500_000
     """Commas and opening brackets in the body, those of the queries' text included. Each may make an object when JSON
     is read, which stops all other requests; 512 queries of 8,192 characters have as many if every eighth is a comma."""
 
 
 class BadRequestError(Exception):
-    """The body is not a request; the message is the sentence that the sender gets."""
+    """The body is not a valid request; the sender gets the message."""
 
 
 class BadReplyError(Exception):
-    """The body is not an answer; the message says why."""
+    """The body is not a valid answer; the message says why."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """A request, read."""
+    """A parsed request."""
 
     queries: tuple[str, ...]
     topk: int
@@ -62,7 +62,7 @@ def read_request(body: bytes, limits: RequestLimits) -> Query:
     null) and ``return_scores`` (a boolean). Other fields are ignored, as other servers of this contract do.
 
     Raises:
-        BadRequestError: it is not that; the message names the field, its value and the limit.
+        BadRequestError: the body is something else; the message names the field, its value and the limit.
     """
     separators = sum(map(body.count, (b",", b"[", b"{")))
     if separators > limits.separators:
@@ -110,7 +110,7 @@ def _check_query(query: object, name: str, limits: RequestLimits) -> str:
         try:
             query.encode()
         except UnicodeEncodeError as error:
-            raise BadRequestError(f"{name} has half a character at position {error.start}: {error.reason}.") from None
+            raise BadRequestError(f"{name} has a lone surrogate at position {error.start}: {error.reason}.") from None
     return query
 
 
@@ -136,7 +136,7 @@ def _name_type(value: object) -> str:
 
 
 def _show(value: object, most: int = SHOWN_CHARACTERS) -> str:
-    """A JSON value, cut to what fits into a sentence."""
+    """Return a JSON value, cut to fit into a sentence."""
     try:
         text = json.dumps(value)
     except RecursionError:
@@ -145,11 +145,11 @@ def _show(value: object, most: int = SHOWN_CHARACTERS) -> str:
 
 
 def write_result(rows: Sequence[Sequence[Found]], raw: Callable[[Passage], bytes], return_scores: bool) -> bytes:
-    """The body of the answer.
+    """Write the body of the answer.
 
     Args:
         rows: hits of each query, in order.
-        raw: the document of a passage as one JSON object, spliced in as it is.
+        raw: returns the document of a passage as one JSON object, spliced in unchanged.
         return_scores: whether an item is ``{"document": …, "score": …}`` or the document alone.
     """
     if return_scores:
@@ -160,31 +160,30 @@ def write_result(rows: Sequence[Sequence[Found]], raw: Callable[[Passage], bytes
 
 
 def write_request(queries: Sequence[str], topk: int) -> bytes:
-    """The body of a request.
+    """Write the body of a request.
 
-    It asks for scores, since Search-R1's own server answers single queries only with them.
+    Ask for scores, since Search-R1's own server answers single queries only with them.
     """
     return json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
 
 
 def read_result(body: bytes, queries: int, topk: int) -> list[list[tuple[dict[str, Any], float | None]]]:
-    """The documents of each query with their scores, in any form that one of Search-R1's servers has for them.
+    """Read the documents of each query with their scores, in any form that Search-R1's servers write.
 
     An item is a document, or ``{"document": …}`` with or without a score; a document is an object with ``contents``, or
-    the text alone. One without an ``id`` gets the digest of its text. Rows may be longer than was asked for, and are
-    then cut.
+    the text alone. A document without an ``id`` gets the digest of its text. Rows longer than ``topk`` are cut.
 
     Args:
-        body: as it came.
-        queries: how many were asked.
-        topk: how many documents were asked for each.
+        body: the body of the answer.
+        queries: number of queries asked.
+        topk: number of documents asked for each.
 
     Returns:
         For each query at most ``topk`` pairs of an object with ``id`` (a string or an integer) and ``contents`` (a
         string), and its score, None where the server gave none.
 
     Raises:
-        BadReplyError: it is not an answer to that.
+        BadReplyError: the body does not answer the request.
     """
     try:
         data = json.loads(body)

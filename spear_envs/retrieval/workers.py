@@ -1,4 +1,4 @@
-"""Several processes that answer at one address, each over the same mapped index."""
+"""Several processes that answer at one address over the same mapped index."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESTART_S = 1.0
-"""Before a worker that died is started anew; twice as long after each failure in a row."""
+"""Delay before a dead worker is restarted; doubled after each failure in a row."""
 LONGEST_RESTART_S = 30.0
 STOP_S = 15.0
-"""For requests under way, after a signal to stop; the workers' own drain is shorter."""
+"""Time for requests under way after a signal to stop; the workers' own drain is shorter."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker serves, and where."""
+    """The indexes that a worker serves, and its address."""
 
     source: AnySource
     settings: ServiceSettings
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass
 class _Worker:
-    """A process. It says once on ``told`` whether it is ready, and what it serves or why not; it ends with the pipe."""
+    """A process. It reports once on ``told`` that it is ready, or its error, and ends with the pipe."""
 
     process: BaseProcess
     told: Connection
@@ -56,18 +56,18 @@ class _Worker:
 
 
 def serve_workers(job: Job, number: int, on_ready: Callable[[str], None]) -> None:
-    """Serve by ``number`` processes until SIGINT or SIGTERM.
+    """Serve with ``number`` processes until SIGINT or SIGTERM.
 
-    The kernel deals the connections out. A worker that dies is started anew; the others answer meanwhile. Queue, cache
-    and metrics are each worker's own.
+    The kernel distributes the connections. A worker that dies is restarted while the others answer. Each worker has its
+    own queue, cache and metrics.
 
     Args:
-        job: what each of them serves; its port is not 0 and free.
+        job: the indexes and address of each worker; the port is not 0 and free.
         number: of processes, at least 1.
-        on_ready: hears what is served when all of them answer.
+        on_ready: called with a summary of the indexes when all workers answer.
 
     Raises:
-        SpearError: one of them cannot open what it should serve.
+        SpearError: a worker cannot open its indexes.
     """
     stop = threading.Event()
     workers = [_start(job) for _ in range(number)]
@@ -92,7 +92,7 @@ def _start(job: Job) -> _Worker:
 
 
 def _hear(worker: _Worker, stop: threading.Event) -> str:
-    """Wait for a worker's first word: what it serves."""
+    """Wait for a worker's report and return its summary."""
     while not stop.is_set():
         if not worker.told.poll(0.2):
             continue
@@ -109,7 +109,7 @@ def _hear(worker: _Worker, stop: threading.Event) -> str:
 
 
 def _look_after(workers: list[_Worker], job: Job) -> None:
-    """Wait for what happens, half a second at most, and start workers that died anew."""
+    """Wait for an event, half a second at most, and restart workers that died."""
     alive = [worker for worker in workers if worker.restart_at is None]
     happened = wait([worker.told for worker in alive], timeout=0.5)
     for index, worker in enumerate(workers):
@@ -144,7 +144,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _work(job: Job, told: Connection) -> None:
-    """Serve, in a process of its own, until a signal or until the parent is gone."""
+    """Serve, in a worker process, until a signal or until the parent ends."""
     from spear_envs.retrieval.server import RetrievalService
     from spear_envs.retrieval.serving import serve
 

@@ -1,1 +1,1 @@
-"""``spear init``: a package of one's own with a small environment that keeps the contract, to start from."""
+"""``spear init``: a new package with a small environment that keeps the contract, to start from."""

@@ -21,8 +21,8 @@ def init() -> None:
 def init_env(name: str, out: Path | None) -> None:
     """Write the package NAME with an environment of your own.
 
-    It is small and complete, has tests of its own, and passes 'spear check' as it stands. With the NAME key_corridor
-    the environment is key_corridor/KeyCorridor-v0.
+    It is small and complete, has tests, and passes 'spear check' unchanged. With the NAME key_corridor the environment
+    is key_corridor/KeyCorridor-v0.
 
     \b
       spear init env corridor
@@ -36,4 +36,4 @@ def init_env(name: str, out: Path | None) -> None:
     steps += ["pip install -e '.[dev]'", "pytest", f"spear check {package.env_id} --module {package.name}"]
     for step in steps:
         click.echo(f"  {step}")
-    click.echo(f"\nThen put your own world into {package.name}/env.py; README.md says in which order.")
+    click.echo(f"\nThen put your own world into {package.name}/env.py; README.md has the steps.")

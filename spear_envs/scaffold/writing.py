@@ -1,4 +1,4 @@
-"""A package from templates: its name checked, its files written all or not at all."""
+"""Writing a package from templates: a valid name, and all files or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISTRIBUTION = "spear-envs"
 OURS = ("spear", "spear_envs", "spear_sandbox", "spear_agents", "spear_training")
 """The namespace of our ids, and our packages, whether they are installed or not."""
 TESTS = ("tests", "conftest")
-"""What the package's own tests are called."""
+"""Names that the package's own tests use."""
 PRODUCTS = ("build", "dist", "runs")
 """Folders that the package's .gitignore leaves out."""
 
@@ -33,7 +33,7 @@ FILES: Mapping[str, str] = {
     "$name/env.py": "env.py.tmpl",
     "tests/test_contract.py": "test_contract.py.tmpl",
 }
-"""Files of the package, and the templates they are made of."""
+"""Files of the package and their templates."""
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,33 @@ class EnvPackage:
 
     @property
     def distribution(self) -> str:
-        """For pip, and for the folder."""
+        """Return the name for pip and for the folder."""
         return self.name.replace("_", "-")
 
     @property
     def title(self) -> str:
-        """The name as classes have it: ``"KeyCorridor"``."""
+        """Return the name of the class: ``"KeyCorridor"``."""
         return "".join(part[:1].upper() + part[1:] for part in self.name.split("_"))
 
     @property
     def env_id(self) -> str:
-        """Such as ``"key_corridor/KeyCorridor-v0"``."""
+        """Return the id, such as ``"key_corridor/KeyCorridor-v0"``."""
         return f"{self.name}/{self.title}-v0"
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a new package may be called so.
+    """Return ``name`` if a new package may have it.
 
     Raises:
-        SpearError: it may not; the message says why, and proposes another where it can.
+        SpearError: it may not; the message says why and proposes another name if possible.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
         near = re.sub(r"^[0-9_]+|_$", "", re.sub(r"[^a-z0-9]+", "_", words))
         hint = f" Did you mean {near}?" if near and name.isascii() and not _explain_taken(near) else ""
         raise SpearError(
-            f"{name!r} is not the name of a package: take lower-case letters and digits, a letter first, words joined"
-            f" by single underscores.{hint}"
+            f"{name!r} is not a package name: use lower-case letters and digits, a letter first, words joined by"
+            f" single underscores.{hint}"
         )
     if taken := _explain_taken(name):
         raise SpearError(f"{name!r} is {taken}: choose another name, such as {name}_env.")
@@ -79,7 +79,7 @@ def check_name(name: str) -> str:
 
 
 def _explain_taken(name: str) -> str:
-    """What a name stands for already, as the end of a sentence; empty if it is free."""
+    """Return what a name is already used for, to end a sentence; empty if it is free."""
     if keyword.iskeyword(name):
         return "a Python keyword"
     if name in sys.stdlib_module_names:
@@ -97,7 +97,7 @@ def _explain_taken(name: str) -> str:
 
 
 def render_package(package: EnvPackage) -> dict[str, str]:
-    """The files of a package by their paths in its folder."""
+    """Return the texts of a package's files by their paths in its folder."""
     first, second = version(DISTRIBUTION).split(".")[:2]
     values = {
         "name": package.name,
@@ -114,11 +114,11 @@ def render_package(package: EnvPackage) -> dict[str, str]:
 
 
 def write_package(package: EnvPackage, folder: Path) -> None:
-    """Write a package into a new or an empty folder; after an error nothing of it is left.
+    """Write a package into a new or empty folder; after an error nothing is left.
 
     Raises:
-        SpearError: the folder holds something, or the folder around it is not there.
-        OSError: it cannot be written.
+        SpearError: the folder is not empty, or its parent does not exist.
+        OSError: the package cannot be written.
     """
     if folder.is_dir():
         if any(folder.iterdir()):
@@ -126,9 +126,9 @@ def write_package(package: EnvPackage, folder: Path) -> None:
     elif folder.exists() or folder.is_symlink():
         raise SpearError(f"{folder} is a file: name another folder with --out.")
     elif not folder.parent.is_dir():
-        raise SpearError(f"there is no folder {folder.parent} to put it in: make it, or name another with --out.")
+        raise SpearError(f"the folder {folder.parent} does not exist: make it, or name another with --out.")
     files = render_package(package)
-    # Beside its place and on the same disk, so that it only has to be renamed.
+    # On the same disk as its destination, so that a rename is enough.
     with TemporaryDirectory(prefix=".spear-init-", dir=folder if folder.is_dir() else folder.parent) as temporary:
         made = Path(temporary) / "package"
         for path, text in files.items():
@@ -141,7 +141,7 @@ def write_package(package: EnvPackage, folder: Path) -> None:
 
 
 def _move_into(made: Path, folder: Path) -> None:
-    """Move all of one folder into another, which may be somebody's current one and so is not replaced."""
+    """Move the content of one folder into another, which may be a current directory and so is not replaced."""
     moved: list[Path] = []
     try:
         for item in sorted(made.iterdir()):

@@ -1,1 +1,1 @@
-"""Search-R1: questions that take several searches, a retriever beside them, and answers graded by exact match."""
+"""Search-R1: questions that take several searches, a retriever, and answers graded by exact match."""

@@ -1,4 +1,4 @@
-"""The seven benchmarks of the paper and Search-R1's training questions: which files they are, and panels of them."""
+"""The seven benchmarks of the paper and Search-R1's training questions: their files, and panels of them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from spear_envs.search.tasks import Question, QuestionTaskSet
 SEVEN = "seven"
 TRAINING = "nq_hotpotqa"
 PANEL_SALT = "spear-panel-1"
-"""Goes into the hash that draws panels; another one would draw others."""
+"""Salt of the hash that draws panels; another salt draws other panels."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark as FlashRAG publishes it. All figures are those of Search-R1's evaluation."""
+    """A benchmark as FlashRAG publishes it. The figures are those of Search-R1's evaluation."""
 
     name: str
     test: str
-    """Name of the file that is evaluated on: some publish no answers to their test set."""
+    """Name of the evaluation file: some benchmarks publish no answers to their test set."""
     count: int
-    """Questions in it."""
+    """Questions in the file."""
 
     @property
     def path(self) -> str:
-        """Of the file, below FlashRAG's data sets."""
+        """Return the path of the file below FlashRAG's data sets."""
         return f"{self.name}/{self.test}.jsonl"
 
 
@@ -53,26 +53,26 @@ DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         TRAINING: {"train": ("search-r1/train.parquet",), "test": ("search-r1/test.parquet",)},
     }
 )
-"""Name, split, and files below the folder ``search`` of the data folder."""
+"""Files of each split by name, below the folder ``search`` of the data folder."""
 
 
 def locate_file(path: str) -> Path:
-    """Where a file of :data:`DATASETS` lies: as fetched, or packed by xz or gzip."""
+    """Return the path of a file of :data:`DATASETS`: as fetched, or packed by xz or gzip."""
     plain = data_folder() / "search" / path
     packed = (plain.with_name(f"{plain.name}{ending}") for ending in (".xz", ".gz"))
     return next((one for one in (plain, *packed) if one.is_file()), plain)
 
 
 def open_benchmark(dataset: str, split: str, panel: int | None = None) -> QuestionTaskSet:
-    """The questions of a benchmark, or of a file.
+    """Open the questions of a benchmark or a file.
 
     Args:
         dataset: one of :data:`DATASETS`, or the path of a file.
         split: one of its splits.
-        panel: only so many questions of each benchmark, see :func:`choose_panel`.
+        panel: number of questions per benchmark, see :func:`choose_panel`; None for all.
 
     Raises:
-        SpearError: a file is not there or cannot be read.
+        SpearError: a file is missing or cannot be read.
     """
     groups: list[Sequence[RawQuestion]] = []
     if dataset in DATASETS:
@@ -80,8 +80,8 @@ def open_benchmark(dataset: str, split: str, panel: int | None = None) -> Questi
             found = locate_file(path)
             if not found.is_file():
                 what = "train" if dataset == TRAINING else "questions"
-                raise SpearError(f"{found} is not there: 'spear data get search {what}' fetches it.")
-            # Files to train on are of several benchmarks, and their rows say of which.
+                raise SpearError(f"{found} is missing: 'spear data get search {what}' fetches it.")
+            # Training files mix benchmarks; their rows name them.
             groups.append(list(read_questions(found, None if dataset == TRAINING else path.split("/")[1])))
         name = dataset
     else:
@@ -100,10 +100,10 @@ def _by_benchmark(questions: Iterable[RawQuestion]) -> list[list[RawQuestion]]:
 
 
 def choose_panel(questions: Sequence[RawQuestion], size: int) -> list[RawQuestion]:
-    """``size`` questions (all, if there are no more), always the same ones, in their order in the file.
+    """Choose ``size`` questions (or all, if there are fewer), always the same, in the order of the file.
 
-    They are those whose salted hash of benchmark and text is lowest: the order of the file and its ids do not matter,
-    and a larger panel holds every smaller one.
+    They have the lowest salted hashes of benchmark and text: the order and ids of the file do not matter, and a larger
+    panel contains every smaller one.
     """
     keys = [
         hashlib.sha256(f"{PANEL_SALT}\0{raw.benchmark}\0{raw.question}".encode("utf-8", "replace")).digest()

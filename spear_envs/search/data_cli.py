@@ -1,4 +1,4 @@
-"""``spear data get|verify search``: questions of the benchmarks and to train on, wiki-18 and its indexes."""
+"""``spear data get|verify search``: benchmark and training questions, wiki-18 and its indexes."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ PANEL = 125
 class Source:
     """Files of one repository of data sets on Hugging Face.
 
-    Names, sizes and SHA-256 of the files come from the repository's own listing when they are fetched. Its commit, and
-    the SHA-256 of each file, are locked at the first download.
+    Names, sizes and SHA-256 of the files come from the repository's listing. Its commit and the SHA-256 of each file
+    are locked at the first download.
     """
 
     repository: str
     folder: str
-    """Where they go, below the folder ``search`` of the data folder."""
+    """Destination below the folder ``search`` of the data folder."""
     pattern: str
     """Regular expression of their paths in the repository."""
     summary: str
     target: str | None = None
-    """The file that they are made into: parts are joined, a single ``.gz`` is unpacked."""
+    """The file made of them: parts are joined, a single ``.gz`` is unpacked."""
 
 
-# Untried: the machine that this was written on does not reach Hugging Face; tests have a server of their own.
+# Not tried against Hugging Face itself: the tests run a local server.
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         "questions": Source(
@@ -86,16 +86,16 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         ),
     }
 )
-"""What can be fetched, by name."""
+"""Sources to fetch, by name."""
 
 
 def folder_of(source: Source) -> Path:
-    """Where the files of a source lie."""
+    """Return the folder of a source's files."""
     return data_folder() / "search" / source.folder
 
 
 def _parts_folder(name: str, source: Source) -> Path:
-    """Files that are made into another one have a folder of their own: parts of two indexes have the same names."""
+    """Return the download folder: separate for files that are joined, since parts of two indexes share names."""
     return folder_of(source) / f"{name}.files" if source.target else folder_of(source)
 
 
@@ -144,7 +144,7 @@ def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror
     for file, path in files:
         place = folder / Path(path).parent
         if pin(file, place).sha256 is None:
-            _say(console, f"{path}: no SHA-256 is known; that of the first copy is locked.")
+            _say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
         found = fetch_locked(file, place, source=given and find_given(given, path), console=console)
         parts.append(Part(found.name, found.stat().st_size, read_checksum(found) or ""))
     if target is None:
@@ -158,14 +158,14 @@ def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror
 
 
 def expect_files() -> Iterator[Expected]:
-    """What can be fetched; how the files of questions are called, only the hub says."""
+    """Yield the files that can be fetched; only the hub knows the names of the question files."""
     for source in SOURCES.values():
         path = f"search/{source.folder}/{source.target or ''}"
         yield Expected(path, locate_page(source.repository), repository=source.repository)
 
 
 def list_collections() -> Iterator[Collection]:
-    """The data sets that the environment opens, then the corpus and the indexes that a retriever opens."""
+    """Yield the data sets of the environment, then the corpus and the indexes of a retriever."""
     for name, splits in DATASETS.items():
         files = [locate_file(path) for paths in splits.values() for path in paths]
         packages = ("pyarrow",) if any(file.suffix == ".parquet" for file in files) else ()
@@ -183,7 +183,7 @@ def list_collections() -> Iterator[Collection]:
 def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Check the checksums of WHAT was fetched, by default all; count the questions and print their fingerprints.
 
-    Exit code 1 if a file is damaged or a benchmark has not the published number of questions, 3 if nothing is here.
+    Exit code 1 if a file is damaged or a benchmark lacks questions, 3 if no files are present.
 
     \b
       spear data verify search
@@ -192,11 +192,11 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """Checksums of what is here, by default of everything, and the numbers of questions."""
+    """Check the checksums of the fetched files and the numbers of questions."""
     present = {name: files for name in names or SOURCES if (files := _list_present(name, SOURCES[name]))}
     if not present:
         raise AbsentDataError(
-            f"{data_folder() / 'search'} has none of it: 'spear data get search' fetches the questions."
+            f"{data_folder() / 'search'} has no such files: 'spear data get search' fetches the questions."
         )
     damaged = False
     for name, files in present.items():
@@ -218,7 +218,7 @@ def _list_present(name: str, source: Source) -> list[Path]:
 
 
 def _count_questions(console: Console) -> Iterator[Finding]:
-    """Prints a table of the benchmarks that are there."""
+    """Count the questions of the fetched benchmarks and print a table."""
     table = Table(title=f"questions (published); panel of {PANEL} each")
     for column in ("dataset", "split", "questions", "fingerprint", "panel"):
         table.add_column(column, justify="right" if column == "questions" else "left", no_wrap=True)

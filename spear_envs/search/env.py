@@ -48,41 +48,41 @@ from spear_envs.search.prompts import (
 )
 
 MAX_QUERY = 8_192
-"""Most characters of a query, as the retrieval service has it."""
+"""Most characters of a query, as in the retrieval service."""
 MAX_TOPK = 100
 MAX_TURNS = 32
 PRESET_TURNS = 5
 PRESET_CHARS = 2_500
-"""For where tokens cannot be counted: 500 of SmolLM2's had 1,914 in the mean and 2,366 at most, of Wikipedia."""
+"""Used if tokens cannot be counted: 500 of SmolLM2's tokens of Wikipedia had 1,914 on average and at most 2,366."""
 
 
 class Outcome(str, Enum):
-    """What the outcome term of the reward is."""
+    """The outcome term of the reward."""
 
     EXACT_MATCH = "exact_match"
-    """+1 for a right answer, -1 for all else."""
+    """+1 for a right answer, else -1."""
     GRADED_FORMAT = "graded_format"
-    """As Search-R1 v0.3 grades: right 1, right in bad form 0.8, wrong in good form 0.2, wrong in bad form 0.1, else 0.
-    The form is good if every response of the episode was."""
+    """As in Search-R1 v0.3: right 1, right in bad form 0.8, wrong in good form 0.2, wrong in bad form 0.1, else 0.
+    The form is good if that of every response was."""
 
 
 class Preset(str, Enum):
-    """Published settings, each under one name."""
+    """Published settings by name."""
 
     SEARCH_R1 = "search_r1"
-    """What Search-R1 trained and evaluated with: its prompt (the template of the same name, here also the default), its
-    sentence after an invalid action, nothing between the tags where a search has no hit, no word on the last turn, and
-    5 turns: its ``max_turns=4`` are searches, after which one more response may answer."""
+    """Settings of Search-R1's training and evaluation: its prompt (the template of the same name, here the default),
+    its sentence after an invalid action, empty tags for a search without a hit, no notice of the last turn, and 5
+    turns: its ``max_turns=4`` are searches, after which one more response may answer."""
 
 
 class SearchR1Env(SpearEnv[str]):
-    """Search-R1: a question, a search engine, and an answer that is graded by exact match; one response is one action.
+    """Search-R1: a question, a search engine, and an answer graded by exact match; one response is one action.
 
     Actions are ``<search>query</search>`` and ``<answer>text</answer>``. An answer ends the episode: ``won``, ``score``
     and the native reward are its exact match, and ``reward_terms["f1"]`` its F1, for evaluation only. ``tool_calls``
-    counts searches that returned, with hits or without. The prediction is the content of the answer that ended the
-    episode; nothing is looked for in what was said before. The first observation is the question, later ones are the
-    passages; before the last turn they say that it is the last. The anchor digests the task and the passages read.
+    counts searches that returned, with or without hits. The prediction is the content of the answer that ended the
+    episode; earlier responses are not searched for one. The first observation is the question, later ones are the
+    passages; before the last turn they announce it. The anchor digests the task and the passages read.
     ``info`` has the keys of ``StepInfo``, ``passages`` (ids of those found in this turn), ``answer`` (None until it is
     given) and ``retriever`` (fingerprint of what finds passages, None before the first search).
 
@@ -91,7 +91,7 @@ class SearchR1Env(SpearEnv[str]):
             fetched by ``spear data get search``, ``"seven"`` for all seven, or the path of a file of questions.
         split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded questions; other files have
             their own ``splits``.
-        panel: so many questions of each benchmark, always the same ones; None for all.
+        panel: number of questions per benchmark, always the same ones; None for all.
         retriever: ``"bm25"`` (default), ``"dense"`` or ``"hybrid"`` in this process, the address of a retrieval service
             or a list of them, a file that names indexes (``.yaml``), a recording (``.sqlite``), or any
             :class:`~spear_envs.retrieval.searcher.Searcher`.
@@ -109,7 +109,7 @@ class SearchR1Env(SpearEnv[str]):
             same tags and asks for no thought.
 
     Raises:
-        SpearError: a keyword without a valid value, or data that is not there.
+        SpearError: a keyword has an invalid value, or data is missing.
     """
 
     metadata: dict[str, Any]  # type: ignore[misc]
@@ -178,11 +178,11 @@ class SearchR1Env(SpearEnv[str]):
         self._found: list[str] = []
         self._answer: str | None = None
         self._retriever: str | None = None
-        if corpus is not None or retriever != "bm25":  # a search of the embedded base takes less than a thread
+        if corpus is not None or retriever != "bm25":  # a search of the embedded base is cheaper than a thread
             self.metadata = {**self.metadata, "blocking": True}
 
     def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
-        """Measure observations in the tokens of the policy that plays, or with None in characters."""
+        """Measure observations in the policy's tokens, or with None in characters."""
         self._measure = measure
 
     # ---------------------------------------------------------------- hooks of SpearEnv
@@ -246,18 +246,18 @@ class SearchR1Env(SpearEnv[str]):
         return ActionResult(False, message=self._warn(told), details=self._details())
 
     def _warn(self, message: str) -> str:
-        """The message, and before the last turn that it is the last, unless Search-R1 would not say so."""
+        """Return the message, with a notice before the last turn unless Search-R1's settings leave it out."""
         return f"{message}\n\n{LAST_TURN}" if self.turn == self.max_turns - 1 and not self._published else message
 
     def peer_action(self, text: str) -> str:
-        """What verl-agent would play for a malformed response."""
+        """Return the action that verl-agent plays for a malformed response."""
         return find_peer_action(text)
 
     def _details(self) -> dict[str, Any]:
         return {"passages": list(self._found), "answer": self._answer, "retriever": self._retriever}
 
     def criteria(self) -> list[Criterion]:
-        """The answer, and those that count as right."""
+        """Return the answer, and the answers that are right."""
         golds = " | ".join(self.task.content["golden_answers"])
         return [Criterion("answer", self.episode.won, golds, self._answer or "no answer")]
 
@@ -282,10 +282,10 @@ class SearchR1Env(SpearEnv[str]):
         return hashlib.sha256(canonical_json([self.task.id, sorted(self._seen)]).encode()).hexdigest()[:32]
 
     def expert_plan(self) -> list[str]:
-        """The next action: the query of the first gold passage not read yet, else the answer; empty at the end.
+        """Return the next action: the query of the first gold passage not read yet, else the answer; empty at the end.
 
-        A query that was asked before is not asked again, so that the plan ends with any retriever; on the last turn
-        only the answer is left. Questions without known queries are answered at once.
+        No query is repeated, so that the plan ends with any retriever; on the last turn only the answer is left.
+        Questions without known queries are answered at once.
         """
         if self.done:
             return []
@@ -298,7 +298,7 @@ class SearchR1Env(SpearEnv[str]):
         return [write_action(ResponseKind.ANSWER, content["golden_answers"][0])]
 
     def lexicon(self) -> Iterator[str]:
-        """Every passage and question of an embedded base in the compact form; nothing for others."""
+        """Yield every passage and question of an embedded base in the compact form; nothing for other data."""
         if self.dataset in EMBEDDED:
             passages, questions = list_texts(self.dataset)
             yield from (compress_observation(render_information([passage], 10_000)) for passage in passages)

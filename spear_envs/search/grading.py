@@ -1,4 +1,4 @@
-"""Grading short answers: exact match as SQuAD normalises it, and token F1 as HotpotQA counts it."""
+"""Grading short answers: exact match normalised as in SQuAD, and token F1 as in HotpotQA."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _VERDICTS = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize_answer(text: str) -> str:
-    """The form in which answers are compared.
+    """Return the form in which answers are compared.
 
     Lower case; the 32 characters of ASCII punctuation deleted; the words *a*, *an*, *the* replaced by a blank; white
-    space collapsed. In exactly this order, which is that of SQuAD's evaluation script: ``twenty-one`` becomes
-    ``twentyone``. Letters are not decomposed or composed, and curly quotes stay.
+    space collapsed. The order is that of SQuAD's evaluation script: ``twenty-one`` becomes ``twentyone``.
+    Letters are not decomposed or composed, and curly quotes stay.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, golds: str | Sequence[str]) -> float:
-    """1.0 if the prediction equals a gold answer, else 0.0.
+    """Return 1.0 if the prediction equals a gold answer, else 0.0.
 
     Both sides are normalised first. Where a side normalises to nothing (``The The``), the two must be equal after
     stripping and lower-casing instead, and a blank prediction earns nothing.
@@ -39,10 +39,10 @@ def exact_match(prediction: str | None, golds: str | Sequence[str]) -> float:
 
 
 def f1_score(prediction: str | None, golds: str | Sequence[str]) -> float:
-    """Harmonic mean of precision and recall over normalised tokens (multisets), the best over the golds; in [0, 1].
+    """Return the F1 of normalised tokens (multisets) with the best gold answer, in [0, 1].
 
-    ``yes``, ``no`` and ``noanswer`` on either side must be met exactly (HotpotQA's evaluation script). Where a side
-    normalises to nothing the score is :func:`exact_match`'s.
+    ``yes``, ``no`` and ``noanswer`` on either side must match exactly (HotpotQA's evaluation script). Where a side
+    normalises to nothing, the score is that of :func:`exact_match`.
 
     Args:
         prediction: the answer given; None if none was.

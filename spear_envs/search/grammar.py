@@ -1,4 +1,4 @@
-"""What a response of the search environment means, and how passages are shown. Everything is linear in the text."""
+"""Parsing the responses of the search environment and rendering passages, in time linear in the text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat
 
 RESERVED_TAGS = ("think", "search", "answer", "information")
-"""Names of the tags that mean something: in lower case, without attributes."""
+"""Names of the tags with a meaning: in lower case, without attributes."""
 NO_PASSAGE = "No passage was found."
-"""What stands between the information tags where a search has no hit, unless told otherwise."""
+"""Default content of the information tags for a search without a hit."""
 
 _TAG = re.compile(rf"<(/?)({'|'.join(RESERVED_TAGS)})>")
 _OPEN, _CLOSE = "<information>", "</information>"
@@ -23,27 +23,27 @@ _SLACK = 60
 
 
 class ResponseKind(str, Enum):
-    """What a response asks for."""
+    """The kind of a response."""
 
     SEARCH = "search"
     """Passages for a query."""
     ANSWER = "answer"
-    """The end of the episode, with this answer."""
+    """An answer, which ends the episode."""
     INVALID = "invalid"
-    """Nothing that could be read."""
+    """Neither of them."""
 
 
 _ACTIONS = (ResponseKind.SEARCH, ResponseKind.ANSWER)
 
 
 class Parsed(NamedTuple):
-    """What was found in a response."""
+    """A parsed response."""
 
     kind: ResponseKind
     content: str
     """Query or answer, stripped; empty if invalid."""
     format_ok: bool
-    """A valid action, one thought in front of it, and nothing else but white space."""
+    """Whether there is a valid action, one thought in front of it, and otherwise only white space."""
     error: str
     """One sentence that says what is wrong; empty unless invalid."""
     think: str = ""
@@ -51,16 +51,16 @@ class Parsed(NamedTuple):
 
 
 def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
-    """Read a response; never raises, and takes time linear in its length.
+    """Parse a response in time linear in its length; never raise.
 
-    Thoughts are taken out first: each ``<think>…</think>``, also all before a ``</think>`` that is the first think tag
-    (some chat templates open the thought for the model), and all behind a ``<think>`` that is never closed. Then what
-    the model wrote between information tags is taken out. The first ``<search>`` or ``<answer>`` opened in what remains
-    is the action; it reaches to its first closing tag and must hold no reserved tag.
+    Thoughts are taken out first: each ``<think>…</think>``, all text before a ``</think>`` that is the first think tag
+    (some chat templates open the thought for the model), and all text after a ``<think>`` that is never closed. Then
+    text that the model wrote between information tags is taken out. The first ``<search>`` or ``<answer>`` in the rest
+    opens the action, which extends to its first closing tag and must not contain a reserved tag.
 
     Args:
         text: the whole response.
-        needs_thought: whether ``format_ok`` asks for a thought.
+        needs_thought: whether ``format_ok`` requires a thought.
     """
     rest, thoughts = take_out(text, "think", preopened=True)
     rest, invented = take_out(rest, "information", preopened=False)
@@ -88,18 +88,18 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
 
 
 def read_content(written: str) -> str | None:
-    """The content of an action, of a text that :func:`take_out` went over; None if it holds a reserved tag."""
+    """Return the content of an action after :func:`take_out`; None if it contains a reserved tag."""
     content = written.replace(_THOUGHT, "").replace(_OPEN, "").strip()
     return None if _TAG.search(content) else content
 
 
 def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
-    """The text with its opening tag instead of each element of a name, and what the elements held.
+    """Replace each element of a name by its opening tag; return the text and the contents of the elements.
 
-    No other opening tag of this name is left. One that is never closed reaches to the end.
+    No other opening tag of this name is left. An element that is never closed extends to the end.
 
     Args:
-        preopened: a closing tag that comes first closes an element that began with the text.
+        preopened: whether a closing tag that comes first closes an element that began with the text.
     """
     begin, end = f"<{name}>", f"</{name}>"
     kept: list[str] = []
@@ -121,7 +121,7 @@ def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
 
 
 def _explain_lack(text: str, thoughts: Sequence[str]) -> str:
-    """Why there is no action, the most helpful reason first."""
+    """Explain why there is no action, by the most helpful reason."""
     if not text.strip():
         return "The response is empty."
     if text.rfind(_THOUGHT) > text.rfind("</think>"):
@@ -138,12 +138,12 @@ def _holds_action(text: str) -> bool:
 
 
 def write_action(kind: ResponseKind, content: str) -> str:
-    """An action in plain form: the content between its tags."""
+    """Write an action in plain form: the content between its tags."""
     return f"<{kind.value}>{content}</{kind.value}>"
 
 
 def read_action(action: str) -> tuple[ResponseKind, str]:
-    """Kind and content of an action in plain form; anything else is of the kind ``invalid``."""
+    """Read kind and content of an action in plain form; anything else has the kind ``invalid``."""
     for kind in _ACTIONS:
         begin, end = f"<{kind.value}>", f"</{kind.value}>"
         if action.startswith(begin) and action.endswith(end):
@@ -152,9 +152,9 @@ def read_action(action: str) -> tuple[ResponseKind, str]:
 
 
 def find_peer_action(text: str) -> str:
-    """What verl-agent plays for a response, in plain form: its first search, else its first answer, else nothing.
+    """Return the action that verl-agent plays for a response: its first search, else its first answer, else nothing.
 
-    Tags in capitals count, thoughts are not taken out, and all behind the first closing tag in lower case is cut off.
+    Tags in capitals count, thoughts are not taken out, and text after the first lower-case closing tag is cut off.
     """
     for name in ("search", "answer"):
         head, closed, _ = text.partition(f"</{name}>")
@@ -170,7 +170,7 @@ def find_peer_action(text: str) -> str:
     return ""
 
 
-# str.lower() may change the length of a text, and then positions are not the same.
+# str.lower() may change the length of a text and so the positions.
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
@@ -181,14 +181,14 @@ class SearchParser:
     The action of a response is its search or its answer between its tags, in either format.
 
     Args:
-        response_format: with ``plain`` no thought is asked for.
+        response_format: ``plain`` requires no thought.
     """
 
     response_format: ResponseFormat = ResponseFormat.TAGS
 
     @property
     def hint(self) -> str:
-        """The two forms of a response."""
+        """Describe the two forms of a response."""
         think = "<think>your reasoning</think>" if self.response_format is ResponseFormat.TAGS else ""
         return (
             f"Write {think}<search>your query</search> to search, or {think}<answer>your answer</answer> to answer,"
@@ -196,7 +196,7 @@ class SearchParser:
         )
 
     def parse(self, response: str) -> ParsedResponse:
-        """Read a response of any length; never raises."""
+        """Parse a response of any length; never raise."""
         parsed = parse_response(response, needs_thought=self.response_format is ResponseFormat.TAGS)
         if parsed.kind is ResponseKind.INVALID:
             return ParsedResponse(None, False, parsed.error, parsed.think, parsed.kind.value)
@@ -204,17 +204,17 @@ class SearchParser:
         return ParsedResponse(action, parsed.format_ok, "", parsed.think, parsed.kind.value)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action, behind the thoughts between their tags where thoughts are asked for."""
+        """Return the action, after the thoughts in their tags if the format has thoughts."""
         return f"<think>{think}</think>{action}" if self.response_format is ResponseFormat.TAGS else action
 
 
 def mend_text(text: str) -> str:
-    """The text with ``?`` for each half of a surrogate pair: JSON may escape one alone, and tokenizers refuse it."""
+    """Replace each lone surrogate by ``?``: JSON can escape one, but tokenizers refuse it."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def neutralize_tags(text: str) -> str:
-    """The text with its reserved tags in square brackets, so that they mean nothing; as long as before."""
+    """Put the reserved tags of a text in square brackets, so that they lose their meaning; the length stays."""
     return _TAG.sub(lambda tag: f"[{tag[0][1:-1]}]", text) if "<" in text else text
 
 
@@ -225,17 +225,17 @@ def render_information(
     *,
     nothing: str = NO_PASSAGE,
 ) -> str:
-    """Passages as a policy reads them, between information tags, within a budget.
+    """Render passages between information tags, within a budget.
 
-    Each document stands as ``Doc {i}(Title: {title}) {text}``, one after the other in lines; the title is the first
-    line of its ``contents``. What does not fit is cut off at the end, at a word if that leaves no more than 60 units
-    unused. Both tags always stand there, and no other reserved tag does.
+    Each document is a line ``Doc {i}(Title: {title}) {text}``; the title is the first line of its ``contents``. Text
+    that does not fit is cut off, at a word if that leaves at most 60 units unused. Both tags are always kept, and other
+    reserved tags are neutralized.
 
     Args:
         documents: each with ``contents``, the best first.
-        limit: most units of the result, tags included. The tags stand there even if they alone are more.
+        limit: most units of the result, tags included; the tags are kept even if they alone are longer.
         measure: units of a text: its length, or the number of its tokens.
-        nothing: what stands between the tags where there is no document.
+        nothing: content of the tags if there are no documents.
     """
     lines = []
     for number, document in enumerate(documents, 1):
@@ -246,12 +246,12 @@ def render_information(
 
 
 def _cut(body: str, limit: int, measure: Callable[[str], int]) -> str:
-    """The longest beginning of ``body`` that stays within ``limit`` between its tags."""
+    """Return the longest beginning of ``body`` that with the tags stays within ``limit``."""
 
     def count(text: str) -> int:
         return measure(f"{_OPEN}{text}{_CLOSE}")
 
-    high = max(limit, 1)  # units are no shorter than characters as a rule, so begin there and double
+    high = max(limit, 1)  # a unit is usually at least one character, so begin there and double
     while high < len(body) and count(body[:high]) <= limit:
         high *= 2
     if high >= len(body):

@@ -1,4 +1,4 @@
-"""Questions and passages by the names that a user gives them. What was opened is shared within a process."""
+"""Opening questions and searchers by name, shared within a process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from spear_envs.search.tasks import Question, QuestionTaskSet
 
 MINI = "mini"
 EMBEDDED = {MINI: "standard", "mini-small": "small"}
-"""Embedded data sets, and the size of the knowledge base behind each."""
+"""Embedded data sets, and the sizes of their knowledge bases."""
 KINDS = ("bm25", "dense", "hybrid")
 
 FILES = (".yaml", ".yml", ".sqlite")
 
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
-"""``"bm25"``, ``"dense"``, ``"hybrid"``; the address of a retrieval service or several; a file that names indexes
-(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another than its default); a recording (``"FILE.sqlite"``); a searcher."""
+"""``"bm25"``, ``"dense"``, ``"hybrid"``; one or several addresses of retrieval services; a file that names indexes
+(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another index); a recording (``"FILE.sqlite"``); a searcher."""
 
 
 def _build(dataset: str) -> KnowledgeBase:
@@ -33,30 +33,30 @@ def _build(dataset: str) -> KnowledgeBase:
 
 
 def list_texts(dataset: str) -> tuple[list[dict[str, str]], list[str]]:
-    """All passages and all questions of an embedded data set."""
+    """Return all passages and all questions of an embedded data set."""
     base = _build(dataset)
     return base.corpus, [asked.question for questions in base.questions.values() for asked in questions]
 
 
 def find_splits(dataset: str) -> tuple[str, ...]:
-    """Names of the splits of a data set, in the order of ``SpearEnv.splits``.
+    """Return the splits of a data set, in the order of ``SpearEnv.splits``.
 
     Raises:
-        SpearError: there is no such data set.
+        SpearError: the data set is unknown.
     """
     return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), DATASETS)
 
 
 def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> TaskSet:
-    """The questions of a split as tasks.
+    """Open the questions of a split as tasks.
 
     Args:
         dataset: a name, or the path of a file of questions, which has the one split ``all``.
         split: its name; by default the first.
-        panel: only so many questions of each benchmark, see :func:`~spear_envs.search.benchmarks.choose_panel`.
+        panel: number of questions per benchmark, see :func:`~spear_envs.search.benchmarks.choose_panel`.
 
     Raises:
-        SpearError: no such data set or split, or its file is not there or cannot be read.
+        SpearError: the data set or split is unknown, or its file is missing or cannot be read.
     """
     splits = find_splits(dataset)
     chosen = check_split(splits[0] if split is None else split, splits)
@@ -73,7 +73,7 @@ def _open_tasks(dataset: str, split: str, panel: int | None, _state: FileState) 
     if dataset not in EMBEDDED:
         return open_benchmark(dataset, split, panel)
     if panel is not None:
-        raise SpearError(f"panel={panel!r}: {dataset} is small enough to be played whole; leave panel out.")
+        raise SpearError(f"panel={panel!r}: {dataset} is small enough to be played in full; leave panel out.")
     questions = tuple(
         Question(
             asked.question,
@@ -88,10 +88,10 @@ def _open_tasks(dataset: str, split: str, panel: int | None, _state: FileState) 
 
 
 def read_path(keyword: str, value: object) -> str:
-    """A path, or a name instead of one, as text.
+    """Return a path or a name as text.
 
     Raises:
-        SpearError: it is of another type.
+        SpearError: the value has another type.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -106,16 +106,16 @@ def open_searcher(
     index: str | os.PathLike[str] | None,
     dataset: str = MINI,
 ) -> Searcher:
-    """What finds passages for the questions of ``dataset``.
+    """Open the searcher for the questions of ``dataset``.
 
     Args:
         retriever: see :data:`RetrieverChoice`.
         corpus: JSON lines to search in this process; by default the embedded base of an embedded data set.
         index: folder that ``spear index build`` wrote for the corpus.
-        dataset: whose passages are searched where no corpus is given.
+        dataset: the embedded data set to search if no corpus is given.
 
     Raises:
-        SpearError: a value that is not valid, a corpus that is needed and not given, files that cannot be read.
+        SpearError: a value is not valid, a needed corpus is not given, or files cannot be read.
     """
     if not isinstance(retriever, str):
         if hasattr(retriever, "search"):
@@ -144,7 +144,9 @@ def open_searcher(
         raise SpearError(f"retriever={retriever!r} is not valid: give {_CHOICES}.{suggest_name(retriever, KINDS)}")
     for name, value in (("corpus", corpus), ("index", index)):
         if value is not None:
-            raise SpearError(f"{name} is for a retriever named by its kind: leave it out, the other one has its own.")
+            raise SpearError(
+                f"{name} is for a retriever named by its kind: leave it out; other retrievers have their own."
+            )
     return _open_client(tuple(retriever)) if served else retriever  # type: ignore[arg-type, return-value]
 
 
@@ -160,7 +162,7 @@ def _is_url(value: object) -> bool:
 
 @lru_cache(maxsize=4)
 def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, _state: FileState) -> Searcher:
-    # Late: dense retrievers are heavy, and a client needs none of it.
+    # Late: dense retrievers are heavy, and clients do not need them.
     from spear_envs.retrieval.backend import EmbeddedBackend
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.opening import open_retriever

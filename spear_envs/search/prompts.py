@@ -14,10 +14,10 @@ from spear_envs.core.tools import CallParser, make_tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
 LAST_TURN = "This is your last turn: only an answer counts now."
-"""Stands before the last response of an episode."""
+"""Notice before the last response of an episode."""
 
 SEARCH_R1 = "search_r1"
-"""Name of the template with Search-R1's own words."""
+"""Name of the template with Search-R1's prompt."""
 
 # This sentence, and the opening of SEARCH_R1 below, are Search-R1's to the letter:
 # https://github.com/PeterGriffinJin/Search-R1, commit a14dc3a4ffc6fe88c1e95038d9738e21ba3f7a06,
@@ -27,17 +27,17 @@ INVALID_ACTION = (
     "My previous action is invalid. If I want to search, I should put the query between <search> and </search>."
     " If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again."
 )
-"""What a policy of Search-R1 reads after a response without an action, between two line ends."""
+"""Search-R1's message after a response without an action, between two line ends."""
 
 
 @dataclass(frozen=True)
 class PromptText:
-    """The words of a template."""
+    """The text of a template."""
 
     opening: str
     """The first user message, with the slots ``{question}``, ``{max_turns}`` and ``{topk}``."""
     is_published: bool = False
-    """Whether others trained policies on it: a question gets a question mark, as theirs did, and nothing is added."""
+    """Whether it is Search-R1's: a question gets a question mark, as there, and nothing is added."""
 
 
 TEXTS: Mapping[str, PromptText] = MappingProxyType(
@@ -77,15 +77,15 @@ without detailed illustrations. For example, <answer> Beijing </answer>. Questio
 
 @dataclass(frozen=True)
 class SearchTemplate:
-    """The question and how to work on it in one user message; then passages follow upon queries in one running text.
+    """The question and the instructions in one user message, then queries and passages in one running text.
 
-    A ``conversation`` goes on within the assistant's message: a response ends at its closing tag, which stays part of
-    it, and what the environment says stands right behind it, with blank lines around it. A ``per_turn`` prompt is the
-    opening followed by the turns of the history as they would stand there.
+    A ``conversation`` continues within the assistant's message: a response ends with its closing tag, and the
+    observation follows with blank lines around it. A ``per_turn`` prompt is the opening followed by the turns of the
+    history in the same form.
 
     Args:
         name: key of :data:`TEXTS`.
-        topk: passages that a search brings.
+        topk: passages that a search returns.
         parser: writes responses in the form that the environment reads.
     """
 
@@ -96,11 +96,11 @@ class SearchTemplate:
     stop_strings: tuple[str, ...] = ("</search>", "</answer>")
 
     def system(self) -> str | None:
-        """None: all is in the user message, so that templates of models without a system role work too."""
+        """Return None: all text is in the user message, for models without a system role."""
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The opening, then the turns of the history."""
+        """Render the opening, then the turns of the history."""
         text = TEXTS[self.name]
         question = context.instruction.strip()
         if text.is_published and not question.endswith("?"):
@@ -116,16 +116,16 @@ class SearchTemplate:
         return "\n\n".join([*parts, context.observation])
 
     def follow_up(self, context: PromptContext) -> str:
-        """What the environment says, with blank lines around it."""
+        """Return the observation with blank lines around it."""
         around = "\n" if context.observation == INVALID_ACTION else "\n\n"
         return f"{around}{context.observation}{around}"
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the form that the environment reads."""
+        """Write thoughts and action in the form that the environment reads."""
         return self.parser.respond(action, think)
 
 
-# A piece is a word with the blank before it, so that no blank is a token.
+# A piece is a word with the blank before it, so that a blank alone is not a token.
 _PIECES = (
     r"<think></think><(?:search|answer)>",
     r"</(?:search|answer)>",
@@ -142,10 +142,9 @@ _INFORMATION = re.compile(r"<information>(.*)</information>", re.DOTALL)
 class CompactSearchTemplate:
     """The question, then bare passages: short sequences for tiny models with a word-level tokenizer.
 
-    A passage is a line that begins with ``>``, with its title in front unless it begins with that anyway; a response
-    that could not be read is answered by a line ``!``; ``#`` ends each prompt. Thoughts are empty, and a blank stands
-    in front of each query and answer, so that a name is the same tokens there as in a passage. Responses end with the
-    model's own end token.
+    A passage is a line that begins with ``>``, with its title in front unless it begins with it; a line ``!``
+    answers a malformed response; ``#`` ends each prompt. Thoughts are empty, and a blank precedes each query and
+    answer, so that a name has the same tokens as in a passage. Responses end with the model's end token.
 
     Args:
         parser: writes responses in the form that the environment reads.
@@ -160,7 +159,7 @@ class CompactSearchTemplate:
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The question, then the turns of the history."""
+        """Render the question, then the turns of the history."""
         parts = [f" {context.instruction.strip()}"]
         if context.turn > 1:
             first = context.turn - len(context.history)
@@ -170,17 +169,17 @@ class CompactSearchTemplate:
         return "".join([*parts, "\n#"])
 
     def follow_up(self, context: PromptContext) -> str:
-        """The passages."""
+        """Return the passages."""
         return f"{compress_observation(context.observation)}\n#"
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action in the form that the environment reads, with empty thoughts and a blank before its content."""
+        """Write the action with empty thoughts and a blank before its content."""
         kind, content = read_action(action)
         return self.parser.respond(write_action(kind, f" {content}")) if content else self.parser.respond(action)
 
 
 def compress_observation(observation: str) -> str:
-    """Passages as lines of the compact form; what else the environment says is a line ``!``."""
+    """Return passages as lines of the compact form; any other message becomes a line ``!``."""
     found = _INFORMATION.match(observation)
     if found is None:
         return "\n!"
@@ -215,8 +214,7 @@ name, date or phrase alone."""
 
 
 def make_templates(parser: ResponseParser, topk: int, default: str = "default") -> Mapping[str, PromptTemplate]:
-    """All templates by name, for an environment with these settings; ``default`` names the one of :data:`TEXTS` to use
-    where none is chosen."""
+    """Return all templates by name; ``default`` names the one of :data:`TEXTS` to use if none is chosen."""
     templates: dict[str, PromptTemplate] = {name: SearchTemplate(name, topk, parser) for name in TEXTS}
     templates["default"] = templates[default]
     tools = DefaultTemplate(_TOOL_RULES.format(topk=topk), CallParser(TOOLS, parser), name="tools")

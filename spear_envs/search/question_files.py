@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from spear_envs.data.rows import MalformedRowError, parse_rows
 
 ANSWER_SPLIT = "<|answer_split|>"
-"""Stands between the gold answers in DeepResearcher's files."""
+"""Separator of the gold answers in DeepResearcher's files."""
 _QUESTION_MARK = "Question:"
 """The question is what follows the last of these in a prompt."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can escape one alone, but no tokenizer takes it."""
+"""JSON can escape a lone one, but tokenizers refuse it."""
 
 
 class RawQuestion(NamedTuple):
-    """A question as a file has it."""
+    """A question of a file."""
 
     id: str
     question: str
@@ -27,16 +27,16 @@ class RawQuestion(NamedTuple):
 
 
 def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQuestion]:
-    """The questions of a file, in order.
+    """Yield the questions of a file, in order.
 
     A ``.jsonl`` file (also packed as ``.xz`` or ``.gz``) has rows ``{"id", "question", "golden_answers"}``, as FlashRAG
     writes them; a ``.parquet`` file has ``reward_model.ground_truth``, which is ``{"target": [...]}`` (Search-R1, verl)
     or one string with the golds joined by ``<|answer_split|>`` (DeepResearcher), and the question in a column, in
-    ``extra_info`` or at the end of ``prompt``. Golds are stripped; blank ones and repeated ones are left out.
+    ``extra_info`` or at the end of ``prompt``. Golds are stripped; blank and repeated ones are left out.
 
     Args:
         path: the file.
-        benchmark: what the questions are of; by default what each row says, else the file's name.
+        benchmark: name of the benchmark; by default from each row, else the file's name.
 
     Raises:
         SpearError: the file cannot be read, or a row is not a question; the message names the row.
@@ -48,7 +48,7 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
             raise MalformedRowError("it has no gold answer")
         question = _find_question(row)
         if _SURROGATE.search(" ".join((question, *golds))):
-            raise MalformedRowError("it holds half of a surrogate pair")
+            raise MalformedRowError("it contains a lone surrogate")
         return RawQuestion(
             str(_first_present(row.get("id"), _dig(row, "extra_info", "index"), number)),
             question,
@@ -61,7 +61,7 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
 
 
 def _dig(row: Any, *keys: str) -> Any:
-    """The value at a path of keys; None where there is none."""
+    """Return the value at a path of keys, or None."""
     for key in keys:
         row = row.get(key) if isinstance(row, Mapping) else None
     return row
@@ -98,7 +98,7 @@ def _find_question(row: Mapping[str, Any]) -> str:
 
 
 def _find_in_prompt(prompt: Any) -> str | None:
-    """What follows the last mark of a prompt's last message, which is a list of messages or a text."""
+    """Return the text after the last mark of a prompt, which is a text or a list of messages."""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         prompt = _dig(prompt[-1], "content") if prompt else None
     if not isinstance(prompt, str):
@@ -107,6 +107,6 @@ def _find_in_prompt(prompt: Any) -> str | None:
 
 
 def _find_benchmark(row: Mapping[str, Any]) -> str:
-    """What a row says of its origin: verl writes ``searchR1_nq``."""
+    """Return the benchmark that a row names; verl writes ``searchR1_nq``."""
     found = _first_present(_dig(row, "metadata", "benchmark"), row.get("data_source"))
     return found.removeprefix("searchR1_") if isinstance(found, str) else ""

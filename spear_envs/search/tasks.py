@@ -9,24 +9,24 @@ from spear_envs.core.tasks import NumberedTaskSet, Task
 from spear_envs.search.grading import normalize_answer
 
 BOUNDED = 20_000
-"""Larger sets are not to be looked at one by one."""
+"""Larger sets are not enumerated."""
 
 
 class Question(NamedTuple):
-    """A question with its answers. A tuple and no dataclass since there may be hundreds of thousands."""
+    """A question with its answers. A tuple, not a dataclass, since there may be hundreds of thousands."""
 
     question: str
     golden_answers: tuple[str, ...]
-    """Any of them is right."""
+    """Each of them is right."""
     subtask: str
-    """The benchmark, or the number of hops: what success is reported by."""
+    """The benchmark, or the number of hops: success is reported by it."""
     gold_passages: tuple[str, ...] = ()
-    """Ids of the passages that lead to the answer, in order, where they are known."""
+    """Ids of the passages that lead to the answer, in order, if known."""
     oracle_queries: tuple[str, ...] = ()
     """A query for each gold passage."""
 
     def to_content(self) -> dict[str, Any]:
-        """The definition as JSON values."""
+        """Return the definition as JSON values."""
         content: dict[str, Any] = {"question": self.question, "golden_answers": list(self.golden_answers)}
         if self.gold_passages:
             content["gold_passages"] = list(self.gold_passages)
@@ -39,10 +39,10 @@ def _normalize_question(task: Task) -> str:
 
 
 class QuestionTaskSet(NumberedTaskSet):
-    """Questions of one split as tasks, each made when it is asked for.
+    """Questions of one split as tasks, made on demand.
 
-    Ids are ``search/<dataset>/<split>/<index within the split>``, five digits or more. Two tasks are the same by
-    content if their questions are, but for case, punctuation and articles.
+    Ids are ``search/<dataset>/<split>/<index within the split>``, five digits or more. Tasks have the same content if
+    their questions are equal up to case, punctuation and articles.
 
     Args:
         dataset: the second part of the ids, such as ``mini`` or ``hotpotqa``.

@@ -1,4 +1,4 @@
-"""Grading conversations that were not played here."""
+"""Grading conversations that were played elsewhere."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _OPENED = re.compile("<(search|answer)>")
 
 
 class AnswerRule(str, Enum):
-    """What counts as the answer of a conversation, and as the same as a gold answer."""
+    """The rule that finds the answer of a conversation and compares it with a gold answer."""
 
     ENVIRONMENT = "environment"
-    """As the environment does: :func:`find_answer` and :func:`~spear_envs.search.grading.exact_match`."""
+    """As in the environment: :func:`find_answer` and :func:`~spear_envs.search.grading.exact_match`."""
     SEARCH_R1 = "search_r1"
-    """As Search-R1's ``qa_em`` does: :func:`find_last_answer`, equal after normalising. Only to compare with its
-    figures: prompt and passages count as said by the policy."""
+    """As in Search-R1's ``qa_em``: :func:`find_last_answer`, equal after normalising. Only to compare with its figures:
+    it searches prompt and passages, too."""
 
 
 def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
-    """The answer that ended a conversation: the first one that the assistant gave; None if it gave none.
+    """Find the answer that ended a conversation: the first one of the assistant, or None.
 
     Only messages of the assistant are read, so neither an example in the prompt nor a passage in another message
-    counts. Thoughts, and what stands between information tags within a message (as in Search-R1's transcripts, which
-    have passages there), are taken out first.
+    counts. Thoughts, and the content of information tags within a message (where Search-R1's transcripts have the
+    passages), are taken out first.
 
     Args:
         messages: each with ``role`` and ``content``, in order.
 
     Raises:
-        SpearError: a message is of another form.
+        SpearError: a message has another form.
     """
     for written in _read_messages(messages, "assistant"):
         rest, _ = take_out(written, "think", preopened=True)
@@ -55,17 +55,17 @@ def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def find_last_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
-    """The answer that Search-R1's ``qa_em`` finds in a conversation: the last one of the whole text, whoever wrote it.
+    """Find the answer as Search-R1's ``qa_em`` does: the last one of the conversation, from any role.
 
-    A single pair of tags is taken for the example in the prompt, and gives None, as none does. But the prompt has two
-    (``<answer> and </answer>``, ``<answer> Beijing </answer>``): so a policy that never answers is held to have said
-    Beijing, or "and" where Search-R1's sentence on invalid actions came last.
+    Fewer than two pairs of tags give None: a single one is taken for the example in the prompt. But the prompt has two
+    (``<answer> and </answer>``, ``<answer> Beijing </answer>``): a policy that never answers gets Beijing, or "and" if
+    Search-R1's sentence on invalid actions came last.
 
     Args:
         messages: each with ``role`` and ``content``, in order, the prompt among them.
 
     Raises:
-        SpearError: a message is of another form.
+        SpearError: a message has another form.
     """
     whole = "\n".join(_read_messages(messages))
     found = []
@@ -80,7 +80,7 @@ def find_last_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def _read_messages(messages: Sequence[Mapping[str, str]], role: str | None = None) -> Iterator[str]:
-    """The text of each message, or of those of one role."""
+    """Yield the text of each message, or of those of one role."""
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or "role" not in message:
             raise SpearError(f'message {number} is not a chat message: give {{"role": "assistant", "content": "…"}}.')
@@ -88,14 +88,14 @@ def _read_messages(messages: Sequence[Mapping[str, str]], role: str | None = Non
             continue
         written = message.get("content")
         if not isinstance(written, str):
-            raise SpearError(f"message {number} has no text under 'content': join the texts of its parts.")
+            raise SpearError(f"message {number} lacks a text under 'content': join the texts of its parts.")
         yield written
 
 
 def grade_transcript(
     messages: Sequence[Mapping[str, str]], golds: str | Sequence[str], rule: str = "environment"
 ) -> dict[str, float]:
-    """``exact_match`` and ``f1`` of a conversation's answer, both in [0, 1].
+    """Grade the answer of a conversation: ``exact_match`` and ``f1``, both in [0, 1].
 
     Args:
         messages: each with ``role`` and ``content``, in order.
@@ -103,7 +103,7 @@ def grade_transcript(
         rule: value of :class:`AnswerRule`.
 
     Raises:
-        SpearError: a message is of another form, or there is no such rule.
+        SpearError: a message has another form, or the rule is unknown.
     """
     if choose_member(AnswerRule, rule, "rule") is AnswerRule.ENVIRONMENT:
         answer = find_answer(messages)

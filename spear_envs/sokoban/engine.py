@@ -26,14 +26,14 @@ _BOXES = (BOX, BOX_ON_TARGET)
 
 
 class Board:
-    """One board that can be played move by move.
+    """One board, played move by move.
 
     Args:
-        level: the level to begin with.
+        level: the first level.
         tiles: uint8 (7, 16, 16, 3); without them the board has no picture and is a little faster.
 
     Attributes:
-        codes: the cells row by row, as in the level text (6 where the player stands on a target).
+        codes: the cells row by row, as in the level text (6 for a player on a target).
         player: cell of the player.
         on_target: number of boxes on targets.
         moved, pushed: whether the last move moved the player, and whether it pushed a box.
@@ -45,7 +45,7 @@ class Board:
         self.load(level)
 
     def load(self, level: Level) -> None:
-        """Begin another level."""
+        """Start another level."""
         if (level.height, level.width) != (self.height, self.width):
             self.height, self.width = level.height, level.width
             self._steps = (0, -self.width, self.width, -1, 1)
@@ -69,14 +69,14 @@ class Board:
 
     @property
     def won(self) -> bool:
-        """Whether every box stands on a target."""
+        """Return whether every box is on a target."""
         return self.on_target == self.boxes
 
     def step(self, action: int) -> float:
         """Play one move (0 still, 1 up, 2 down, 3 left, 4 right) and return gym-sokoban's reward for it.
 
-        A box ahead is pushed if floor or an empty target lies behind it; onto floor or an empty target the player
-        walks; otherwise nothing moves. The reward is -0.1, +1 if a box came onto a target and -1 if one left its
+        The player walks onto floor or an empty target, and pushes a box if the cell behind it is floor or an empty
+        target; otherwise nothing moves. The reward is -0.1, +1 if a box came onto a target and -1 if one left its
         target, +10 if all boxes are on targets, added in this order.
         """
         codes = self.codes
@@ -112,14 +112,14 @@ class Board:
         return reward + WIN_REWARD if self.on_target == self.boxes else reward
 
     def text(self) -> str:
-        """The board, rows joined by newlines."""
+        """Return the board, rows joined by newlines."""
         return "".join(self._letters)
 
     def frame(self) -> Image:
-        """The picture, uint8 (16*height, 16*width, 3), a fresh array. Only tiles that changed are drawn anew.
+        """Return the picture, uint8 (16*height, 16*width, 3), a fresh array; only changed tiles are redrawn.
 
         Raises:
-            RuntimeError: when the board was made without tiles.
+            RuntimeError: the board was made without tiles.
         """
         if self._tiles is None:
             raise RuntimeError("this board has no tiles: make it with Board(level, tiles)")

@@ -33,22 +33,22 @@ from spear_envs.sokoban.terminal import paint_board
 from spear_envs.sokoban.tools import find_tools
 
 TEXT_LENGTH = 2_048
-"""Most characters of an observation's text: the largest board in spaced form, and a message."""
+"""Most characters of an observation's text: the largest board in spaced form and a message."""
 Observation = str | dict[str, Any]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"paper": {"shortest": 1, "longest": 15, "sprites": "gym-sokoban", "modality": "image"}}
 )
-"""Values of keywords that are not given. ``paper``: close to the levels of the paper's Sokoban table, its tiles, and
-pictures alone as it had them."""
+"""Defaults of keywords by preset. ``paper``: levels close to those of the paper's Sokoban table, with its tiles and
+pictures alone."""
 
 
 class SokobanEnv(SpearEnv[Observation]):
     """Sokoban for language and vision models; one response is one move (or ``moves_per_turn``).
 
     Observations are ``{"image": uint8 (16*height, 16*width, 3), "text": board}``. With ``modality="image"`` the text
-    holds messages only; with ``modality="text"`` the observation is the text alone. What was wrong with a response
-    stands after a blank line below the board. ``info`` has the keys of ``StepInfo`` and ``moved`` and ``pushed`` (in
+    has messages only; with ``modality="text"`` the observation is the text alone. The problem of a malformed response
+    follows a blank line below the board. ``info`` has the keys of ``StepInfo`` and ``moved`` and ``pushed`` (in
     the last turn), ``optimal`` (least moves of the level) and, with ``diagnostics``, ``solvable``. The native reward
     is gym-sokoban's; ``tool_calls`` counts the moves that moved something.
 
@@ -70,8 +70,8 @@ class SokobanEnv(SpearEnv[Observation]):
         response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``.
 
     Raises:
-        SpearError: a keyword without a valid value, or sprites that are not installed.
-        LevelError: a level or bounds that cannot be played.
+        SpearError: a keyword has an invalid value, or the sprites are not installed.
+        LevelError: the level cannot be played, or the bounds allow none.
     """
 
     draws = True
@@ -176,7 +176,7 @@ class SokobanEnv(SpearEnv[Observation]):
 
     @property
     def board(self) -> Board:
-        """The board being played."""
+        """Return the board being played."""
         self.task  # noqa: B018 - raises ResetNeeded before the first episode
         assert self._board is not None
         return self._board
@@ -206,18 +206,18 @@ class SokobanEnv(SpearEnv[Observation]):
         )
 
     def read_moves(self, action: str) -> Moves:
-        """The moves of an action, by the rule of ``on_malformed``."""
+        """Return the moves of an action, by the rule of ``on_malformed``."""
         return read_like_peer(action) if self._peer else read_moves(action, self.moves_per_turn)
 
     def explain_problem(self, problem: str) -> str:
-        """What the observation says about a malformed response."""
+        """Return the observation's explanation of a malformed response."""
         return super()._malformed(problem).message
 
     def _malformed(self, problem: str) -> ActionResult:
         return ActionResult(False, MOVE_REWARD, message=self.explain_problem(problem), details=self._details())
 
     def peer_action(self, text: str) -> str:
-        """What verl-agent would take for the action of a malformed response."""
+        """Return the action that verl-agent finds in a malformed response."""
         return find_peer_action(text)
 
     def _details(self, moved: bool = False, pushed: bool = False) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class SokobanEnv(SpearEnv[Observation]):
         return details
 
     def criteria(self) -> list[Criterion]:
-        """The boxes on targets."""
+        """Return the number of boxes on targets, and how many are needed."""
         board = self.board
         return [Criterion("boxes on targets", board.won, str(board.boxes), str(board.on_target))]
 
@@ -259,7 +259,7 @@ class SokobanEnv(SpearEnv[Observation]):
         return list(WORDS)
 
     def expert_plan(self) -> list[str]:
-        """Actions of a shortest solution from the present board; empty if it is solved or lost.
+        """Return the actions of a shortest solution from the present board; empty if it is solved or lost.
 
         Each action holds up to ``moves_per_turn`` moves.
         """
@@ -273,8 +273,8 @@ class SokobanEnv(SpearEnv[Observation]):
     # ---------------------------------------------------------------- rendering
 
     def render(self) -> Image | str | None:
-        """The native picture (``rgb_array``, as in observations), the board's text (``ansi``), or a coloured print on
-        the terminal (``human``, which also happens by itself at every reset and step)."""
+        """Return the native picture (``rgb_array``, as in observations) or the board's text (``ansi``), or print the
+        board in colour (``human``, which also prints at every reset and step)."""
         if self.render_mode is None:
             gym.logger.warn("render() without a render mode: pass render_mode='rgb_array' to gym.make().")
             return None
@@ -292,7 +292,7 @@ class SokobanEnv(SpearEnv[Observation]):
 
 
 def make_observation_space(height: int, width: int, modality: Modality) -> spaces.Space[Any]:
-    """The space of one environment's observations."""
+    """Make the observation space of one environment."""
     text = PermissiveText(TEXT_LENGTH)
     if modality is Modality.TEXT:
         return text
@@ -301,7 +301,7 @@ def make_observation_space(height: int, width: int, modality: Modality) -> space
 
 
 def digest_board(text: str) -> str:
-    """Key of a state: the board's text tells the level, the boxes and the player."""
+    """Return the key of a state: the board's text gives level, boxes and player."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

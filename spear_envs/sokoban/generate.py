@@ -1,4 +1,4 @@
-"""Level generator: random rooms, and start positions chosen by their exact solution length."""
+"""Level generator: random rooms, and start positions chosen by exact solution length."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _STROKES = (
     ((0, 0), (0, -1), (1, 0), (1, -1)),
     ((0, 0), (-1, 0), (0, 1)),
 )
-"""What one stroke of the brush clears around the walker, as (dy, dx)."""
+"""Cells that one stroke of the brush clears around the walker, as (dy, dx)."""
 _HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What kind of level to make.
+    """The kind of level to make.
 
     ``height`` and ``width`` include the border and lie between 5 and 10, ``boxes`` between 1 and 4; the shortest
     solution of every level has between ``shortest`` and ``longest`` moves.
@@ -60,16 +60,16 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Stable short name, unique to the recipe: ``6x6-1``, with ``-1to15`` and ``-level`` where not the default."""
+        """Return a stable unique name: ``6x6-1``, with ``-1to15`` and ``-level`` where not the default."""
         bounds = "" if (self.shortest, self.longest) == (3, 12) else f"-{self.shortest}to{self.longest}"
         return f"{self.height}x{self.width}-{self.boxes}{bounds}{'-level' if self.split_by is SplitBy.LEVEL else ''}"
 
 
 def parse_room(room: str) -> tuple[int, int]:
-    """``"6x7"`` to (height 6, width 7).
+    """Read ``"6x7"`` as (height 6, width 7).
 
     Raises:
-        LevelError: when the text is not of that form.
+        LevelError: the text has another form.
     """
     height, cross, width = str(room).lower().partition("x")
     if not (cross and height.isdecimal() and width.isdecimal() and height.isascii() and width.isascii()):
@@ -78,15 +78,15 @@ def parse_room(room: str) -> tuple[int, int]:
 
 
 def make_dice(*key: object) -> Callable[[], float]:
-    """A function that draws from [0, 1), seeded by the content of ``key`` alone: the same on every machine."""
+    """Make a function that draws from [0, 1), seeded by ``key`` alone: the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return random.Random(int.from_bytes(digest, "big")).random
 
 
 def draw_room(dice: Callable[[], float], height: int, width: int) -> bytearray:
-    """Connected floor drawn by a walker with a brush: height*width cells, 1 floor, 0 wall, the border wall.
+    """Draw connected floor by a walk with a brush: height*width cells, 1 floor, 0 wall, the border wall.
 
-    The walk has gym-sokoban's length and chance of turning; the strokes are like its own.
+    The walk has gym-sokoban's length and probability of turning; the strokes are like its own.
     """
     grid = bytearray(height * width)
     y, x = 1 + int(dice() * (height - 2)), 1 + int(dice() * (width - 2))
@@ -102,7 +102,7 @@ def draw_room(dice: Callable[[], float], height: int, width: int) -> bytearray:
 
 
 def make_level(recipe: Recipe, *key: object, split: str | None = None, budget: int = STATE_BUDGET) -> Level:
-    """The level that ``key`` and the recipe decide; see :func:`draw_level`."""
+    """Make the level of ``key`` and the recipe; see :func:`draw_level`."""
     return draw_level(recipe, make_dice("sokoban", recipe.name, *key), () if split is None else (split,), budget)
 
 
@@ -175,13 +175,13 @@ def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -
 
 
 def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dict[str, list[Level]]:
-    """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, told apart by their digests.
+    """Draw the held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels with distinct digests each.
 
-    Levels are drawn one after another as for training, and each goes where its content puts it. Small rooms have
-    fewer different levels: when 5,000 draws in a row bring nothing new, the lists stay as short as they are.
+    Levels are drawn one after another as for training, and the content decides the list of each. Small rooms have
+    fewer different levels: after 5,000 draws in a row without a new one the lists stay shorter.
 
     Raises:
-        LevelError: when a list stays empty, or a single level passes ``budget``.
+        LevelError: a list stays empty, or a single level exceeds ``budget``.
     """
     lists: dict[str, list[Level]] = {"valid": [], "test": []}
     seen: set[str] = set()

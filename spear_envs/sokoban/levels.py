@@ -1,4 +1,4 @@
-"""Sokoban levels as text: parsing, checking, content digests and the split that follows from the content.
+"""Sokoban levels as text: parsing, checking, content digests and the split by content.
 
 A level is written row by row: ``#`` wall, ``_`` floor, ``O`` target, ``√`` box on target, ``X`` box, ``P`` player,
 ``S`` player on target; rows are joined by a newline. These are gym-sokoban's codes 0 to 5, with 6 for ``S``.
@@ -16,20 +16,20 @@ from spear_envs.core.errors import SpearError
 SYMBOLS = "#_O\u221aXPS"
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 BELOW = (WALL, FLOOR, TARGET, TARGET, FLOOR, FLOOR, TARGET)
-"""What lies under each code: floor under a box or a player, target under one that stands on it."""
+"""The ground under each code: floor, or the target under a box or player that is on it."""
 WORDS = ("up", "down", "left", "right")
 LARGEST_SIDE = 20
 
 
 class LevelError(SpearError):
-    """A level that cannot be played, or bounds for which no level can be made; the message names the mend."""
+    """A level that cannot be played, or bounds that allow none; the message names the mend."""
 
 
 class SplitBy(str, Enum):
-    """What the split of a level is computed from."""
+    """The part of a level that decides its split."""
 
     LEVEL = "level"
-    """The whole board: a held-out level is new, its room has most likely been seen with the box elsewhere."""
+    """The whole board: a held-out level is new, but training probably had its room with other boxes."""
     ROOM = "room"
     """Walls and targets: no room of a held-out level occurs in training."""
 
@@ -46,22 +46,22 @@ class Level:
 
     @property
     def player(self) -> int:
-        """Cell of the player."""
+        """Return the cell of the player."""
         return next(i for i, code in enumerate(self.codes) if code >= PLAYER)
 
     @property
     def boxes(self) -> tuple[int, ...]:
-        """Cells of the boxes, ascending."""
+        """Return the cells of the boxes, ascending."""
         return tuple(i for i, code in enumerate(self.codes) if code in (BOX, BOX_ON_TARGET))
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """Cells of the targets, ascending."""
+        """Return the cells of the targets, ascending."""
         return tuple(i for i, code in enumerate(self.codes) if BELOW[code] == TARGET)
 
     @property
     def solved(self) -> bool:
-        """Whether every box stands on a target."""
+        """Return whether every box is on a target."""
         return BOX not in self.codes
 
 
@@ -96,7 +96,7 @@ def parse_level(text: str) -> Level:
     if players != 1:
         raise LevelError(f"the level has {players} players: place exactly one P (or S on a target)")
     if not level.boxes:
-        raise LevelError("the level has no box: place at least one X and a target O for it")
+        raise LevelError("the level lacks a box: place at least one X and a target O for it")
     if len(level.boxes) != len(level.targets):
         raise LevelError(
             f"the level has {len(level.boxes)} boxes and {len(level.targets)} targets: make the numbers equal"
@@ -105,24 +105,24 @@ def parse_level(text: str) -> Level:
 
 
 def format_codes(codes: Sequence[int], width: int) -> str:
-    """Rows of symbols joined by newlines, from cells row by row."""
+    """Return rows of symbols joined by newlines, from cells row by row."""
     flat = "".join([SYMBOLS[code] for code in codes])
     return "\n".join([flat[i : i + width] for i in range(0, len(flat), width)])
 
 
 def format_spaced(text: str) -> str:
-    """The spaced form of a board: each cell as blank, symbol, blank, tab (as the language-model agents on
+    """Return the spaced form of a board: each cell as blank, symbol, blank, tab (as language-model agents on
     gym-sokoban write it)."""
     return "\n".join("".join(f" {symbol} \t" for symbol in row) for row in text.split("\n"))
 
 
 def compact_spaced(text: str) -> str:
-    """Inverse of :func:`format_spaced`; a plain board is returned unchanged."""
+    """Undo :func:`format_spaced`; return a plain board unchanged."""
     return text.replace(" ", "").replace("\t", "")
 
 
 def find_symmetries(text: str) -> list[str]:
-    """The eight rotations and reflections of a board, as texts."""
+    """Return the eight rotations and reflections of a board, as texts."""
     rows = text.split("\n")
     columns = ["".join(column) for column in zip(*rows, strict=True)]
     forms = []
@@ -137,9 +137,9 @@ _REACHED = str.maketrans("_OPS", "popo")
 
 
 def mark_region(text: str) -> str:
-    """The board with the player's region in the player's place: cells to walk to without a push are ``p`` and ``o``.
+    """Replace the player by its region: cells that it reaches without a push become ``p`` and ``o``.
 
-    Where the player stands within its region makes no other puzzle, only some more steps.
+    Another place within the region is the same puzzle with a few more steps.
     """
     width = text.index("\n") + 1
     cells = list(text)
@@ -153,7 +153,7 @@ def mark_region(text: str) -> str:
 
 
 def trim_walls(text: str) -> str:
-    """The board without the rows and columns at its sides that are nothing but wall."""
+    """Remove the outer rows and columns that are only wall."""
     rows = [row for row in text.split("\n") if row.strip("#")]
     left = min(len(row) - len(row.lstrip("#")) for row in rows)
     right = max(len(row.rstrip("#")) for row in rows)
@@ -161,7 +161,7 @@ def trim_walls(text: str) -> str:
 
 
 def digest_level(text: str) -> str:
-    """sha256 (hex) of a level up to rotation and reflection, shift within its frame, and place within a region."""
+    """Return the SHA-256 (hex) of a level up to rotation, reflection, shift within its frame and place in a region."""
     return _digest_board(mark_region(text))
 
 
@@ -173,12 +173,12 @@ _ROOM_ONLY = str.maketrans("\u221aXPS", "O__O")
 
 
 def digest_room(text: str) -> str:
-    """Like :func:`digest_level`, of walls and targets alone."""
+    """Return the same as :func:`digest_level` for walls and targets alone."""
     return _digest_board(text.translate(_ROOM_ONLY))
 
 
 def find_split(text: str, split_by: SplitBy = SplitBy.ROOM) -> str:
-    """``test``, ``valid`` or ``train``, from the content alone, so that no seed can put one level in two splits.
+    """Return ``test``, ``valid`` or ``train`` by content alone, so that no seed can put a level in two splits.
 
     The first 32 bits of the digest, as a fraction of 2^32: below 0.1 test, below 0.2 valid, otherwise train.
     """
@@ -190,7 +190,7 @@ def find_split(text: str, split_by: SplitBy = SplitBy.ROOM) -> str:
 
 
 def find_band(optimal: int) -> str:
-    """Subtask name of a level by its optimal number of moves: ``len1-3``, ``len4-6``, ``len7-9`` or ``len10+``."""
+    """Return the subtask of an optimal number of moves: ``len1-3``, ``len4-6``, ``len7-9`` or ``len10+``."""
     for last in (3, 6, 9):
         if optimal <= last:
             return f"len{last - 2}-{last}"

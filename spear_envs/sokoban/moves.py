@@ -1,4 +1,4 @@
-"""From the text of an action to moves."""
+"""Reading moves from the text of an action."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spear_envs.sokoban.engine import ACTIONS, STILL
 from spear_envs.sokoban.levels import WORDS
 
 _SEPARATOR = re.compile(r"\|\||[,\s]")
-_LONGEST_PIECE = 16  # characters a move may take with its separators; longer texts are not looked into
+_LONGEST_PIECE = 16  # characters of a move with its separators; longer texts are refused unread
 _EXCERPT = 24
 _REMEMBERED = 128  # longest response to remember, in characters
 
 
 class RememberingParser:
-    """A parser that remembers short responses: a tiny model or a script writes the same few again and again."""
+    """A parser that caches short responses: a tiny model or a script repeats the same few."""
 
     def __init__(self, parser: ResponseParser) -> None:
         self._parser = parser
@@ -38,14 +38,14 @@ class RememberingParser:
 
 
 class Moves(NamedTuple):
-    """What an action says to do."""
+    """The moves of an action."""
 
     codes: tuple[int, ...]
-    """Moves to play, in order; empty when the text is not understood."""
+    """Moves to play, in order; empty if the text is not understood."""
     words: str
     """The moves in their canonical form, joined by ", "."""
     problem: str
-    """Why the text is not understood; empty when it is."""
+    """Why the text is not understood; empty if it is."""
 
 
 _SINGLE = {word: Moves((code,), word, "") for word, code in ACTIONS.items()}
@@ -79,9 +79,9 @@ def _explain(limit: int) -> str:
 
 
 def read_like_peer(text: str) -> Moves:
-    """What verl-agent plays: the first of up, down, left, right, still that occurs anywhere in the lower-case text.
+    """Return the move that verl-agent plays: the first of up, down, left, right, still in the lower-case text.
 
-    "I should not go up, but left" therefore plays up. Where none occurs the player stands still.
+    "I should not go up, but left" therefore plays up. Without any of them the player stands still.
     """
     lowered = text.lower()
     for word in (*WORDS, "still"):
@@ -91,8 +91,8 @@ def read_like_peer(text: str) -> Moves:
 
 
 def find_peer_action(response: str) -> str:
-    """What verl-agent reads as the action of a response: what stands, in lower case, between the first
-    ``<action>`` and the first ``</action>``; empty if there is no such place."""
+    """Return the action that verl-agent reads from a response: the text between the first ``<action>`` and the first
+    ``</action>``, in lower case; empty without them."""
     lowered = response.lower()
     begin, end = lowered.find("<action>"), lowered.find("</action>")
     return lowered[begin + len("<action>") : end] if begin >= 0 and end >= 0 else ""

@@ -13,10 +13,10 @@ from spear_envs.sokoban.sprites import Sprites
 
 
 class Modality(str, Enum):
-    """How the board is shown to the policy."""
+    """The form in which the policy sees the board."""
 
     IMAGE = "image"
-    """As a picture; the text holds messages only."""
+    """As a picture; the text has messages only."""
     TEXT = "text"
     """As symbols; observations are plain strings."""
     BOTH = "both"
@@ -67,16 +67,16 @@ The board is shown as a picture made of square tiles:
 
 @dataclass(frozen=True)
 class SokobanTemplate:
-    """Rules, legend of what is shown, the last turns (with text), the board, the words to choose from.
+    """Rules, legend, the last turns (with text), the board, the words to choose from.
 
-    The picture's place is marked by ``<image>``, once a turn. With pictures alone no history is written, since
-    earlier boards could not be shown.
+    ``<image>`` marks the picture's place, once a turn. With pictures alone there is no history, since earlier boards
+    could not be shown.
 
     Args:
-        modality: what is shown.
-        sprites: which tiles the legend describes.
-        moves_per_turn: how many moves a response may hold.
-        parser: states the form of a response, as the environment reads it.
+        modality: form of the board.
+        sprites: tiles that the legend describes.
+        moves_per_turn: most moves of a response.
+        parser: describes and writes responses in the form that the environment reads.
     """
 
     modality: Modality = Modality.BOTH
@@ -87,11 +87,11 @@ class SokobanTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """None: the rules are in the user message, so that models without a system role read them too."""
+        """Return None: the rules are in the user message, for models without a system role."""
         return None
 
     def render(self, context: PromptContext) -> str:
-        """Rules, legend, task, what happened lately, and the board."""
+        """Render rules, legend, task, the last turns and the board."""
         parts = [_RULES]
         if self.modality is not Modality.TEXT:
             parts.append(_PICTURES[self.sprites])
@@ -107,7 +107,7 @@ class SokobanTemplate:
         return "\n\n".join(parts)
 
     def follow_up(self, context: PromptContext) -> str:
-        """The board as it is now, the words, and the form of the response."""
+        """Render the board, the words, and the form of the response."""
         shown = [f"Turn {context.turn} of {context.max_turns}. The board now:"]
         if self.modality is not Modality.TEXT:
             shown.append(IMAGE)
@@ -120,16 +120,16 @@ class SokobanTemplate:
         return "\n".join(shown) + f"\n\n{choice}\n{self.parser.hint}"
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the form that the environment reads."""
+        """Write thoughts and action in the form that the environment reads."""
         return self.parser.respond(action, think)
 
 
 @dataclass(frozen=True)
 class CompactBoardTemplate:
-    """The inner cells of the board and nothing else, for tiny models: 16 symbols for a 6x6 room.
+    """The inner cells of the board alone, for tiny models: 16 symbols for a 6x6 room.
 
-    The game needs no memory and the border is always wall, so neither history nor border is written. Thoughts are
-    left out of responses. ``token_pattern`` makes the fixed text around a move one token at each end.
+    The game needs no memory and the border is always wall, so both history and border are left out. Responses have no
+    thoughts. ``token_pattern`` makes the fixed text on each side of a move one token.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
@@ -141,10 +141,10 @@ class CompactBoardTemplate:
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The cells inside the border, row by row, without separators.
+        """Render the cells inside the border, row by row, without separators.
 
         Raises:
-            SpearError: when the observation holds no board text.
+            SpearError: the observation has no board text.
         """
         board = compact_spaced(context.observation.partition("\n\n")[0])
         inner = "".join([row[1:-1] for row in board.split("\n")[1:-1]])
@@ -160,5 +160,5 @@ class CompactBoardTemplate:
         return self.render(context)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action in the form that the environment reads, with empty thoughts."""
+        """Write the action in the form that the environment reads, with empty thoughts."""
         return self.parser.respond(action)

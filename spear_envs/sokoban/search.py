@@ -18,16 +18,16 @@ STATE_BUDGET = 2_000_000
 def measure_backward(
     grid: Sequence[int], width: int, targets: Sequence[int], longest: int, budget: int = STATE_BUDGET
 ) -> list[list[int]]:
-    """All states from which the solved position is at most ``longest`` moves away, by optimal number of moves.
+    """Find all states at most ``longest`` moves from the solved position, by optimal number of moves.
 
-    One breadth-first search backward, undoing walks and pushes, from every position that has the boxes on
-    ``targets``. ``grid`` holds non-zero for floor, cell by cell, with a wall border.
+    One backward breadth-first search undoes walks and pushes, from every position with the boxes on ``targets``.
+    ``grid`` has non-zero for floor, cell by cell, with a wall border.
 
     Returns:
         ``layers[n]``: the states (see the module) whose shortest solution has exactly n moves.
 
     Raises:
-        LevelError: when more than ``budget`` states were found.
+        LevelError: more than ``budget`` states were found.
     """
     steps = _tabulate_steps(len(grid), width)
     near = [[step for step in steps[cell] if grid[step[0]]] if floor else () for cell, floor in enumerate(grid)]
@@ -46,7 +46,7 @@ def measure_backward(
                 if earlier not in seen:
                     seen.add(earlier)
                     following.append(earlier)
-                if boxes & ahead_bit:  # or came pushing the box that now lies ahead
+                if boxes & ahead_bit:  # or came here pushing the box that is now ahead
                     earlier = (boxes ^ ahead_bit ^ here_bit) << CELL_BITS | before
                     if earlier not in seen:
                         seen.add(earlier)
@@ -63,8 +63,8 @@ def measure_backward(
 
 @lru_cache(maxsize=64)
 def _tabulate_steps(area: int, width: int) -> list[list[tuple[int, int, int, int]]]:
-    """For every cell inside the border, where the player may have come from: (cell, its bit, bit of the cell opposite,
-    bit of the cell itself)."""
+    """Tabulate for every inner cell the cells that the player may come from: (cell, its bit, bit of the cell opposite,
+    bit of the inner cell)."""
     return [
         [(cell + d, 1 << cell + d, 1 << cell - d, 1 << cell) for d in (-width, width, -1, 1)]
         if width <= cell < area - width and 0 < cell % width < width - 1
@@ -74,7 +74,7 @@ def _tabulate_steps(area: int, width: int) -> list[list[tuple[int, int, int, int
 
 
 def measure_pushes(codes: Sequence[int], width: int, targets: Sequence[int]) -> dict[int, int]:
-    """Least number of pushes that bring a lone box from a cell to any target, for the cells where it can be done."""
+    """Return the least pushes that bring a lone box from each cell to a target; cells without a way are left out."""
     distance = dict.fromkeys(targets, 0)
     layer = list(targets)
     while layer:
@@ -90,13 +90,13 @@ def measure_pushes(codes: Sequence[int], width: int, targets: Sequence[int]) -> 
 
 
 def find_solution(level: Level, budget: int = STATE_BUDGET) -> list[str] | None:
-    """A shortest list of words (up, down, left, right) that solves ``level``; None if the position is lost.
+    """Find a shortest list of words (up, down, left, right) that solves ``level``; None if the position is lost.
 
     Best-first search (A*) whose estimate, the sum of the boxes' lone push distances, never exceeds the moves left and
     falls by at most one a move; so the first solution found is optimal. A solved level gives ``[]``.
 
     Raises:
-        LevelError: when more than ``budget`` states were seen without an answer.
+        LevelError: more than ``budget`` states were seen without an answer.
     """
     width = level.width
     pushes = measure_pushes(level.codes, width, level.targets)
@@ -128,7 +128,7 @@ def find_solution(level: Level, budget: int = STATE_BUDGET) -> list[str] | None:
         for to, to_bit, behind, behind_bit in steps[state & CELL_MASK]:
             after, rise = boxes, 1
             if boxes & to_bit:
-                if behind not in pushes or boxes & behind_bit:  # wall, box, or a cell no box comes back from
+                if behind not in pushes or boxes & behind_bit:  # wall, box, or a cell that a box cannot leave
                     continue
                 after = boxes ^ to_bit ^ behind_bit
                 rise += pushes[behind] - pushes[to]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, choose_member
 
 TILE = 16
 NAMES = ("wall", "floor", "box_target", "box_on_target", "box", "player", "player_on_target")
@@ -21,7 +21,7 @@ Image = npt.NDArray[np.uint8]
 
 
 class Sprites(str, Enum):
-    """Which tiles the pictures are made of. Never chosen by what happens to be installed."""
+    """The tiles of the pictures. The choice never depends on installed packages."""
 
     DRAWN = "drawn"
     """The tiles of this module."""
@@ -187,13 +187,13 @@ def _paint(rows: str) -> Image:
 
 
 def _stand_on(ground: str) -> str:
-    """The figure over a ground."""
+    """Draw the figure over a ground."""
     return "".join(below if mark == "~" else mark for mark, below in zip(_FIGURE, ground, strict=True))
 
 
 @lru_cache(maxsize=1)
 def draw_tiles() -> Image:
-    """Our own tiles, read-only uint8 of shape (7, 16, 16, 3), in the order of ``NAMES``."""
+    """Draw our own tiles: read-only uint8 of shape (7, 16, 16, 3), in the order of ``NAMES``."""
     drawings = (_WALL, _FLOOR, _TARGET, _BOX_ON_TARGET, _BOX, _stand_on(_FLOOR), _stand_on(_LIT_TARGET))
     tiles = np.stack([_paint(rows) for rows in drawings])
     tiles.flags.writeable = False
@@ -202,15 +202,15 @@ def draw_tiles() -> Image:
 
 @lru_cache(maxsize=1)
 def read_peer_tiles() -> Image:
-    """gym-sokoban's tiles, read-only uint8 of shape (7, 16, 16, 3), from its installed wheel.
+    """Read gym-sokoban's tiles from its installed wheel: read-only uint8 of shape (7, 16, 16, 3).
 
     Raises:
-        SpearError: when the wheel is not installed or lacks a file.
+        SpearError: the wheel is not installed or lacks a file.
     """
     from PIL import Image as Picture
 
     mend = "install it with: pip install --no-deps gym-sokoban==0.0.6 (the wheel), or use sprites='drawn'"
-    spec = importlib.util.find_spec("gym_sokoban")  # finds the folder, runs nothing of it
+    spec = importlib.util.find_spec("gym_sokoban")  # finds the folder without importing
     if spec is None or not spec.submodule_search_locations:
         raise SpearError(f"sprites='gym-sokoban' needs gym-sokoban, which is not installed: {mend}")
     folder = Path(next(iter(spec.submodule_search_locations))) / "envs" / "surface"
@@ -227,13 +227,10 @@ def read_peer_tiles() -> Image:
 
 
 def load_tiles(sprites: Sprites | str) -> Image:
-    """The tiles of a choice, shape (7, 16, 16, 3).
+    """Return the tiles of a choice, shape (7, 16, 16, 3).
 
     Raises:
-        SpearError: for an unknown choice or a missing wheel.
+        SpearError: the choice is unknown, or the wheel is missing.
     """
-    try:
-        choice = Sprites(sprites)
-    except ValueError:
-        raise SpearError(f"sprites={sprites!r}: choose 'drawn' or 'gym-sokoban'") from None
+    choice = choose_member(Sprites, sprites, "sprites")
     return draw_tiles() if choice is Sprites.DRAWN else read_peer_tiles()

@@ -12,23 +12,22 @@ from spear_envs.sokoban.levels import Level, LevelError, SplitBy, digest_level, 
 from spear_envs.sokoban.search import find_solution
 
 VERSION = "sokoban-v1"
-"""What task ids begin with. ``sokoban`` alone, up to the id ``spear/Sokoban-v0``, named other levels: those were split
-by the level up to symmetry alone, and nearly all of the held-out ones occurred in training, shifted or with the player
-some steps away."""
+"""Prefix of task ids. The prefix ``sokoban`` of ``spear/Sokoban-v0`` had other levels: they were split by the level up
+to symmetry alone, and nearly all held-out ones occurred in training, shifted or with the player some steps away."""
 TRAIN_LENGTH = 1_000_000
-"""Nominal number of training tasks; they are made when asked for and repeat one another now and then."""
+"""Nominal number of training tasks; they are made on demand, and a few repeat."""
 HELD_OUT_LENGTH = 256
-"""Number of levels in each of the lists ``valid`` and ``test`` (fewer only in rooms with too few levels)."""
+"""Number of levels in ``valid`` and in ``test`` (fewer only for rooms with too few levels)."""
 DEFAULT_FINGERPRINTS = {
     "train": "5a956ba16e5b11043a8460cf9ca262361b1c0125baa62af0865b07e9ac5e392e",
     "valid": "7ec716ac21eb1ad57e68a2a8d7b72f618d9e4289c785ed4f041851ffc1044914",
     "test": "f109a8ab0152c542d4bf2dfb9e0498d8d3ff63254ad2980d565e85dee1a3ada1",
 }
-"""Fingerprints of the three splits under the default settings. They may never change within a version of the id."""
+"""Fingerprints of the splits under the default settings. They must not change within a version of the id."""
 
 
 def make_task(name: str, split: str, number: str, level: Level) -> Task:
-    """The task of a level whose optimal number of moves is known."""
+    """Make the task of a level whose optimal number of moves is known."""
     boxes = len(level.boxes)
     assert level.optimal is not None
     return Task(
@@ -45,7 +44,7 @@ def _choose_digest(recipe: Recipe) -> Callable[[Task], str]:
     return lambda task: digest(task.content["level"])
 
 
-# Task sets depend on the recipe alone and cost up to half a second, so a process makes each of them once.
+# Task sets depend on the recipe alone and take up to half a second, so each is cached.
 @lru_cache(maxsize=8)
 def _list_held_out(recipe: Recipe) -> dict[str, list[Level]]:
     return draw_held_out(recipe, HELD_OUT_LENGTH)
@@ -53,13 +52,13 @@ def _list_held_out(recipe: Recipe) -> dict[str, list[Level]]:
 
 @lru_cache(maxsize=32)
 def make_task_set(recipe: Recipe, split: str) -> TaskSet:
-    """The task set ``train``, ``valid`` or ``test`` of a recipe.
+    """Make the task set ``train``, ``valid`` or ``test`` of a recipe.
 
-    ``train`` draws its levels on demand and throws away what its content puts into another split; ``valid`` and
-    ``test`` are fixed lists of levels that :func:`digest_level` tells apart.
+    ``train`` draws its levels on demand and drops those of another split; ``valid`` and ``test`` are fixed lists of
+    levels with distinct :func:`digest_level`.
 
     Raises:
-        LevelError: when the recipe yields no levels.
+        LevelError: the recipe yields no levels.
     """
     name = recipe.name
     if split != "train":
@@ -77,10 +76,10 @@ def make_task_set(recipe: Recipe, split: str) -> TaskSet:
 
 @lru_cache(maxsize=256)
 def make_level_set(text: str) -> TaskSet:
-    """A task set of exactly one level, given by its rows; the id holds a digest of them.
+    """Make a task set of one level, given by its rows; its id has a digest of them.
 
     Raises:
-        LevelError: when the level is malformed, already solved or cannot be solved.
+        LevelError: the level is malformed, already solved or cannot be solved.
     """
     level = parse_level(text.strip("\n"))
     if level.solved:
@@ -96,5 +95,5 @@ def make_level_set(text: str) -> TaskSet:
 
 @lru_cache(maxsize=4_096)
 def read_level(text: str) -> Level:
-    """:func:`~spear_envs.sokoban.levels.parse_level`, remembering levels that return."""
+    """Return the cached result of :func:`~spear_envs.sokoban.levels.parse_level`."""
     return parse_level(text)

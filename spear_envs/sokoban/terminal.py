@@ -15,5 +15,5 @@ _RESET = "\x1b[0m"
 
 
 def paint_board(text: str) -> str:
-    """A board text as coloured cells, two columns each, with ANSI escape sequences."""
+    """Return a board as coloured cells, two columns each, with ANSI escape sequences."""
     return "\n".join("".join(_LOOKS[symbol] + _RESET for symbol in row) for row in text.split("\n"))

@@ -26,5 +26,5 @@ _MOVE_OFTEN = make_tool(f"(?P<directions>(?:{_WORD})(?:, (?:{_WORD}))*)")(move_o
 
 
 def find_tools(moves_per_turn: int) -> tuple[Tool, ...]:
-    """The tools of an environment with so many moves in a turn."""
+    """Return the tools of an environment with so many moves per turn."""
     return (move if moves_per_turn == 1 else _MOVE_OFTEN,)

@@ -1,4 +1,4 @@
-"""Proof that an environment keeps the contract: ``check_spear_env``."""
+"""Checking that an environment keeps the contract: ``check_spear_env``."""
 
 from spear_envs.testing.report import CheckReport, CheckResult, ContractError
 from spear_envs.testing.runner import check_spear_env

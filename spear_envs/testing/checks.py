@@ -1,4 +1,4 @@
-"""The single checks. Each returns what it looked at, or raises ``ContractError`` with what is wrong."""
+"""The checks. Each returns a summary, or raises ``ContractError`` with the problem."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ TRACE_EPISODES = 4
 GROUP_SIZE = 4
 VECTOR_SIZE = 3
 VECTOR_STEPS = 30
-"""Enough for episodes of different ends; gymnasium batches the infos of a step by the type of the first."""
+"""Enough for episodes that end in different ways; gymnasium batches the infos of a step by the type of the first."""
 WARM_UP_RESETS = 256
 MEMORY_TOLERANCE = 128 * 1024
-"""Bytes by which Python's own memory may have grown after many resets: noise of caches and of the interpreter."""
+"""Bytes by which Python's memory may grow after many resets: noise of caches and the interpreter."""
 
 
 @dataclass
 class Subject:
-    """The environment under test, and how much of it to try."""
+    """The environment under test, and the extent of the checks."""
 
     id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class Subject:
     resets: int = 1000
 
     def make(self, **more: Any) -> gym.Env[Any, str]:
-        """A new environment without gymnasium's passive checker."""
+        """Make an environment without gymnasium's passive checker."""
         return gym.make(self.id, disable_env_checker=True, **{**self.kwargs, **more})
 
     @contextmanager
     def opened(self, **more: Any) -> Iterator[SpearEnv[Any]]:
-        """A new bare environment, closed at the end."""
+        """Yield a new bare environment, closed at the end."""
         env = self.make(**more)
         try:
             base = env.unwrapped
@@ -72,7 +72,7 @@ class Subject:
             env.close()
 
     def splits(self) -> tuple[str, ...]:
-        """The splits to try: the one asked for, or all."""
+        """Return the splits to try: the requested one, or all."""
         if "split" in self.kwargs:
             return (self.kwargs["split"],)
         with self.opened() as env:
@@ -85,7 +85,7 @@ def _require(condition: bool, complaint: str) -> None:
 
 
 def _sample(tasks: TaskSet, limit: int) -> Iterator[Task]:
-    """All tasks of a bounded set, else ``limit`` of them, always the same."""
+    """Yield all tasks of a bounded set, else ``limit`` of them, always the same."""
     if tasks.bounded or len(tasks) <= limit:
         yield from tasks
     else:
@@ -95,7 +95,7 @@ def _sample(tasks: TaskSet, limit: int) -> Iterator[Task]:
 
 
 def _record(env: SpearEnv[Any], seed: int) -> dict[str, Any]:
-    """An episode of mixed responses, as :func:`replay` takes it."""
+    """Play an episode of mixed responses; return it as :func:`replay` takes it."""
     rng = random.Random(seed)
     env.reset(seed=seed)
     responses = []
@@ -106,7 +106,7 @@ def _record(env: SpearEnv[Any], seed: int) -> dict[str, Any]:
 
 
 def check_gymnasium(subject: Subject) -> str:
-    """gymnasium's own checker, with its warnings taken as failures; and every render mode."""
+    """gymnasium's checker passes without warnings, and every render mode works."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         env = gym.make(subject.id, **subject.kwargs)
@@ -147,7 +147,7 @@ def check_tasks(subject: Subject) -> str:
 
 
 def check_info(subject: Subject) -> str:
-    """All keys of info, of the right kind, at every moment of an episode; rewards as the reward mode says."""
+    """info has all keys with the right types throughout an episode, and rewards follow the reward mode."""
     turns = 0
     with subject.opened() as env:
         for seed in range(TRACE_EPISODES):
@@ -168,7 +168,7 @@ def check_info(subject: Subject) -> str:
 
 
 def _look_at(env: SpearEnv[Any], observation: Any, info: dict[str, Any]) -> None:
-    """One observation and info by themselves."""
+    """Check one observation and its info."""
     missing = (INFO_KEYS - info.keys()) | (REWARD_TERM_KEYS - info.get("reward_terms", {}).keys())
     _require(not missing, f"info lacks {sorted(missing)} at turn {env.turn}")
     _require(observation in env.observation_space, f"the observation of turn {env.turn} is not in its space")
@@ -180,7 +180,7 @@ def _look_at(env: SpearEnv[Any], observation: Any, info: dict[str, Any]) -> None
 
 
 def check_malformed(subject: Subject) -> str:
-    """No response raises; a malformed one costs a turn, plays nothing, and the observation says what is wrong."""
+    """No response raises; a malformed one costs a turn and plays nothing, and the observation explains it."""
     counted = 0
     with subject.opened() as env:
         for response in MALFORMED:
@@ -202,12 +202,12 @@ def check_malformed(subject: Subject) -> str:
                     env.parsed.problem in text_of(observation), f"the observation does not say what is wrong: {shown}"
                 )
                 _require(info["anchor"] == before["anchor"], f"the response {shown} changes the state")
-    _require(counted > 0, "no response at all is malformed: an empty one must be")
+    _require(counted > 0, "no response is malformed: an empty one must be")
     return f"{len(MALFORMED)} responses, {counted} of them malformed here"
 
 
 def check_end(subject: Subject) -> str:
-    """The turn limit truncates, and after the end, and before the beginning, ``step`` raises ``ResetNeeded``."""
+    """The turn limit truncates; before the first reset and after the end ``step`` raises ``ResetNeeded``."""
     with subject.opened() as env:
         for moment in ("before reset()", "after the end"):
             try:
@@ -219,7 +219,7 @@ def check_end(subject: Subject) -> str:
             if moment == "before reset()":
                 env.reset(seed=3)
                 while not env.done:
-                    _require(env.turn < env.max_turns, f"the episode goes on after max_turns={env.max_turns}")
+                    _require(env.turn < env.max_turns, f"the episode continues after max_turns={env.max_turns}")
                     _, _, terminated, truncated, _ = env.step("")
                 _require(terminated != truncated, "an episode ends either terminated or truncated")
         return f"ends after {env.turn} empty responses (max_turns {env.max_turns})"
@@ -293,7 +293,7 @@ def check_state(subject: Subject) -> str:
                     _require(not difference, f"get_state() after set_state() differs at turn {turn}: {difference}")
                     rest = [describe_step(*target.step(response)) for response in responses[turn:]]
                     difference = find_difference(trace[turn + 1 :], rest)
-                    _require(not difference, f"the branch from turn {turn} goes another way at {difference}")
+                    _require(not difference, f"the branch from turn {turn} diverges at {difference}")
                     branches += 1
                 _require(freeze(state) == kept[turn], f"playing on changes the state that was got at turn {turn}")
     return f"{branches} branches"
@@ -311,7 +311,7 @@ def check_oracle(subject: Subject) -> str:
                 info: dict[str, Any] = {}
                 while not env.done:
                     plan = plan or list(env.expert_plan())
-                    _require(bool(plan), f"expert_plan() has nothing to offer at turn {env.turn} of {task.id}")
+                    _require(bool(plan), f"expert_plan() is empty at turn {env.turn} of {task.id}")
                     _, _, terminated, _, info = env.step(env.parser.respond(plan.pop(0), "as planned"))
                 won = terminated and info["won"] and info["score"] == 1.0
                 _require(won, f"the expert does not win {task.id}: score {info['score']} after {env.turn} turns")
@@ -347,13 +347,13 @@ def check_vector(subject: Subject) -> str:
         except (TypeError, ValueError, AttributeError) as error:
             raise ContractError(
                 f"in gymnasium's own vector environments a step fails ({type(error).__name__}: {error}): each value of"
-                " info must keep its type all along, and may be None only where it is a text or a list otherwise"
+                " info must keep its type, and may be None only if it is otherwise a text or a list"
             ) from error
     return f"SyncVectorEnv and AsyncVectorEnv, {VECTOR_SIZE} environments, {VECTOR_STEPS} steps"
 
 
 def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any], steps: int) -> int:
-    """Step a vector environment beside single ones, the second of which the expert plays; closes it."""
+    """Compare a vector environment with single ones, the second played by the expert; close it."""
     envs = [subject.make() for _ in range(VECTOR_SIZE)]
     try:
         observations, infos = vector.reset(seed=7)
@@ -375,7 +375,7 @@ def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any
                 for env, base, response in zip(envs, bases, responses, strict=True)
             ]
     except KeyboardInterrupt:
-        # A close in order waits for answers that the interrupted step has taken already.
+        # An orderly close waits for answers that the interrupted step has already taken.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             vector.close(terminate=True)
@@ -392,7 +392,7 @@ def _pick(batch: Any, i: int) -> Any:
 
 
 def _pick_info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """The info of one environment out of a batch of infos."""
+    """Return the info of one environment of a batch."""
     picked = {}
     for key, value in infos.items():
         if f"_{key}" in infos and infos[f"_{key}"][i]:
@@ -404,7 +404,7 @@ def _pick_info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 
 def check_portable(subject: Subject) -> str:
-    """Environments and their specification can be pickled, the latter be written as JSON; wrappers record episodes."""
+    """Environments can be pickled and their specification written as JSON; wrappers record episodes."""
     with subject.opened() as env:
         try:
             spec = EnvSpec.from_json(env.spec.to_json())  # type: ignore[union-attr]
@@ -439,7 +439,7 @@ def check_portable(subject: Subject) -> str:
 
 
 def check_memory(subject: Subject) -> str:
-    """Many resets, and a step behind each, leave memory as it was."""
+    """Many resets, each with a step, do not use more memory."""
     with subject.opened() as env:
 
         def play(resets: int) -> None:

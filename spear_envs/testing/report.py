@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The results of the checks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ class CheckResult:
     """The outcome of one check."""
 
     name: str
-    """Short name."""
     passed: bool
     """Whether the environment keeps this part of the contract."""
     seconds: float
-    """Wall time it took."""
+    """Wall time."""
     detail: str
-    """What was looked at, or what is wrong."""
+    """A summary of the check, or the problem."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,19 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all checks passed."""
+        """Return whether all checks passed."""
         return all(result.passed for result in self.results)
 
     @property
     def failed_names(self) -> list[str]:
-        """Names of the checks that failed."""
+        """Return the names of the checks that failed."""
         return [result.name for result in self.results if not result.passed]
 
     def raise_on_failure(self) -> None:
-        """Do nothing if all is well.
+        """Raise if a check failed.
 
         Raises:
-            ContractError: some check failed; the message lists which and why.
+            ContractError: a check failed; the message lists all failures and their reasons.
         """
         if not self.passed:
             found = "; ".join(f"{result.name}: {result.detail}" for result in self.results if not result.passed)

@@ -22,29 +22,29 @@ def check_spear_env(
     on_check: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> CheckReport:
-    """Prove that an environment keeps the contract, or say where it does not.
+    """Check that an environment keeps the contract.
 
     It passes gymnasium's checker; finds tasks by id; has all keys of info; takes any response without raising; ends
-    once; shows one thing to all members of a group; gives the same trace in processes with different
-    ``PYTHONHASHSEED``; goes back to any state; keeps its splits apart by content; is won by its own expert, on every
-    task of a bounded split; is the same in vector environments, gymnasium's own included; can be
-    pickled, and specified as JSON; and does not leak memory.
+    once; shows the same to all members of a group; gives the same trace in processes with different
+    ``PYTHONHASHSEED``; returns to any state; keeps its splits apart by content; is won by its expert, on every task of
+    a bounded split; plays the same in gymnasium's vector environments; can be pickled and specified as JSON; and does
+    not leak memory.
 
     Args:
         id: registered id, ``"module:id"`` included.
-        train_tasks: tasks that the expert plays of a split that is generated without end.
-        resets: resets after which memory must be as before.
+        train_tasks: tasks that the expert plays of an unbounded split.
+        resets: number of resets of the memory check.
         raise_on_failure: raise if a check fails, instead of only reporting it.
         on_check: called with the name of each check before it runs.
-        kwargs: keywords that the environment is made with. With ``split`` among them, only that split is tried.
+        kwargs: keywords of the environment. With ``split`` among them, only that split is tried.
 
     Raises:
-        ContractError: a check failed and ``raise_on_failure`` is set; the message names all that failed.
-        SpearError: there is no such environment, or it cannot be made with these keywords.
+        ContractError: a check failed and ``raise_on_failure`` is set; the message names all failures.
+        SpearError: the environment is unknown, or cannot be made with these keywords.
     """
     subject = Subject(id, kwargs, train_tasks, resets)
     try:
-        subject.make().close()  # so that a wrong id or keyword is one clear error, and not that of every check
+        subject.make().close()  # so that a wrong id or keyword is one clear error, not one per check
     except gym.error.Error as error:
         raise SpearError(f"{error} Import the module that registers it first (spear check: --module).") from error
     except (ImportError, TypeError, ValueError) as error:

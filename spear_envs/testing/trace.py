@@ -1,4 +1,4 @@
-"""Traces of episodes, compared between processes. Run as a module, it replays responses in a fresh interpreter."""
+"""Traces of episodes, compared between processes. Run as a module, this replays responses in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ MALFORMED: tuple[str, ...] = (
     "<think>" * 150_000,
     "x" * 1_048_576,
 )
-"""Responses as a policy in training may write them, most of them malformed in any grammar."""
+"""Responses that a policy in training may write, most of them malformed in any grammar."""
 
 
 def choose_response(env: SpearEnv[Any], rng: random.Random) -> str:
-    """A response for the present state: the expert's, an admissible one, a strange one or a malformed one."""
+    """Choose a response for the present state: the expert's, an admissible, a strange or a malformed one."""
     draw = rng.random()
     if draw < 0.5:
         plan = env.expert_plan()
@@ -56,7 +56,7 @@ def choose_response(env: SpearEnv[Any], rng: random.Random) -> str:
 
 
 def freeze(value: Any) -> Any:
-    """A JSON value that is equal for equal values, arrays by shape, type and content; sets stay in their own order."""
+    """Return a JSON value that is equal for equal values; arrays by shape, type and content."""
     if isinstance(value, Mapping):
         return {str(key): freeze(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, (list, tuple)):
@@ -73,7 +73,7 @@ def freeze(value: Any) -> Any:
 def describe_step(
     observation: Any, reward: SupportsFloat, terminated: bool, truncated: bool, info: Any
 ) -> dict[str, Any]:
-    """All that one step gave, as a JSON value."""
+    """Return the result of one step as a JSON value."""
     return {
         "observation": freeze(observation),
         "reward": freeze(float(reward)),
@@ -84,7 +84,7 @@ def describe_step(
 
 
 def find_difference(first: Any, second: Any, path: str = "") -> str:
-    """Where two JSON values differ, with both values there; empty if they are equal."""
+    """Describe where two JSON values differ, with both values; empty if they are equal."""
     if type(first) is type(second):
         if isinstance(first, dict) and first.keys() == second.keys():
             return next(filter(None, (find_difference(first[k], second[k], f"{path}/{k}") for k in first)), "")
@@ -102,7 +102,7 @@ def _shorten(value: Any) -> str:
 
 
 def replay(env: gym.Env[Any, str], episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Play given episodes: each ``{"seed", "options", "responses"}``; all that was seen comes back."""
+    """Play given episodes, each ``{"seed", "options", "responses"}``, and return their trace."""
     trace: list[Any] = []
     for episode in episodes:
         observation, info = env.reset(seed=episode["seed"], options=episode["options"])
@@ -112,10 +112,10 @@ def replay(env: gym.Env[Any, str], episodes: Sequence[Mapping[str, Any]]) -> lis
 
 
 def trace_elsewhere(spec: Any, kwargs: Mapping[str, Any], episodes: Sequence[Any], hash_seed: int) -> list[Any]:
-    """:func:`replay` in a fresh interpreter with this ``PYTHONHASHSEED``.
+    """Run :func:`replay` in a fresh interpreter with this ``PYTHONHASHSEED``.
 
     Raises:
-        RuntimeError: it failed there; the message holds the end of its stderr.
+        RuntimeError: it failed; the message has the end of its stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
         order, answer = Path(folder, "order.pickle"), Path(folder, "trace.json")

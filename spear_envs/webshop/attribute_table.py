@@ -1,4 +1,4 @@
-"""``items_ins_v2*.json`` as a mapped table, for builds: a dictionary of a million entries would take gigabytes."""
+"""``items_ins_v2*.json`` as a table on disk, for builds: a dictionary of a million entries would take gigabytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ REPORT_EVERY = 4_096
 
 
 def write_attribute_table(source: Path, folder: Path, on_bytes: Callable[[int], None] | None = None) -> None:
-    """Write the members of a JSON object as a table into ``folder``; nothing is there until all of it is.
+    """Write the members of a JSON object as a table into ``folder``, complete or not at all.
 
     Args:
         source: ``items_ins_v2*.json[.xz]``.
-        folder: that exists; a table in it is kept as it is.
-        on_bytes: hears how many bytes of the text have been read so far.
+        folder: an existing folder; a table in it is kept.
+        on_bytes: called with the bytes of the text read so far.
 
     Raises:
         SpearError: the file is broken, or a member is not an object.
@@ -40,14 +40,14 @@ def write_attribute_table(source: Path, folder: Path, on_bytes: Callable[[int], 
             if not isinstance(value, Mapping):
                 raise SpearError(f"{source}: the entry {key!r} must be an object.")
             if not key.isascii() or not 0 < len(key) <= MAX_ASIN:
-                continue  # no product that the shop lists has such an ASIN
+                continue  # not an ASIN of a listed product
             keys += key.encode("ascii").ljust(MAX_ASIN, b"\0")
             ends.append(ends[-1] + file.write(text.encode("utf-8", "surrogatepass")))
             if on_bytes is not None and count % REPORT_EVERY == 0:
                 on_bytes(reader.offset)
     part.replace(folder / "attributes.bin")
     names = np.frombuffer(bytes(keys), KEY)
-    # Of members of one name the last counts, as everywhere in JSON: the first of the reversed list.
+    # Of members with the same name JSON takes the last: the first of the reversed list.
     names, last = np.unique(names[::-1], return_index=True)
     places = len(ends) - 2 - last
     bounds = np.array(ends, np.uint64)
@@ -72,7 +72,7 @@ class AttributeTable:
             os.close(self._file)
 
     def get(self, asin: str) -> Mapping[str, Any] | None:
-        """The entry of a product, or None."""
+        """Return the entry of a product, or None."""
         key = np.array(asin.encode("ascii"), KEY)
         place = int(np.searchsorted(self._names, key))
         if place == len(self._names) or self._names[place] != key:

@@ -1,7 +1,7 @@
 """Building a store from the official files, within bounded memory and in several processes.
 
-Everything is made in a folder beside the store, ``<name>.partial``, and moved to its place when it is complete. Run
-again after an interruption with the same files and settings, a build resumes.
+The build takes place in ``<name>.partial`` next to the store and is moved into place when complete. Run again after an
+interruption with the same files and settings, it resumes.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from spear_envs.webshop.store import (
 )
 
 Progress = Callable[[str, int, "int | None"], None]
-"""Hears what is being done, how far it is, and of how much (None: not known)."""
+"""Called with the step, its progress, and its total (None if unknown)."""
 
 
 class Stock(NamedTuple):
-    """All products of a build: P listed ones in the order of the file, N of them different."""
+    """All products of a build: P listed ones in the order of the file, with N different ASINs."""
 
     asins: np.ndarray
     """S10 [N], ascending."""
     firsts: np.ndarray
-    """int64 [N]: where each stands among the P."""
+    """int64 [N]: index of each among the P."""
     prices: np.ndarray
     """float64 [P, 2]."""
     choices: np.ndarray
     """int64 [P]."""
     wanted: list[tuple[str, ...]]
-    """For each of the P with an instruction the attributes that it names."""
+    """The attributes of each instruction, in the order of the P."""
 
     @property
     def in_file_order(self) -> np.ndarray:
-        """Numbers (by ASIN) of the N products in the order of the file."""
+        """Return the numbers (by ASIN) of the N products in the order of the file."""
         return np.argsort(self.firsts)
 
 
@@ -78,28 +78,28 @@ def build_store(
     limit: int | None = None,
     on_progress: Progress | None = None,
 ) -> Manifest:
-    """Build a store; returns its manifest.
+    """Build a store and return its manifest.
 
     Args:
-        files: the official files, or others of their form.
-        folder: a folder that does not exist yet, or holds a store, which stays in use until the new one is complete.
-        title_nouns: finds the nouns of titles; a function must be importable by name if there are several processes.
-        price_seed: of prices and ceilings.
-        draws: where these come from.
-        processes: that work beside the calling one; 1 does everything in the calling process.
-        limit: read only so many records of the items file.
-        on_progress: hears how far the build is.
+        files: the official files, or others of the same form.
+        folder: a new or empty folder, or one with a store, which stays in use until the new one is complete.
+        title_nouns: tagger of titles; with several processes a function must be importable by name.
+        price_seed: seed of prices and ceilings.
+        draws: source of prices and ceilings.
+        processes: number of worker processes; 1 does everything in the calling process.
+        limit: most records to read from the items file.
+        on_progress: called with the progress of the build.
 
     Raises:
-        SpearError: a file is broken, a record is of the wrong form, the folder holds something else, the disk is full,
-            or another process is building there.
+        SpearError: a file or record is malformed, the folder has other files, the disk is full, or another process is
+            building there.
     """
     mode = choose_member(DrawMode, draws, "draws")
     if processes < 1:
         raise SpearError(f"processes={processes}: give at least 1.")
     if limit is not None and limit < 1:
         raise SpearError(f"limit={limit}: read at least 1 product.")
-    find_tagger(title_nouns)  # refuses now what would fail in every process when the files are read
+    find_tagger(title_nouns)  # fails now rather than in every process
     folder = Path(folder).absolute()
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpearError(f"{folder} holds files that are not a store: name another folder, or empty this one.")
@@ -144,7 +144,7 @@ def _build(
     prices = _draw_prices(stock, make_draws(mode, price_seed))
     write_array(store, "prices", prices)
     source = make_draws(mode, price_seed)
-    _draw_prices(stock, source)  # a sequential generator gives its first ceiling behind the last price
+    _draw_prices(stock, source)  # a sequential generator gives the first ceiling after the last price
     table = _make_table(stock, prices, source)
     for name, values in vars(table).items():
         write_array(store, f"goal_{name}", values)
@@ -193,7 +193,7 @@ def _describe_inputs(files: CatalogFiles, report: Progress) -> dict[str, dict[st
         if path is None:
             continue
         if not path.is_file():
-            raise SpearError(f"{path} is not there: check its name.")
+            raise SpearError(f"{path} does not exist: check its name.")
         size, done = path.stat().st_size, 0
 
         def count(further: int, path: Path = path, size: int = size) -> None:
@@ -210,7 +210,7 @@ def _text_size(path: Path) -> int | None:
 
 
 def _keep_only(work: Path, plan: str) -> None:
-    """Throw away what an interrupted build of something else left behind."""
+    """Remove the leftovers of an interrupted build with other inputs."""
     path = work / "plan.json"
     try:
         same = path.read_text("utf-8") == plan
@@ -227,10 +227,10 @@ def _keep_only(work: Path, plan: str) -> None:
 
 
 def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:
-    """Write what a shelf needs; returns the products, and the fingerprint of all entries."""
+    """Write the files of a shelf; return the products and the fingerprint of all entries."""
     parts = []
     wanted: list[tuple[str, ...]] = []
-    known: dict[str, str] = {}  # one object for each attribute's text: there are few different ones
+    known: dict[str, str] = {}  # one object per attribute: few are different
     for chunk in read_chunks(chunks):
         for names in json.loads(chunk.wanted.tobytes()):
             wanted.append(tuple(known.setdefault(name, name) for name in names))
@@ -239,7 +239,7 @@ def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:
         return Stock(np.zeros(0, "S1"), np.zeros(0, int), np.zeros((0, 2)), np.zeros(0, int), []), ""
     asins, lengths, digests, prices, choices = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     del parts
-    # Of products of one ASIN the first counts.
+    # The first product of an ASIN counts.
     unique, firsts = np.unique(asins, return_index=True)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)[:-1]])
     write_array(store, "asins", unique)
@@ -255,7 +255,7 @@ def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:
 
 
 def _draw_prices(stock: Stock, draws: Draws) -> np.ndarray:
-    """The price of each product: float64 [N]."""
+    """Draw the price of each product: float64 [N]."""
     prices = stock.prices[stock.firsts, 0]
     order = stock.in_file_order
     for number in order[~np.isnan(stock.prices[stock.firsts[order], 1])]:
@@ -266,7 +266,7 @@ def _draw_prices(stock: Stock, draws: Draws) -> np.ndarray:
 
 def _make_table(stock: Stock, prices: np.ndarray, draws: Draws) -> GoalTable:
     has_goals = stock.choices != NO_GOALS
-    places = np.cumsum(has_goals) - 1  # which of the instructions is a product's
+    places = np.cumsum(has_goals) - 1  # index of each product's instruction
 
     def requests() -> Iterator[Request]:
         for number in stock.in_file_order:

@@ -17,51 +17,51 @@ from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme, choose_split, sp
 from spear_envs.webshop.tasks import GoalTaskSet
 
 MAX_HITS = 50
-"""Products that a search finds at most."""
+"""Most products that a search finds."""
 
 Splits = Mapping[str, Sequence[int]]
 SplitKey = tuple[GoalKind | None, SplitScheme]
 
 
 class Search(Protocol):
-    """What a catalogue needs of an index."""
+    """The search of a catalogue."""
 
     def search(self, query: str, k: int = 50) -> list[int]:
-        """Numbers of the ``k`` best products, best first."""
+        """Return the numbers of the ``k`` best products, best first."""
 
 
 class Shelf(Protocol):
-    """Where products stand, numbered from 0 in ascending order of their ASINs."""
+    """The products, numbered from 0 in ascending order of their ASINs."""
 
     def __len__(self) -> int: ...
 
     def entry(self, number: int) -> Entry:
-        """The product of a number, with its nouns and its instruction."""
+        """Return the entry of a product."""
 
     def asin(self, number: int) -> str:
-        """The ASIN of a product."""
+        """Return the ASIN of a product."""
 
     def number_of(self, asin: str) -> int | None:
-        """The number of a product, or None."""
+        """Return the number of a product, or None."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all entries, in order."""
+        """Return the SHA-256 (hex) of all entries, in order."""
 
 
 class Catalog:
-    """Products, prices, search and goals; nothing of it ever changes.
+    """Products, prices, search and goals; immutable.
 
     Args:
         shelf: the products.
         index: search over their ``index_text``.
         prices: float64 [len(shelf)], dollars.
-        find_goals: gives the goals of a kind, or raises a SpearError that says why there are none.
-        tagger: name of what found the nouns.
-        scheme: how goals are split unless it is asked for otherwise.
-        splits: splits that are known already.
-        listed: goals from a file, which take the place of all others.
-        fingerprint: of the catalogue, if it is known.
+        find_goals: returns the goals of a kind, or raises a SpearError that says why there are none.
+        tagger: name of the tagger that found the nouns.
+        scheme: how goals are split by default.
+        splits: known splits.
+        listed: goals from a file, which replace all others.
+        fingerprint: of the catalogue, if known.
     """
 
     def __init__(
@@ -92,41 +92,40 @@ class Catalog:
         self._fingerprint = fingerprint
 
     def __len__(self) -> int:
-        """How many products there are."""
         return len(self._shelf)
 
     def product(self, number: int) -> Product:
-        """The product of a number; numbers go by ASIN, ascending."""
+        """Return the product of a number (by ascending ASIN)."""
         return self._shelf.entry(number).product
 
     def nouns(self, number: int) -> tuple[str, ...]:
-        """Nouns of the product's title in lower case, repeats kept."""
+        """Return the nouns of the product's title in lower case, repeats kept."""
         return self._shelf.entry(number).nouns
 
     def price(self, number: int) -> float:
-        """The price in dollars that the reward uses."""
+        """Return the price in dollars that the reward uses."""
         return float(self._prices[number])
 
     def number_of(self, asin: str) -> int | None:
-        """The number of a product, or None if there is none of this ASIN."""
+        """Return the number of the product with this ASIN, or None."""
         return self._shelf.number_of(asin)
 
     def search(self, query: str) -> list[int]:
-        """Numbers of the products that fit a query best, at most 50, best first."""
+        """Return the numbers of at most 50 products that fit a query, best first."""
         return self._index.search(query, MAX_HITS)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over products, prices, nouns and the tagger's name: equal ones score every purchase alike."""
+        """Return the SHA-256 (hex) of products, prices, nouns and tagger: equal ones score every purchase alike."""
         if self._fingerprint is None:
             self._fingerprint = digest_catalog(self._shelf.fingerprint, self._prices, self.tagger)
         return self._fingerprint
 
     def goals(self, kind: str | GoalKind = GoalKind.SYNTHETIC) -> GoalSource:
-        """All goals of a kind in canonical order; those of the goals file, if the catalogue was opened with one.
+        """Return all goals of a kind in canonical order, or those of the goals file if there is one.
 
         Raises:
-            SpearError: there is no such kind, or the catalogue has no goals of it.
+            SpearError: the kind is unknown, or the catalogue lacks goals of it.
         """
         kind = choose_member(GoalKind, kind, "goal_kind")
         if self._listed is not None:
@@ -142,11 +141,11 @@ class Catalog:
         goal_kind: str | GoalKind = GoalKind.SYNTHETIC,
         split_scheme: str | SplitScheme | None = None,
     ) -> GoalTaskSet:
-        """The tasks of a split: ``train``, ``eval``, ``test``, or ``all``, the list in canonical order.
+        """Return the tasks of a split: ``train``, ``eval``, ``test``, or ``all``, the list in canonical order.
 
         Args:
             split: by default ``all`` with a goals file, whose ids are then ``webshop/all/<row>``, and else ``train``.
-            goal_kind: of no account with a goals file.
+            goal_kind: ignored with a goals file.
             split_scheme: by default that of the catalogue.
 
         Raises:
@@ -166,7 +165,7 @@ class Catalog:
         return self._task_sets[made]
 
     def replace_goals(self, goals: GoalSource, prices: Mapping[str, float] | None = None) -> Catalog:
-        """The same catalogue with goals from elsewhere, and with other prices for some products.
+        """Return the catalogue with other goals, and with other prices for some products.
 
         Raises:
             SpearError: a goal is about a product that the catalogue lacks.
@@ -174,7 +173,7 @@ class Catalog:
         for position in range(len(goals)):
             asin = goals.goal(position).asin
             if self.number_of(asin) is None:
-                raise SpearError(f"row {position} of the goals asks for {asin}, which the catalogue does not have.")
+                raise SpearError(f"row {position} of the goals asks for {asin}, which the catalogue lacks.")
         changed = self._prices
         if prices:
             changed = np.array(self._prices, np.float64)
@@ -188,7 +187,7 @@ class Catalog:
 
 
 def digest_catalog(products: str, prices: np.ndarray, tagger: str) -> str:
-    """Fingerprint of a catalogue: SHA-256 (hex) over that of its entries, the prices, and the tagger's name."""
+    """Return the fingerprint of a catalogue: SHA-256 (hex) of its entries' fingerprint, its prices and its tagger."""
     digest = hashlib.sha256(np.ascontiguousarray(prices, "<f8").data).hexdigest()
     parts = {"products": products, "prices": digest, "tagger": tagger}
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""``spear data get|build|verify webshop``: fetching the official files, and making a store of them."""
+"""``spear data get|build|verify webshop``: fetching the official files and building a store of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spear_envs.webshop.opening import PRICE_SEED, SIZES
 from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
 from spear_envs.webshop.store import MANIFEST, Manifest, check_store
 
-# Untried: the machine that this was written on reaches no Google Drive.
+# Not tried against Google Drive itself: the tests run a local server.
 ADDRESS = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
 PAGE = "https://drive.google.com/file/d/{}/view"
 
@@ -51,7 +51,7 @@ FILES: dict[str, tuple[RemoteFile, ...]] = {
 }
 """The files of WebShop's authors by size: 1,000 products, and 1.18 million (5.2 GB and 178 MB)."""
 HUMAN_FILE = _describe("items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O")
-"""12,087 instructions that people wrote (5.1 MB)."""
+"""12,087 instructions written by people (5.1 MB)."""
 
 size_option = click.option("--size", type=click.Choice(SIZES), help="1,000 products, or 1.18 million.")
 path_type = click.Path(path_type=Path)
@@ -59,13 +59,13 @@ file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def folder_of(size: str) -> Path:
-    """Where the files and the store of a size lie."""
+    """Return the folder with the files and the store of a size."""
     return data_folder() / "webshop" / size
 
 
 @click.command()
 @click.option("--size", type=click.Choice(SIZES), default="small", help="1,000 products, or 1.18 M.")
-@click.option("--human", is_flag=True, help="Also the 12,087 instructions that people wrote.")
+@click.option("--human", is_flag=True, help="Also the 12,087 instructions written by people.")
 @source_option
 @mirror_option
 def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -> None:
@@ -91,15 +91,15 @@ def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -
 
 
 def _require_json(path: Path, manual: str) -> None:
-    """Raise unless the file begins as JSON: a server that refuses may send a page instead."""
+    """Raise unless the file begins as JSON: a refusing server may send a web page."""
     begins = "[" if path.name.startswith("items_shuffle") else "{"
     try:
         with JsonReader(path) as reader:
             reader.take(begins)
     except SpearError:
         raise SpearError(
-            f"what came as {path.name} is no such file and was deleted (a page about Drive's quota?): try again later."
-            f" By hand: {manual} Then name the folder that holds it: --from FOLDER."
+            f"the server sent something other than {path.name} (a page about Drive's quota?): try again later."
+            f" By hand: {manual} Then name its folder: --from FOLDER."
         ) from None
 
 
@@ -108,17 +108,17 @@ def _require_json(path: Path, manual: str) -> None:
 @click.option("--items", type=file_type, help="items_shuffle*.json[.xz], instead of --size.")
 @click.option("--attributes", type=file_type, help="items_ins_v2*.json[.xz], with --items.")
 @click.option("--human-goals", type=file_type, help="items_human_ins.json[.xz], with --items.")
-@click.option("--out", type=path_type, help="Folder of the store; by default 'store' beside the files.")
+@click.option("--out", type=path_type, help="Folder of the store; by default 'store' next to the files.")
 @click.option("--nouns", default=RULE, help="Tagger of titles: rule or spacy:MODEL.")
 @click.option("--price-seed", default=PRICE_SEED, help="Seed of prices and ceilings.")
 @click.option(
     "--draws",
     type=click.Choice([mode.value for mode in DrawMode]),
     default=DrawMode.KEYED.value,
-    help="Prices and ceilings by product, or from one generator as the original draws them.",
+    help="Prices and ceilings by product, or from one generator as in the original.",
 )
-@click.option("--processes", default=2, help="That work beside the first; 1 for none.")
-@click.option("--limit", type=int, help="Use only the first so many records.")
+@click.option("--processes", default=2, help="Worker processes; 1 for none.")
+@click.option("--limit", type=int, help="Use only the first LIMIT records.")
 def build(
     size: str | None,
     items: Path | None,
@@ -131,7 +131,7 @@ def build(
     processes: int,
     limit: int | None,
 ) -> None:
-    """Make a store of fetched files (--size), or of files at hand (--items and --attributes).
+    """Build a store of fetched files (--size) or of your own (--items and --attributes).
 
     An interrupted build resumes when the same command is run again.
 
@@ -146,7 +146,7 @@ def build(
             raise click.UsageError("--human-goals goes with --items; with --size, 'get --human' fetches them.")
         folder = folder_of(size)
         if not (folder / "raw").is_dir():
-            raise SpearError(f"{folder / 'raw'} is not there: 'spear data get webshop --size {size}' fetches it.")
+            raise SpearError(f"{folder / 'raw'} is missing: 'spear data get webshop --size {size}' fetches it.")
         files = find_files(folder)
     else:
         assert items is not None and attributes is not None
@@ -168,14 +168,14 @@ def build(
 
 
 def expect_files() -> Iterator[Expected]:
-    """The official files of both sizes."""
+    """Yield the official files of both sizes."""
     for size, files in FILES.items():
         for file in (*files, HUMAN_FILE):
             yield expect(f"webshop/{size}/raw", file)
 
 
 def list_collections() -> Iterator[Collection]:
-    """Both catalogues. The large one is here once its store is built; the small one opens from the files as well."""
+    """Yield both catalogues. The large one needs a built store; the small one opens from the files as well."""
     for size in SIZES:
         folder = folder_of(size)
         try:
@@ -193,9 +193,9 @@ def list_collections() -> Iterator[Collection]:
 @click.option("--store", type=path_type, help="Folder of a store, instead of --size.")
 @json_option
 def verify(size: str | None, store: Path | None, as_json: bool) -> None:
-    """Check the checksums of what was fetched; read whole stores, compare theirs, and say what is in them.
+    """Check the checksums of fetched files and of all files of stores, and describe the stores.
 
-    Exit code 1 if something is damaged, 3 if nothing is here.
+    Exit code 1 if something is damaged, 3 if no files are present.
 
     \b
       spear data verify webshop --size small
@@ -209,7 +209,7 @@ def verify(size: str | None, store: Path | None, as_json: bool) -> None:
 
 
 def inspect_all(console: Console, sizes: tuple[str, ...] = SIZES) -> Iterator[Finding]:
-    """The official files and the stores of these sizes that are here."""
+    """Check the fetched files and the stores of these sizes."""
     nothing = True
     for size in sizes:
         raw, store = folder_of(size) / "raw", folder_of(size) / "store"

@@ -1,4 +1,4 @@
-"""Entries: a product with what is kept beside it, and the bytes that it is stored as."""
+"""Entries: a product with its nouns and instruction, and their encoding as bytes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Entry(NamedTuple):
     nouns: tuple[str, ...]
     """Nouns of its title."""
     instruction: str | None
-    """What its synthetic goals ask for, without options and ceiling; None if it has no goals."""
+    """Text of its synthetic goals, without options and ceiling; None if it has no goals."""
     wanted: tuple[str, ...]
     """Attributes that its synthetic goals ask for."""
 
 
 def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None) -> Entry:
-    """The entry of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``, still without nouns.
+    """Make the entry, without nouns, of a record of ``items_shuffle*.json`` and its part of ``items_ins_v2*.json``.
 
-    An instruction that names no attribute makes no goal: the original stops at one.
+    An instruction without attributes makes no goal: the original crashes on one.
 
     Raises:
-        SpearError: a field is of the wrong type.
+        SpearError: a field has the wrong type.
     """
     product = read_product(record, attributes)
     instruction, wanted = None, None
@@ -46,7 +46,7 @@ def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None) 
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The entry as JSON in UTF-8; equal entries give equal bytes anywhere."""
+    """Encode an entry as JSON in UTF-8; equal entries give equal bytes."""
     product = entry.product
     fields = [
         product.asin,
@@ -63,15 +63,15 @@ def encode_entry(entry: Entry) -> bytes:
         entry.instruction,
         entry.wanted,
     ]
-    # surrogatepass: JSON may hold half of a surrogate pair, and what was read must come back.
+    # surrogatepass: JSON may contain a lone surrogate, which must be kept.
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def decode_entry(data: bytes) -> Entry:
-    """The entry that :func:`encode_entry` made the bytes of.
+    """Decode an entry of :func:`encode_entry`.
 
     Raises:
-        ValueError: it made no such bytes.
+        ValueError: the bytes are something else.
     """
     fields = json.loads(data.decode("utf-8", "surrogatepass"))
     asin, title, description, bullets, prices, options, *names, attributes, nouns, instruction, wanted = fields
@@ -92,10 +92,10 @@ def decode_entry(data: bytes) -> Entry:
 
 
 def count_choices(product: Product) -> int:
-    """In how many ways one value of each group of options can be chosen.
+    """Count the ways to choose one value of each group of options.
 
     Raises:
-        SpearError: in more ways than goals can be numbered.
+        SpearError: there are more ways than goals can be numbered.
     """
     count = math.prod(map(len, product.options.values()))
     if count > MOST_CHOICES:

@@ -39,22 +39,22 @@ _PARSERS: Mapping[ResponseFormat, ResponseParser] = {
 
 
 class Outcome(str, Enum):
-    """What the outcome term of the reward is."""
+    """The outcome term of the reward."""
 
     WON = "won"
-    """+1 for a purchase with score 1, -1 for all else, as in the paper."""
+    """+1 for a purchase with score 1, else -1, as in the paper."""
     SCORE = "score"
-    """The score of the purchase, from -1 (nothing bought, or 0) to +1 (score 1): a purchase that is nearly right earns
-    more than one that is all wrong."""
+    """The score of the purchase, from -1 (nothing bought, or 0) to +1 (score 1): a nearly right purchase earns more
+    than a wrong one."""
 
 
 class WebShopEnv(SpearEnv[str]):
-    """WebShop: read what is wanted, search, open a product, choose options, buy; one response is one action.
+    """WebShop: read the instruction, search, open a product, choose options, buy; one response is one action.
 
-    Actions are ``search[words]`` and ``click[name]``, in the original's grammar; whatever else does nothing and costs
+    Actions are ``search[words]`` and ``click[name]``, in the original's grammar; anything else does nothing and costs
     a turn. The native reward is the score on the purchase and 0 on every other turn; ``won`` is a score of exactly 1.
-    ``action_ok`` says that the action was a search or a click on something that was there, and ``tool_calls`` counts
-    those. ``info`` has the keys of ``StepInfo`` and ``purchase``, a dictionary of what was bought: its ASIN (empty
+    ``action_ok`` is True for a search and for a click on something that the page offers, and ``tool_calls`` counts
+    those. ``info`` has the keys of ``StepInfo`` and ``purchase``, a dictionary of the purchase: the ASIN (empty
     before the purchase), the chosen options, and all terms of the score (see
     :class:`~spear_envs.webshop.reward.Score`; ``NOTHING_BOUGHT`` before). The subtask is
     the product's category, the anchor a tuple of page, keywords, page number, ASIN, sub page and chosen options.
@@ -62,23 +62,23 @@ class WebShopEnv(SpearEnv[str]):
     Args:
         catalog: ``"mini"``, a name fetched by ``spear data get webshop``, or a folder with a store or official files.
         goals: a ``goals.jsonl[.xz]`` instead of the catalogue's goals. Its task ids are ``webshop/all/<row>``,
-            and prices are read from ``prices.json[.xz]`` beside it if that exists.
+            and prices are read from ``prices.json[.xz]`` next to it if that exists.
         goal_kind: ``"synthetic"`` or ``"human"``.
         split: ``"train"`` (default), ``"eval"``, ``"test"`` or ``"all"``; with ``goals`` only ``"all"``.
         split_scheme: ``"original"``, ``"verl-agent"`` or ``"product"``; by default the catalogue's own, which is
             ``"product"`` for the mini catalogue and ``"original"`` for others.
-        observation_mode: ``"text"``, the original's byte for byte, or ``"text_rich"``, which shows what is chosen.
+        observation_mode: ``"text"``, the original's byte for byte, or ``"text_rich"``, which shows the chosen options.
         max_turns: responses after which the episode is truncated.
         title_nouns: ``"rule"`` (default), ``"spacy:<model>"``, or a function from a title to its nouns; a store has
-            nouns of its own.
-        price_seed: of drawn prices and ceilings; by default 42.
+            its own nouns.
+        price_seed: seed of drawn prices and ceilings; by default 42.
         draws: ``"keyed"`` (default) or ``"sequential"``, as the original draws under a seed.
-        outcome: ``"won"`` (default) or ``"score"``: what the outcome term is, see :class:`Outcome`.
+        outcome: ``"won"`` (default) or ``"score"``: the outcome term, see :class:`Outcome`.
         response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
-            response is the action as it stands, blanks included.
+            whole response is the action, blanks included.
 
     Raises:
-        SpearError: a keyword without a valid value, or a catalogue that cannot be opened.
+        SpearError: a keyword has an invalid value, or the catalogue cannot be opened.
     """
 
     templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
@@ -140,7 +140,7 @@ class WebShopEnv(SpearEnv[str]):
 
     @property
     def shop(self) -> Shop:
-        """The shop as it stands."""
+        """Return the shop."""
         self.task  # noqa: B018 - raises ResetNeeded before the first episode
         assert self._shop is not None
         return self._shop
@@ -176,12 +176,12 @@ class WebShopEnv(SpearEnv[str]):
         return super()._malformed(problem)._replace(details=self._details())
 
     def peer_action(self, text: str) -> str:
-        """What verl-agent would play for a malformed response."""
+        """Return the action that verl-agent plays for a malformed response."""
         return find_peer_action(text)
 
     def _details(self) -> dict[str, Any]:
         shop = self.shop
-        # The same keys and types all along: gymnasium's vector environments refuse a None that becomes a dictionary.
+        # Always the same keys and types: gymnasium's vector environments refuse a None that becomes a dictionary.
         if shop.score is None:
             return {"purchase": {"asin": "", "options": {}, **NOTHING_BOUGHT._asdict()}}
         product = shop.product
@@ -189,7 +189,7 @@ class WebShopEnv(SpearEnv[str]):
         return {"purchase": {"asin": product.asin, "options": dict(shop.options), **shop.score._asdict()}}
 
     def criteria(self) -> list[Criterion]:
-        """The kind of product, each attribute and option, and the price."""
+        """Return the kind of product, each attribute and option, and the price."""
         return self.shop.criteria()
 
     def _observe(self, message: str) -> str:
@@ -200,9 +200,11 @@ class WebShopEnv(SpearEnv[str]):
         return {"tasks": self.tasks.fingerprint, **self.shop.save()}
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
-        # Numbers of products mean others in another catalogue, and ids of tasks other goals.
+        # In another catalogue the numbers of products and the ids of tasks have another meaning.
         if state["tasks"] != self.tasks.fingerprint:
-            raise SpearError("The state is of other tasks or another catalogue: make the environment as it was then.")
+            raise SpearError(
+                "The state is of other tasks or another catalogue: make the environment with the same keywords."
+            )
         self.shop.restore(state)
 
     def _anchor(self) -> tuple[object, ...]:
@@ -212,7 +214,7 @@ class WebShopEnv(SpearEnv[str]):
         return self.shop.list_actions()
 
     def lexicon(self) -> Iterator[str]:
-        """Every product and every task of the catalogue in the compact form; nothing for a large catalogue."""
+        """Yield every product and task of the catalogue in the compact form; nothing for a large catalogue."""
         if len(self.catalog) > MOST_IN_LEXICON:
             return
         for number in range(len(self.catalog)):
@@ -228,7 +230,7 @@ class WebShopEnv(SpearEnv[str]):
         return 0.0 if score is None else score.reward
 
     def scripted_action(self) -> str:
-        """Search for the instruction, open the first hit, choose the options whose values it names, buy."""
+        """Return the next action of a simple script: search, open the first hit, choose the named options, buy."""
         shop, instruction = self.shop, self.task.instruction.lower()
         shown = [action[6:-1] for action in shop.list_actions() if action.startswith("click[")]
         if shop.page is Page.RESULTS:
@@ -244,5 +246,5 @@ class WebShopEnv(SpearEnv[str]):
         return "click[buy now]"
 
     def expert_plan(self) -> list[str]:
-        """Actions that buy a product with score 1 within the turns that are left; empty if there are none."""
+        """Return actions that buy a product with score 1 within the turns left; empty if there are none."""
         return plan_purchase(self.shop, self.catalog, self.max_turns - self.turn)

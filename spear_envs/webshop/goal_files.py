@@ -1,4 +1,4 @@
-"""Goals files: one goal in JSON a line, ``goals.jsonl`` or ``goals.jsonl.xz``, and prices beside them."""
+"""Goals files, ``goals.jsonl`` or ``goals.jsonl.xz``: one JSON goal per line; and their prices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spear_envs.webshop.sources import read_json
 
 
 def read_goals(path: Path) -> list[Goal]:
-    """The goals of a file; the index of a goal is its row, from 0.
+    """Read the goals of a file; the index of a goal is its row, from 0.
 
     Raises:
         SpearError: the file is missing, broken or empty, or a row is not a goal; the message names the row.
@@ -32,29 +32,29 @@ def read_goals(path: Path) -> list[Goal]:
                     raise SpearError(f"its index is {row['index']!r}: rows must be in order and complete")
                 goals.append(Goal.from_row(row))
     except FileNotFoundError:
-        raise SpearError(f"{path} is not there: check the name of the goals file.") from None
+        raise SpearError(f"{path} does not exist: check the name of the goals file.") from None
     except OSError as error:
         raise SpearError(f"{path} cannot be read ({error.strerror}): name a goals file.") from None
     except (SpearError, ValueError, RecursionError, EOFError, lzma.LZMAError) as error:
         problem = str(error) if isinstance(error, SpearError) else f"broken JSON ({error})"
         raise SpearError(f"{path}, row {len(goals)}: {problem}. Repair the file or make it again.") from None
     if not goals:
-        raise SpearError(f"{path} holds no goals.")
+        raise SpearError(f"{path} is empty: name a file with goals.")
     return goals
 
 
 def write_goals(goals: Iterable[Goal], path: Path) -> None:
-    """Write goals so that :func:`read_goals` reads them; packed if the name ends in ``.xz``."""
+    """Write goals for :func:`read_goals`; packed if the name ends in ``.xz``."""
     with lzma.open(path, "wt", encoding="utf-8") if path.suffix == ".xz" else path.open("w", encoding="utf-8") as file:
         for index, goal in enumerate(goals):
             file.write(json.dumps({"index": index, **goal.to_row()}) + "\n")
 
 
 def read_prices(goals_file: Path) -> dict[str, float]:
-    """Prices by ASIN from ``prices.json[.xz]`` beside a goals file; none where there is no such file.
+    """Read prices by ASIN from ``prices.json[.xz]`` next to a goals file; none without that file.
 
     Raises:
-        SpearError: it is not an object of numbers.
+        SpearError: the file is not an object of numbers.
     """
     path = next(
         (path for suffix in ("", ".xz") if (path := goals_file.parent / f"prices.json{suffix}").is_file()), None

@@ -24,26 +24,26 @@ DAMAGED = "the table of goals is damaged: build the store again ('spear data bui
 
 
 class Products(Protocol):
-    """What goals need of a shelf."""
+    """The products of a shelf."""
 
     def entry(self, number: int) -> Entry:
-        """The product of a number."""
+        """Return the entry of a product."""
 
     def asin(self, number: int) -> str:
-        """Its ASIN."""
+        """Return the ASIN of a product."""
 
 
 class Request(NamedTuple):
-    """A product with an instruction: what its synthetic goals have in common."""
+    """A product with an instruction: the common part of its synthetic goals."""
 
     number: int
     """Number of the product."""
     choices: int
-    """How many combinations of option values it has: each is a goal."""
+    """Number of combinations of option values; each is a goal."""
     ceiling: float
-    """``price_upper`` of all of them."""
+    """``price_upper`` of these goals."""
     wanted: Sequence[str]
-    """Attributes asked for."""
+    """Attributes that they ask for."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class GoalTable:
     starts: np.ndarray
     """uint32 [R + 1]."""
     order: np.ndarray
-    """uint32 [G]: which goal stands at each position of the canonical order."""
+    """uint32 [G]: the goal at each position of the canonical order."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all arrays."""
+        """Return the SHA-256 (hex) of all arrays."""
         digest = hashlib.sha256()
         for values in (self.numbers, self.ceilings, self.weights, self.starts, self.order):
             digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).data)
@@ -71,20 +71,19 @@ class GoalTable:
 
 
 def shuffle_order(count: int) -> np.ndarray:
-    """What ``Random(233).shuffle`` makes of 0, 1, …, count - 1: uint32 [count]."""
+    """Shuffle 0, 1, …, count - 1 by ``Random(233).shuffle``: uint32 [count]."""
     order = array("I", range(count))
     Random(ORDER_SEED).shuffle(order)
     return np.frombuffer(order, dtype=np.uint32) if count else np.zeros(0, np.uint32)
 
 
 def make_goal_table(requests: Iterable[Request]) -> GoalTable:
-    """The goals of ``requests``, which come in the order of the file.
+    """Make the goals of ``requests``, which come in the order of the file.
 
     Raises:
         SpearError: there are more goals than can be numbered.
     """
     requests = list(requests)
-    # One object for each attribute's text: a million requests name few different ones.
     counts: Counter[str] = Counter()
     for request in requests:
         for name in request.wanted:
@@ -113,7 +112,7 @@ class TableGoals:
     Args:
         table: the arrays, in memory or mapped.
         shelf: the products.
-        fingerprint: of the table, if it is known.
+        fingerprint: of the table, if known.
     """
 
     def __init__(self, table: GoalTable, shelf: Products, fingerprint: str | None = None) -> None:
@@ -125,7 +124,7 @@ class TableGoals:
         return len(self._table.order)
 
     def goal(self, position: int) -> Goal:
-        """The goal at a position, made now."""
+        """Make the goal at a position."""
         request, choice = self._locate(position)
         entry = self._shelf.entry(int(self._table.numbers[request]))
         if entry.instruction is None:
@@ -146,19 +145,19 @@ class TableGoals:
         )
 
     def owners(self) -> np.ndarray:
-        """Number of each goal's product: uint32 [len]."""
+        """Return the number of each goal's product: uint32 [len]."""
         table = self._table
         per_goal = np.repeat(table.numbers, np.diff(table.starts.astype(np.int64)))
         return per_goal[table.order]
 
     def owner_name(self, number: int) -> str:
-        """The product's ASIN."""
+        """Return the product's ASIN."""
         return self._shelf.asin(number)
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:
-        """As :class:`~spear_envs.webshop.goals.GoalSource` says.
+        """See :class:`~spear_envs.webshop.goals.GoalSource`.
 
-        Goals of one request are equal where an option repeats a value, goals of different ones never are.
+        Goals of one request are equal if an option repeats a value; goals of different requests never are.
         """
         twins: set[int] = set()
         for position in positions:
@@ -182,15 +181,15 @@ class TableGoals:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all goals and their order, but for what the records of the products say."""
+        """Return the SHA-256 (hex) of all goals and their order, without the products' records."""
         if self._fingerprint is None:
             self._fingerprint = self._table.fingerprint
         return self._fingerprint
 
     def _locate(self, position: int) -> tuple[int, int]:
-        """Request of the goal at a position, and which of its choices it is."""
+        """Return the request of the goal at a position, and the number of its choice."""
         table = self._table
-        # Of the type of the array, or numpy would copy the array to compare.
+        # In the array's type, or numpy would copy the array to compare.
         place = table.order[position]
         request = int(np.searchsorted(table.starts, place, side="right")) - 1
         if request >= len(table.numbers):

@@ -1,8 +1,8 @@
-"""Goals: what is to be bought, for how much, and in which words it is asked for.
+"""Goals: the product to buy, its price limit, and the instruction.
 
 A list of goals has one canonical order, ``Random(233).shuffle`` of the order of the files, in every process and for
-every split. ``splits.py`` divides it into ``train``, ``eval`` and ``test``, which is what the original calls them;
-``all`` is the whole list. There is no split ``valid``. An environment takes its tasks from
+every split. ``splits.py`` divides it into ``train``, ``eval`` and ``test``, the original's names (there is no
+``valid``); ``all`` is the full list. An environment takes its tasks from
 ``opening.open_catalog(...).make_tasks(split, goal_kind=..., split_scheme=...)``; each is a ``GoalTask`` with its
 ``goal``.
 """
@@ -26,7 +26,7 @@ ORDER_SEED = 233
 
 
 class GoalKind(str, Enum):
-    """Where goals come from."""
+    """The origin of goals."""
 
     SYNTHETIC = "synthetic"
     """One for each combination of option values of each product with an instruction in ``items_ins_v2*.json``."""
@@ -36,17 +36,17 @@ class GoalKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What one episode asks for."""
+    """The goal of one episode."""
 
     asin: str
-    """The product it was made of; others may score as high."""
+    """The product that it was made from; others may score as high."""
     instruction: str
-    """The whole text that the policy reads."""
+    """The text that the policy reads."""
     attributes: tuple[str, ...]
     options: tuple[tuple[str, str], ...] | tuple[str, ...]
     """(group, value) pairs of a synthetic goal; plain values of a human one."""
     price_upper: float
-    """Ceiling in dollars; 1,000,000 where the text names none."""
+    """Ceiling in dollars; 1,000,000 if the text names none."""
     weight: float
     """How rare its attributes are: mean of 1 / (number of goals with the attribute); 1 for human goals."""
     query: str
@@ -56,7 +56,7 @@ class Goal:
     """Query, category, levels and title of the product ``asin``."""
 
     def to_row(self) -> dict[str, Any]:
-        """The goal as a JSON object with the keys of a goals file, ``index`` left out."""
+        """Return the goal as a JSON object with the keys of a goals file, without ``index``."""
         strings = bool(self.options) and isinstance(self.options[0], str)
         return {
             "asin": self.asin,
@@ -73,10 +73,10 @@ class Goal:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Goal:
-        """The goal of a row of a goals file.
+        """Make the goal of a row of a goals file.
 
         Raises:
-            SpearError: a field is missing or of the wrong type; the message names it.
+            SpearError: a field is missing or has the wrong type; the message names it.
         """
         options = row.get("goal_options")
         if isinstance(options, Mapping):
@@ -104,7 +104,7 @@ class Goal:
 
     @property
     def key(self) -> str:
-        """SHA-256 of product, text and options: goals with equal keys are the same task."""
+        """Return the SHA-256 of product, text and options: goals with equal keys are the same task."""
         return hashlib.sha256(canonical_json([self.asin, self.instruction, self.options]).encode()).hexdigest()
 
 
@@ -116,7 +116,7 @@ def make_goal(
     price_upper: float,
     weight: float,
 ) -> Goal:
-    """The goal of an instruction about ``product``; pairs among ``options`` and the ceiling are added to its text."""
+    """Make the goal of an instruction for ``product``; pairs among ``options`` and the ceiling extend its text."""
     pairs = [f"{option[0]}: {option[1]}" for option in options if not isinstance(option, str)]
     wish = f" with {', and '.join(pairs)}" if pairs else ""
     ceiling = "" if price_upper == NO_CEILING else f", and price lower than {price_upper:.2f} dollars"
@@ -140,24 +140,24 @@ class GoalSource(Protocol):
     def __len__(self) -> int: ...
 
     def goal(self, position: int) -> Goal:
-        """The goal at a position in [0, len)."""
+        """Return the goal at a position in [0, len)."""
 
     def owners(self) -> np.ndarray:
-        """For each position a number that stands for the goal's product: integers [len]."""
+        """Return a number for the product of each goal: integers [len]."""
 
     def owner_name(self, number: int) -> str:
-        """The ASIN that one of these numbers stands for."""
+        """Return the ASIN of one of these numbers."""
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:
-        """All positions, the given ones among them, whose goal has the key of a goal at one of ``positions``."""
+        """Return all positions whose goal has the key of a goal at one of ``positions``, which are included."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all goals and their order."""
+        """Return the SHA-256 (hex) of all goals and their order."""
 
 
 class ListedGoals:
-    """Goals that are all at hand, in their canonical order."""
+    """Goals in memory, in their canonical order."""
 
     def __init__(self, goals: Iterable[Goal]) -> None:
         self._goals = tuple(goals)
@@ -168,26 +168,26 @@ class ListedGoals:
         return len(self._goals)
 
     def goal(self, position: int) -> Goal:
-        """The goal at a position."""
+        """Return the goal at a position."""
         return self._goals[position]
 
     def owners(self) -> np.ndarray:
-        """A number for each goal's product, int64 [len]."""
+        """Return a number for each goal's product: int64 [len]."""
         numbers = {asin: number for number, asin in enumerate(self._asins)}
         return np.array([numbers[goal.asin] for goal in self._goals], dtype=np.int64)
 
     def owner_name(self, number: int) -> str:
-        """The ASIN that one of these numbers stands for."""
+        """Return the ASIN of one of these numbers."""
         return self._asins[number]
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:
-        """As :class:`GoalSource` says."""
+        """See :class:`GoalSource`."""
         keys = {self._goals[position].key for position in positions}
         return {position for position, goal in enumerate(self._goals) if goal.key in keys}
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all goals and their order."""
+        """Return the SHA-256 (hex) of all goals and their order."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for goal in self._goals:

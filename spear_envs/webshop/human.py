@@ -1,4 +1,4 @@
-"""Goals that people wrote: ``items_human_ins.json``."""
+"""Goals written by people: ``items_human_ins.json``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HumanInstruction = tuple[int, str, tuple[str, ...], tuple[str, ...]]
 
 
 def read_instructions(asin: str, rows: object) -> list[HumanInstruction]:
-    """The instructions of a product that name an attribute; dots at both ends of the text are dropped.
+    """Read the instructions of a product that name an attribute; dots at both ends of the text are dropped.
 
     Args:
         asin: the product.
         rows: its entry in ``items_human_ins.json``.
 
     Raises:
-        SpearError: the entry is of the wrong form.
+        SpearError: the entry has the wrong form.
     """
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise SpearError(f"the instructions for {asin} must be a list of objects")
@@ -45,15 +45,15 @@ def _read_list(row: Mapping[str, Any], asin: str, name: str) -> tuple[str, ...]:
 def make_human_goals(
     products: Iterable[Product], instructions: Mapping[str, Any], draw_ceiling: Callable[[str, int], float]
 ) -> ListedGoals:
-    """One goal for each instruction, in the canonical order.
+    """Make one goal for each instruction, in the canonical order.
 
     Args:
-        products: those that have instructions, in the order of the file.
-        instructions: content of ``items_human_ins.json``; products that the catalogue lacks are passed over.
-        draw_ceiling: ``price_upper`` for a product's instruction of a number.
+        products: the products with instructions, in the order of the file.
+        instructions: content of ``items_human_ins.json``; products that the catalogue lacks are skipped.
+        draw_ceiling: returns ``price_upper`` for an instruction, by ASIN and number.
 
     Raises:
-        SpearError: an entry is of the wrong form.
+        SpearError: an entry has the wrong form.
     """
     goals: list[Goal] = []
     for product in products:

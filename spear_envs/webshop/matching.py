@@ -1,11 +1,11 @@
-"""How alike two short texts are to the original's reward: thefuzz's ``token_set_ratio``, and folded colours."""
+"""Likeness of two short texts in the original's reward: thefuzz's ``token_set_ratio``, and folded colours."""
 
 from __future__ import annotations
 
 import re
 
 MATCH = 85
-"""Texts match if their ratio is above this."""
+"""Texts match if their ratio exceeds this."""
 
 _COLOURS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel "
@@ -17,22 +17,22 @@ _COLOURS = (
     "tiger turquoise violet walnut wheat white wine yellow"
 )
 COLOURS = tuple(_COLOURS.split())
-"""Colour words of the original, in the order they are looked for, which is the alphabet's."""
+"""Colour words of the original, in alphabetical order, which is the order of the search."""
 
 _DELETED = dict.fromkeys(range(0x80, 0x100))
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]")
 
 
 def fold_colour(text: str) -> str:
-    """The first of :data:`COLOURS` that occurs anywhere in ``text`` (``red`` in ``tired``), else ``text`` itself."""
+    """Return the first of :data:`COLOURS` that occurs in ``text`` (``red`` in ``tired``), else ``text`` itself."""
     return next((colour for colour in COLOURS if colour in text), text)
 
 
 def token_set_ratio(a: str, b: str) -> int:
-    """Likeness in 0..100, equal to ``thefuzz.fuzz.token_set_ratio`` 0.22.1.
+    """Return the likeness in 0..100, equal to ``thefuzz.fuzz.token_set_ratio`` 0.22.1.
 
-    U+0080 to U+00FF are deleted, other scripts stay; what is not a letter or digit separates words; case is ignored.
-    100 if the texts share a word and one has no others; 0 if either has none.
+    U+0080 to U+00FF are deleted, other scripts stay; all but letters and digits separates words; case is ignored.
+    100 if the texts share a word and one has no others; 0 if either has no words.
     """
     x, y = _split(a), _split(b)
     if not x or not y:
@@ -41,7 +41,7 @@ def token_set_ratio(a: str, b: str) -> int:
     shared = len(both)
     if shared and not (only_x and only_y):
         return 100
-    # The three strings that thefuzz compares begin with the shared words, which therefore count in lengths alone.
+    # The three strings that thefuzz compares begin with the shared words, so these count in the lengths alone.
     before = shared + 1 if shared else 0
     length_x, length_y = before + len(only_x), before + len(only_y)
     ratios = [100 - 100 * _count_indels(only_x, only_y) / (length_x + length_y)]
@@ -51,7 +51,7 @@ def token_set_ratio(a: str, b: str) -> int:
 
 
 def matches(a: str, b: str) -> bool:
-    """Whether two texts are alike enough for the reward."""
+    """Return whether two texts match for the reward."""
     return token_set_ratio(a, b) > MATCH
 
 
@@ -62,9 +62,9 @@ def _split(text: str) -> frozenset[str]:
 
 
 def _count_indels(a: str, b: str) -> int:
-    """Least number of characters to delete and insert to turn ``a`` into ``b``.
+    """Count the least deletions and insertions that turn ``a`` into ``b``.
 
-    Both less their longest common subsequence, whose length is found for a whole row of the table at once, a bit for
+    They follow from the longest common subsequence, whose length is computed a row of the table at a time, a bit for
     each character of ``a`` (Hyyrö, 2004, "Bit-parallel LCS-length computation revisited").
     """
     places: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Catalogues that are small enough to be made in memory."""
+"""Catalogues that fit into memory."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class MemoryShelf:
         return len(self._entries)
 
     def entry(self, number: int) -> Entry:
-        """The product of a number, with what belongs to it."""
+        """Return the entry of a product."""
         return self._entries[number]
 
     def asin(self, number: int) -> str:
-        """The ASIN of a product."""
+        """Return the ASIN of a product."""
         return self._entries[number].product.asin
 
     def number_of(self, asin: str) -> int | None:
-        """The number of a product, or None."""
+        """Return the number of a product, or None."""
         return self._numbers.get(asin)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over all entries, in order."""
+        """Return the SHA-256 (hex) of all entries, in order."""
         if self._fingerprint is None:
             self._fingerprint = digest_entries(hashlib.sha256(encode_entry(entry)).digest() for entry in self._entries)
         return self._fingerprint
 
 
 def digest_entries(digests: Iterable[bytes]) -> str:
-    """SHA-256 (hex) over the SHA-256 of all encoded entries, in order."""
+    """Return the SHA-256 (hex) of the SHA-256 of all encoded entries, in order."""
     whole = hashlib.sha256()
     for digest in digests:
         whole.update(digest)
@@ -71,20 +71,20 @@ def make_catalog(
     draws: str | DrawMode = DrawMode.KEYED,
     scheme: SplitScheme = SplitScheme.ORIGINAL,
 ) -> Catalog:
-    """A catalogue of some thousand products.
+    """Make a catalogue of some thousand products.
 
     Args:
-        items: records of ``items_shuffle*.json``, read one by one.
+        items: records of ``items_shuffle*.json``.
         attributes: content of ``items_ins_v2*.json``.
         human: content of ``items_human_ins.json``.
         name: of the catalogue, for errors.
         tagger: finds the nouns of titles.
-        price_seed: of the prices of ranges and of the ceilings.
-        draws: where these come from.
+        price_seed: seed of drawn prices and ceilings.
+        draws: source of prices and ceilings.
         scheme: how goals are split by default.
 
     Raises:
-        SpearError: a record is of the wrong form, or there is none.
+        SpearError: a record has the wrong form, or there are no products.
     """
     entries = _read_entries(items, attributes, name)
     nouns = tagger.tag_all(entry.product.title for entry in entries.values())
@@ -110,9 +110,9 @@ def make_catalog(
         if kind is GoalKind.SYNTHETIC:
             goals: GoalSource = TableGoals(table, shelf)
         elif human is None:
-            raise SpearError("goal_kind='human': the catalogue has no items_human_ins.json; put it beside the others.")
+            raise SpearError("goal_kind='human': the catalogue has no items_human_ins.json; put it next to the others.")
         else:
-            # Anew, since a sequential generator gives the first human ceiling right behind the last price.
+            # Again, since a sequential generator gives the first human ceiling right after the last price.
             source = make_draws(draws, price_seed)
             prices = {asin: source.draw_price(asin, entry.product.prices) for asin, entry in entries.items()}
             goals = make_human_goals(
@@ -121,7 +121,7 @@ def make_catalog(
                 lambda asin, number: source.draw_ceiling(asin, number, prices[asin]),
             )
         if not len(goals):
-            raise SpearError(f"goal_kind={kind.value!r}: the catalogue has no goals of this kind.")
+            raise SpearError(f"goal_kind={kind.value!r}: the catalogue lacks goals of this kind; choose the other.")
         return goals
 
     return Catalog(
@@ -135,14 +135,14 @@ def make_catalog(
 
 
 def _read_entries(items: Iterable[Any], attributes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Entry]:
-    """The listed products by ASIN, each as it first occurs in ``items``."""
+    """Read the listed products by ASIN, each at its first occurrence."""
     entries: dict[str, Entry] = {}
     for number, record in enumerate(items):
         try:
             if not isinstance(record, Mapping):
                 raise SpearError("a product must be an object")
             asin = record.get("asin")
-            # What is not listed may be malformed, and what has no ASIN is refused by make_entry.
+            # Unlisted records may be malformed; make_entry refuses a record without an ASIN.
             if isinstance(asin, str) and (asin in entries or not is_listed(asin)):
                 continue
             entry = make_entry(record, attributes.get(asin))  # type: ignore[arg-type]

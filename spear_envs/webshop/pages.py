@@ -1,7 +1,7 @@
-"""The pages of the shop, written as the policy reads them.
+"""The pages of the shop, as the policy reads them.
 
-A page is a list of nodes: the texts that the original's HTML would show, in order and as they are, with what
-each is. Two writers turn nodes into an observation, for ``observation_mode="text"`` and ``"text_rich"``.
+A page is a list of nodes: the texts of the original's HTML in order, each with its kind. Two writers turn nodes into an
+observation, for ``observation_mode="text"`` and ``"text_rich"``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from enum import Enum
 from spear_envs.webshop.products import Product
 
 SEPARATOR = " [SEP] "
-"""Stands between the fields of a page in ``observation_mode="text"``."""
+"""Separator of the fields of a page in ``observation_mode="text"``."""
 BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW = "Back to Search", "Next >", "< Prev", "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
 
-_SPACES = " \n\t\f\r"  # what HTML calls white space
+_SPACES = " \n\t\f\r"  # white space in HTML
 _BEFORE_OPTIONS = (
     *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),
     *("Purchased", "asin"),
@@ -31,42 +31,41 @@ _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&'"}
 
 
 class ObservationMode(str, Enum):
-    """How a page is written."""
+    """The form of a page."""
 
     TEXT = "text"
-    """Stripped fields joined by ``[SEP]``; which options are chosen cannot be seen."""
+    """Stripped fields joined by ``[SEP]``; they do not show the chosen options."""
     TEXT_RICH = "text_rich"
-    """A line for each node, with marks around buttons and around what was clicked."""
+    """A line for each node, with marks around buttons and clicked values."""
 
 
 class Mark(Enum):
-    """What a node is."""
+    """The kind of a node."""
 
     TEXT = "text"
-    """Words that nothing happens on."""
+    """Plain text."""
     BUTTON = "button"
-    """A button."""
     OPTION = "option"
-    """A value that may be chosen."""
+    """A value to choose."""
     CHOSEN = "chosen"
-    """A value that is chosen."""
+    """A chosen value."""
     LINK = "link"
-    """The ASIN of a product, which opens it."""
+    """The ASIN of a product; a click opens it."""
     OPENED = "opened"
-    """The ASIN of a product that was opened since the last visit to the search page."""
+    """The ASIN of a product opened since the last visit to the search page."""
 
 
 Node = tuple[Mark, str]
-"""What a text is, and the text as it is in the page, blanks at its ends included."""
+"""Kind and text, blanks at its ends included."""
 
 
 def write_page(nodes: Iterable[Node], mode: ObservationMode) -> str:
-    """The observation of a page."""
+    """Write the observation of a page."""
     return _write_text(nodes) if mode is ObservationMode.TEXT else _write_rich(nodes)
 
 
 def add_message(observation: str, message: str, mode: ObservationMode) -> str:
-    """An observation with one more field, or line, for what the environment has to say."""
+    """Add a message of the environment as a further field or line."""
     return f"{observation}{SEPARATOR}{message}" if mode is ObservationMode.TEXT else f"{observation}{message}\n"
 
 
@@ -74,7 +73,7 @@ def _write_text(nodes: Iterable[Node]) -> str:
     fields = []
     for _, text in nodes:
         stripped = text.strip()
-        # A text of HTML's white space alone is kept, as an empty field, unless it holds a line feed.
+        # A text of HTML's white space alone becomes an empty field, unless it has a line feed.
         if stripped or (text and ("\n" not in text or text.strip(_SPACES))):
             fields.append(stripped)
     return SEPARATOR.join(fields)
@@ -104,21 +103,21 @@ def _write_rich(nodes: Iterable[Node]) -> str:
 
 
 def list_search(instruction: str) -> list[Node]:
-    """The page with the search bar."""
+    """List the page with the search bar."""
     return [(Mark.TEXT, "WebShop"), (Mark.TEXT, "Instruction: "), (Mark.TEXT, instruction), (Mark.BUTTON, "Search")]
 
 
 def list_results(
     instruction: str, number: int, total: int, products: Iterable[Product], opened: Collection[str]
 ) -> list[Node]:
-    """A page of search results.
+    """List a page of search results.
 
     Args:
         instruction: the goal's text.
         number: of the page, from 1.
         total: hits of the search, on all pages.
-        products: those of this page.
-        opened: ASINs that were opened since the last visit to the search page.
+        products: the products of this page.
+        opened: ASINs opened since the last visit to the search page.
     """
     nodes = _list_head(instruction)
     nodes.append((Mark.TEXT, f"Page {number} (Total results: {total})"))
@@ -133,7 +132,7 @@ def list_results(
 
 
 def list_item(instruction: str, product: Product, chosen: Collection[str]) -> list[Node]:
-    """The page of a product; a value is marked as chosen in every group that offers it, as in the original."""
+    """List the page of a product; a value is marked as chosen in every group that offers it, as in the original."""
     nodes = _list_head(instruction)
     nodes.append((Mark.BUTTON, PREVIOUS))
     for name, values in product.options.items():
@@ -148,7 +147,7 @@ def list_item(instruction: str, product: Product, chosen: Collection[str]) -> li
 
 
 def list_sub_page(instruction: str, product: Product, name: str) -> list[Node]:
-    """A page about a product: one of :data:`SUB_PAGES`, in lower case. There are no reviews."""
+    """List a page about a product: one of :data:`SUB_PAGES`, in lower case. There are no reviews."""
     nodes = _list_head(instruction)
     nodes.append((Mark.BUTTON, PREVIOUS))
     if name == "description":
@@ -159,7 +158,7 @@ def list_sub_page(instruction: str, product: Product, name: str) -> list[Node]:
 
 
 def list_done(asin: str, options: Mapping[str, str], reward: float) -> list[Node]:
-    """The page after the purchase; it shows no instruction."""
+    """List the page after the purchase, which does not show the instruction."""
     texts: Sequence[str] = (
         *_BEFORE_OPTIONS,
         asin,

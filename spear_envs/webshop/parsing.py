@@ -1,4 +1,4 @@
-"""From responses to actions, where WebShop differs from the other environments."""
+"""Reading actions from responses, where WebShop differs from the other environments."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class VerbatimParser:
     hint: str = _PLAIN.hint
 
     def parse(self, response: str) -> ParsedResponse:
-        """Take the response as it is; only an overlong and a NUL-holding one are malformed."""
+        """Take the response unchanged; only one that is too long or contains NUL is malformed."""
         parsed = _PLAIN.parse(response)
         refused = parsed.action is None and response.strip()
         return parsed if refused else ParsedResponse(response, True)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action itself; thoughts have no place in this form."""
+        """Return the action; this form has no thoughts."""
         return action
 
 
 def find_peer_action(response: str) -> str:
-    """What verl-agent plays for a response: in lower case what stands between the first ``<action>`` and the first
-    ``</action>``, stripped, or the last 20 characters if one of them is missing."""
+    """Return the action that verl-agent plays for a response: the text between the first ``<action>`` and the first
+    ``</action>``, stripped, or the last 20 characters if a tag is missing, in lower case."""
     lowered = response.lower()
     begin, end = lowered.find("<action>"), lowered.find("</action>")
     if begin < 0 or end < 0:

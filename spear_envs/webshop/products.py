@@ -1,4 +1,4 @@
-"""Products: what the shop keeps of a record of ``items_shuffle*.json``."""
+"""Products, read from records of ``items_shuffle*.json``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from spear_envs.core.errors import SpearError
 
 DEFAULT_PRICE = 100.0
-"""Price in dollars of a product that names none."""
+"""Price in dollars of a product without one."""
 MAX_ASIN = 10
 """Products whose ASIN is longer are not listed."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Attributes of a product that the attribute file does not know."""
+"""Attributes of a product that the attribute file lacks."""
 _NOT_AMOUNT = re.compile(r"[^\d.]")
 
 
@@ -27,7 +27,7 @@ class Product:
     asin: str
     """Its key, up to 10 characters."""
     title: str
-    """``name`` of the record, as it stands: HTML and other scripts included."""
+    """``name`` of the record, unchanged: HTML and other scripts included."""
     description: str
     bullets: tuple[str, ...]
     """The features, in order; may be empty strings."""
@@ -45,27 +45,27 @@ class Product:
 
     @property
     def price_tag(self) -> str:
-        """The price as pages show it: ``$18.0``, or ``$19.99 to $27.99``."""
+        """Return the price as pages show it: ``$18.0``, or ``$19.99 to $27.99``."""
         return " to ".join(f"${price}" for price in self.prices)
 
     @property
     def index_text(self) -> str:
-        """All that a search looks at: title, description, first bullet and options, in lower case."""
+        """Return the indexed text: title, description, first bullet and options, in lower case."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         first = self.bullets[0] if self.bullets else ""
         return f"{self.title} {self.description} {first} {options}".lower()
 
 
 def is_listed(asin: str) -> bool:
-    """Whether the shop lists a product of this ASIN (one seen before is left out by the reader of a whole file)."""
+    """Return whether the shop lists a product with this ASIN (readers of files skip repeated ones)."""
     return asin != "nan" and len(asin) <= MAX_ASIN
 
 
 def parse_prices(pricing: str) -> tuple[float, ...]:
-    """Amounts in dollars: one, or the first two of several, such as ``"$19.99 - $27.99"``; 100.0 if there is none.
+    """Read amounts in dollars: one, or the first two of several, such as ``"$19.99 - $27.99"``; 100.0 if there is none.
 
     Raises:
-        SpearError: what follows a dollar sign is not a number.
+        SpearError: a dollar sign is not followed by a number.
     """
     amounts = []
     for piece in pricing.split("$")[1:3]:
@@ -80,12 +80,12 @@ def parse_prices(pricing: str) -> tuple[float, ...]:
 
 
 def read_options(options: object) -> dict[str, tuple[str, ...]]:
-    """Option groups of a record's ``customization_options``: null groups dropped, names and values in lower case.
+    """Read the groups of a record's ``customization_options``: null groups dropped, names and values in lower case.
 
-    A later group with the same lower-case name takes the place of the earlier one.
+    A later group with the same lower-case name replaces the earlier one.
 
     Raises:
-        SpearError: neither empty nor an object of lists of ``{"value": text}``.
+        SpearError: the options are neither empty nor an object of lists of ``{"value": text}``.
     """
     if not options:
         return {}
@@ -108,21 +108,21 @@ def read_options(options: object) -> dict[str, tuple[str, ...]]:
 
 
 def read_product(record: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Product:
-    """A product of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``.
+    """Read the product of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``.
 
-    Texts other than ``asin`` and ``name`` may be missing or null, which is the same as empty.
+    Texts other than ``asin`` and ``name`` may be missing or null, which means empty.
 
     Args:
         record: keys ``asin, name, full_description, small_description, pricing, customization_options, category,
             query, product_category``; others are ignored.
-        attributes: the entry, whose ``attributes`` are taken; None if there is none.
+        attributes: the entry, or None; its ``attributes`` are taken.
 
     Raises:
-        SpearError: a field is of the wrong type; the message names the product and the field.
+        SpearError: a field has the wrong type; the message names the product and the field.
     """
     asin = record.get("asin")
     if not isinstance(asin, str) or not asin:
-        raise SpearError("a product has no asin: every record must have a text under 'asin'")
+        raise SpearError("a product lacks an asin: every record must have a text under 'asin'")
     if not (asin.isascii() and asin.isprintable()):
         raise SpearError(f"the asin {asin!r} must be of plain letters and digits")
     try:
@@ -151,10 +151,10 @@ def read_product(record: Mapping[str, Any], attributes: Mapping[str, Any] | None
 
 
 def read_texts(values: object, name: str) -> tuple[str, ...]:
-    """A list of texts.
+    """Read a list of texts.
 
     Raises:
-        SpearError: it is not one.
+        SpearError: the value is something else.
     """
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise SpearError(f"{name} must be a list of texts")
@@ -162,10 +162,10 @@ def read_texts(values: object, name: str) -> tuple[str, ...]:
 
 
 def read_number(value: object, name: str) -> float:
-    """A number of at least 0.
+    """Read a finite number of at least 0.
 
     Raises:
-        SpearError: it is not a number, or not finite.
+        SpearError: the value is something else.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
         raise SpearError(f"{name} must be a number of at least 0")

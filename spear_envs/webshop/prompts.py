@@ -14,7 +14,7 @@ from spear_envs.webshop.pages import SEPARATOR, ObservationMode
 from spear_envs.webshop.shop import PAGE_SIZE
 
 LONGEST_WITH_HISTORY = 13_000
-"""Most characters of a prompt with history; a longer one is written without it, as verl-agent does."""
+"""Most characters of a prompt with history; a longer one is written without it, as in verl-agent."""
 
 _GAME = """\
 You are shopping in an online store. Find a product that fits your task, choose the options it asks for, and buy it. \
@@ -27,14 +27,14 @@ chooses it, and another value of the same option replaces it; 'next >' and '< pr
 - {buy} buys the open product with the options chosen so far. It ends the task, so compare before you buy."""
 RULES = _GAME.format(search="search[words]", click="click[name]", buy="click[buy now]")
 TOOL_RULES = _GAME.format(search="search(query)", click="click(target)", buy='click(target="buy now")')
-"""The same where actions are calls of tools."""
+"""The same rules for actions as tool calls."""
 
 
 def strip_instruction(observation: str, instruction: str) -> str:
-    """An observation without its instruction, which prompts show elsewhere.
+    """Remove the instruction from an observation; prompts show it already.
 
-    Of the mode ``text`` the fields behind the instruction are given, each in single quotes, as verl-agent shows them.
-    An observation that does not hold the instruction (the last page) comes back as it is.
+    In the mode ``text`` return the fields after the instruction, each in single quotes, as in verl-agent. Return an
+    observation without the instruction (the last page) unchanged.
     """
     shown = instruction.strip()
     fields = observation.split(SEPARATOR)
@@ -51,8 +51,8 @@ class ShopTemplate:
     """Rules of the shop, task, step count, history, observation, admissible actions and the form of the response.
 
     Args:
-        parser: states the form of a response, as the environment reads it.
-        rules: what the shop is like and what may be done.
+        parser: describes and writes responses in the form that the environment reads.
+        rules: description of the shop and its actions.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
@@ -61,11 +61,11 @@ class ShopTemplate:
     rules: str = RULES
 
     def system(self) -> str | None:
-        """None: the rules are in the user message, so that templates of models without a system role work too."""
+        """Return None: the rules are in the user message, for models without a system role."""
         return None
 
     def render(self, context: PromptContext) -> str:
-        """The whole prompt; without history where it would be longer than 13,000 characters."""
+        """Render the prompt, without history if it would exceed 13,000 characters."""
         head = f"{self.rules}\n\nYour task: {context.instruction}"
         tail = self.follow_up(context)
         if context.history:
@@ -79,7 +79,7 @@ class ShopTemplate:
         return f"{head}\n\n{tail}"
 
     def follow_up(self, context: PromptContext) -> str:
-        """Observation, actions and the form of the response."""
+        """Render observation, actions and the form of the response."""
         seen = strip_instruction(context.observation, context.instruction)
         parts = [f"This is step {context.turn} of at most {context.max_turns}. You see:\n{seen}"]
         if context.admissible_actions is not None:
@@ -88,17 +88,17 @@ class ShopTemplate:
         return "\n\n".join(parts)
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the form that the environment reads."""
+        """Write thoughts and action in the form that the environment reads."""
         return self.parser.respond(action, think)
 
 
 TITLE_WORDS = 12
-"""Words of a title that the compact prompt shows."""
+"""Most words of a title in the compact prompt."""
 TEXT_WORDS = 60
-"""Words of a description or of features that it shows."""
+"""Most words of a description or of features in it."""
 
-# A piece is a word with the blank before it, so that no blank is a token. An ASIN of the mini catalogue is three
-# pieces and a number has its last digit apart, so that a model can write and compare what it never met in training.
+# A piece is a word with the blank before it, so that a blank alone is not a token. An ASIN of the mini catalogue is
+# three pieces and a number has its last digit apart, so that a model can write and compare values unseen in training.
 _PIECES = (
     r"<think></think><action>(?:search|click)\[",
     r"\]</action>",
@@ -128,17 +128,17 @@ _NO_WORD = re.compile(r"[^\w\s'.&%+-]+")
 
 @dataclass(frozen=True)
 class CompactShopTemplate:
-    """A page in few words of lower case: for tiny models with a word-level tokenizer.
+    """A page in few lower-case words, for tiny models with a word-level tokenizer.
 
-    The task comes first. A page of results has a line for each product with its title, its price and, last, its ASIN,
-    since a model that reads from left to right has then seen what it is the ASIN of; ``~`` instead of ``>``
-    marks one that was opened. A product has a line for each group of options, with ``*`` before a chosen value and
-    ``|`` before the others. Prices are rounded up to whole dollars, which changes no comparison with a task's limit.
-    Titles are cut to 12 words, descriptions to 60, and no history is written, since the page shows all that counts.
+    The task comes first. A page of results has a line for each product with its title, its price and last its ASIN, so
+    that a model reading from left to right knows the product by then; ``~`` instead of ``>`` marks an opened one. A
+    product has a line for each group of options, with ``*`` before a chosen value and ``|`` before the others. Prices
+    are rounded up to whole dollars, which does not change comparisons with a task's limit. Titles are cut to 12 words
+    and descriptions to 60. There is no history, since the page shows everything needed.
 
     Args:
-        parser: states the form of a response, as the environment reads it.
-        mode: of the observations; only ``text_rich`` shows what is chosen.
+        parser: writes responses in the form that the environment reads.
+        mode: of the observations; only ``text_rich`` shows the chosen options.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
@@ -151,15 +151,15 @@ class CompactShopTemplate:
         return None
 
     def render(self, context: PromptContext) -> str:
-        """Task and page.
+        """Render task and page.
 
         Raises:
-            SpearError: the observations are of the mode ``text``, which does not show what is chosen.
+            SpearError: the observations have the mode ``text``, which does not show the chosen options.
         """
         return f"{compress_task(context.instruction)}\n{self.follow_up(context)}"
 
     def follow_up(self, context: PromptContext) -> str:
-        """The page; raises as :meth:`render`."""
+        """Render the page; raise as :meth:`render`."""
         if self.mode is ObservationMode.TEXT:
             raise SpearError(
                 "the compact template shows which options are chosen, and observation_mode='text' does not: "
@@ -168,23 +168,23 @@ class CompactShopTemplate:
         return compress_page(context.observation)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action in the form that the environment reads, with empty thoughts."""
+        """Write the action in the form that the environment reads, with empty thoughts."""
         return self.parser.respond(action)
 
 
 def compress_task(instruction: str) -> str:
-    """The task in the compact form."""
+    """Return the task in the compact form."""
     shown = _CEILING.sub(r"\1", instruction.strip().lower().removeprefix("find me "))
     return shown.replace(": ", ":")  # so that the first word of a value is the same token as on a product's page
 
 
 def compress_page(observation: str) -> str:
-    """An observation of the mode ``text_rich`` in the compact form; what the environment had to say is left out."""
+    """Return an observation of the mode ``text_rich`` in the compact form, without the environment's messages."""
     return "\n".join(_compress(observation.partition(_MALFORMED)[0].rstrip("\n") + "\n")) + "\n"
 
 
 def _compress(observation: str) -> Iterator[str]:
-    """The lines of a page."""
+    """Yield the lines of a page."""
     head = _HEAD.search(observation)
     if head is None:
         yield "search" if observation.startswith("WebShop\n") else "done"
@@ -206,7 +206,7 @@ def _compress(observation: str) -> Iterator[str]:
 
 
 def _compress_item(lines: list[str], price: str) -> Iterator[str]:
-    """The title and the price, then each group of options; in ``lines`` what follows the values is the title."""
+    """Yield title and price, then each group of options; in ``lines`` the title follows the values."""
     groups: list[str] = []
     pending: list[str] = []
     for line in lines:
@@ -231,5 +231,5 @@ def _shorten(text: str, words: int) -> str:
 
 
 def _round_up(price: str) -> str:
-    """``$12.99 to $15.50`` as ``13$ to 16$``: a number has a blank before it, as in the task, so both are one token."""
+    """Write ``$12.99 to $15.50`` as ``13$ to 16$``: a number follows a blank, as in the task, to be the same token."""
     return _AMOUNT.sub(lambda amount: f"{math.ceil(float(amount[1]))}$", price.strip())

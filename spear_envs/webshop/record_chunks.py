@@ -1,6 +1,6 @@
-"""The first half of a build: chunks of records, each read, packed and described in files of its own.
+"""The first half of a build: chunks of records, each read, packed and described in separate files.
 
-A chunk is finished when its ``.npz`` is there; an interrupted build resumes after those that are.
+A chunk with an ``.npz`` is finished; an interrupted build resumes after the finished ones.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ALL_READ = -1
 
 
 class Workshop(NamedTuple):
-    """What every process needs to know."""
+    """The settings that every process needs."""
 
     folder: Path
     items: Path
     title_nouns: TitleNouns
     plan: str
-    """All that the chunks depend on; tells builds in one folder apart."""
+    """Everything that the chunks depend on; tells builds in one folder apart."""
 
 
 class Job(NamedTuple):
-    """A chunk to be made."""
+    """A chunk to make."""
 
     workshop: Workshop
     number: int
@@ -51,12 +51,12 @@ class Job(NamedTuple):
     texts: list[str]
     """The records in JSON."""
     end: int
-    """Byte of the items file behind the last record; ``ALL_READ`` if there are no more."""
+    """Byte of the items file after the last record; ``ALL_READ`` if there are no more."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The listed products of a chunk, P in all, in the order of the file; an ASIN may occur again."""
+    """The P listed products of a chunk, in the order of the file; an ASIN may repeat."""
 
     asins: np.ndarray
     """S10 [P]."""
@@ -65,11 +65,11 @@ class Chunk:
     digests: np.ndarray
     """uint8 [P, 32]: SHA-256 of each encoded entry."""
     prices: np.ndarray
-    """float64 [P, 2]: the second one is NaN unless there is a range."""
+    """float64 [P, 2]: the second is NaN without a range."""
     choices: np.ndarray
     """int64 [P]: combinations of option values, -1 without an instruction."""
     wanted: np.ndarray
-    """uint8: JSON, for each product with an instruction the attributes that it names."""
+    """uint8: JSON, the attributes of each instruction."""
     end: int
     """As in :class:`Job`."""
 
@@ -77,16 +77,16 @@ class Chunk:
 def write_chunks(
     workshop: Workshop, *, processes: int, limit: int | None, on_bytes: Callable[[int], None] | None = None
 ) -> list[Path]:
-    """Make all chunks that are not there yet; returns the files of all, in order.
+    """Make the missing chunks; return the files of all, in order.
 
     Args:
         workshop: the folder has the attribute table.
         processes: as in ``map_in_order``.
-        limit: of the records that are read.
-        on_bytes: hears how many bytes of the items file have been dealt with.
+        limit: most records to read.
+        on_bytes: called with the bytes of the items file processed.
 
     Raises:
-        SpearError: the file is broken, or a record is of the wrong form.
+        SpearError: the file or a record is malformed.
     """
     finished: list[Path] = []
     end = 0
@@ -113,7 +113,7 @@ def _path_of(workshop: Workshop, number: int) -> Path:
 
 
 def _open_chunk(path: Path) -> Chunk | None:
-    """The chunk of a file; None if it is not there, or not whole."""
+    """Open the chunk of a file; None if it is missing or incomplete."""
     try:
         with np.load(path) as arrays:
             chunk = Chunk(**{**{name: arrays[name] for name in arrays}, "end": int(arrays["end"])})
@@ -124,10 +124,10 @@ def _open_chunk(path: Path) -> Chunk | None:
 
 
 def read_chunks(paths: list[Path]) -> Iterator[Chunk]:
-    """The finished chunks of :func:`write_chunks`.
+    """Yield the finished chunks of :func:`write_chunks`.
 
     Raises:
-        SpearError: one of them is damaged.
+        SpearError: a chunk is damaged.
     """
     for path in paths:
         chunk = _open_chunk(path)
@@ -160,12 +160,12 @@ def _list_jobs(workshop: Workshop, number: int, offset: int, limit: int | None) 
 
 
 def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
-    """Choose the dictionary from the first chunk, once for all."""
+    """Make the dictionary from the first chunk, unless it exists."""
     path = workshop.folder / "dictionary.bin"
     if path.exists():
         return
     records = [encode_entry(entry) for entry in _read_entries(workshop, 0, texts)]
-    # As many as fill it, from all over the chunk.
+    # Enough records to fill it, spread over the chunk.
     mean = sum(map(len, records)) // max(1, len(records))
     step = max(1, len(records) * mean // (DICTIONARY_BYTES + mean + 1))
     part = path.with_suffix(".part")
@@ -174,7 +174,7 @@ def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
 
 
 def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[Entry]:
-    """The entry, still without nouns, of each record that is a listed product; ``first`` is the number of the first."""
+    """Yield the entry, without nouns, of each listed product; ``first`` is the number of the first record."""
     table = _open_table(workshop)
     for number, text in enumerate(texts, first):
         try:
@@ -192,7 +192,7 @@ def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[
             ) from None
 
 
-# What a process opens once, and not for each chunk.
+# Opened once per process, not for each chunk.
 @lru_cache(maxsize=1)
 def _open_table(workshop: Workshop) -> AttributeTable:
     return AttributeTable(workshop.folder)
@@ -209,7 +209,7 @@ def _find_tagger(workshop: Workshop) -> Tagger:
 
 
 def _write_chunk(job: Job) -> tuple[Path, int]:
-    """Make one chunk; returns its file and the byte it ends at."""
+    """Make one chunk; return its file and the byte where it ends."""
     workshop = job.workshop
     entries = list(_read_entries(workshop, job.first, job.texts))
     nouns = _find_tagger(workshop).tag_all([entry.product.title for entry in entries])

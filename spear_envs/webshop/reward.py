@@ -6,31 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from spear_envs.core.criteria import Criterion
+from spear_envs.webshop.draws import NO_CEILING
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.matching import COLOURS, fold_colour, matches
 from spear_envs.webshop.products import Product
 
-NO_CEILING = 1_000_000.0
-"""Price of a goal whose text names none."""
 NO_NOUNS_SCORE = 0.2
-"""Likeness of titles where the goal's has no nouns."""
+"""Likeness of titles if the goal's has no nouns."""
 
 
 class Score(NamedTuple):
-    """A purchase's score and what it is made of: (attributes + options + price) / (wanted + 1) * type."""
+    """A purchase's score and its parts: (attributes + options + price) / (wanted + 1) * type."""
 
     reward: float
     """The score, in [0, 1]."""
     attribute_hits: int
     """Attributes of the goal that the product has."""
     option_hits: int
-    """Options of the goal that were chosen."""
+    """Options of the goal that are chosen."""
     price_ok: bool
-    """The price is not above the goal's ceiling."""
+    """The price does not exceed the goal's ceiling."""
     r_type: float
     """Factor for the kind of product: 1, 0.5, 0.1 or 0."""
     title_score: float
-    """Share of the nouns of the goal's title that the product's title has, too."""
+    """Share of the nouns of the goal's title that the product's title has."""
     query_match: bool
     """Product and goal were collected by the same query."""
     category_match: bool
@@ -38,7 +37,7 @@ class Score(NamedTuple):
 
 
 NOTHING_BOUGHT = Score(0.0, 0, 0, False, 0.0, 0.0, False, False)
-"""What stands for the score until something is bought."""
+"""The score before a purchase."""
 
 
 def score_purchase(
@@ -52,12 +51,12 @@ def score_purchase(
     """Score the purchase of ``product``.
 
     Args:
-        goal: what was asked for.
-        product: what was bought.
+        goal: the goal.
+        product: the bought product.
         price: its price in dollars, as drawn for the catalogue.
         options: the chosen options, group to value.
         nouns: nouns of the product's title, in lower case, repeats kept.
-        goal_nouns: those of the title of the goal's product.
+        goal_nouns: nouns of the title of the goal's product.
     """
     attribute_hits = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
     option_hits = count_option_hits(options.values(), goal.options)
@@ -66,7 +65,7 @@ def score_purchase(
     query_match = product.query == goal.query
     category_match = len(_split_levels(product.product_category) & _split_levels(goal.product_category)) >= 2
     r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
-    if title_score < 0.1:  # wins over an equal query
+    if title_score < 0.1:  # takes precedence over an equal query
         r_type = 0.1 if title_score else 0.0
     wanted = len(goal.attributes) + len(goal.options) + 1
     reward = (attribute_hits + option_hits + price_ok) / wanted * r_type
@@ -76,7 +75,7 @@ def score_purchase(
 def list_criteria(
     goal: Goal, product: Product | None, price: float, options: Mapping[str, str], score: Score
 ) -> list[Criterion]:
-    """What a goal asks for, and what of it a purchase has; ``product`` is None while nothing is bought."""
+    """List the wishes of a goal and how a purchase meets them; ``product`` is None before a purchase."""
     if product is None:
         return [Criterion("purchase", False, goal.title, "nothing was bought")]
     chosen = ", ".join(options.values()) or "none chosen"
@@ -100,12 +99,12 @@ def _name_wish(wish: tuple[str, str] | str) -> str:
 
 
 def compare_titles(nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:
-    """Share of the goal's nouns, repeats counted, that the other title has (it counts each noun once)."""
+    """Return the share of the goal's nouns, repeats counted, that the other title has, each counted once."""
     return len({*nouns} & {*goal_nouns}) / len(goal_nouns) if goal_nouns else NO_NOUNS_SCORE
 
 
 def count_option_hits(chosen: Iterable[str], wanted: Sequence[tuple[str, str] | str]) -> int:
-    """How many of the wanted options match some chosen one, colours folded on both sides."""
+    """Count the wanted options that match a chosen one, colours folded on both sides."""
     folded = [fold_colour(value) for value in chosen]
     if not folded:
         return 0
@@ -113,10 +112,10 @@ def count_option_hits(chosen: Iterable[str], wanted: Sequence[tuple[str, str] | 
 
 
 def _read_wish(wish: tuple[str, str] | str) -> str:
-    """What a wanted option is compared as.
+    """Return the text that a wanted option is compared as.
 
     The original passes the options of a synthetic goal as (group, value) pairs: folding then asks whether an element
-    *is* a colour, and likeness is measured with the pair as Python prints it, its group's name included.
+    *is* a colour, and the ratio is that of the pair as Python prints it, with the group's name.
     """
     if isinstance(wish, str):
         return fold_colour(wish)

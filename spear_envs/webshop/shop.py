@@ -30,7 +30,7 @@ from spear_envs.webshop.reward import NOTHING_BOUGHT, Score, list_criteria, scor
 PAGE_SIZE = 10
 """Products on one page of results."""
 SEARCH_ACTION = "search[<your query>]"
-"""How a list of actions shows that a search is possible."""
+"""The search in a list of actions."""
 
 _BACK, _NEXT, _PREVIOUS, _BUY = (name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 _SUB_PAGES = tuple(name.lower() for name in SUB_PAGES)
@@ -40,7 +40,7 @@ _ITEM_BUTTONS = (_BACK, _PREVIOUS, *_SUB_PAGES, _BUY)
 
 
 class Page(str, Enum):
-    """Where in the shop one is."""
+    """The kind of the present page."""
 
     SEARCH = "search"
     """The page with the search bar."""
@@ -55,42 +55,42 @@ class Page(str, Enum):
 
 
 class Stock(Protocol):
-    """What the shop needs of a catalogue; products go by their number."""
+    """The catalogue of the shop; products are given by number."""
 
     def product(self, number: int) -> Product:
-        """A product."""
+        """Return a product."""
 
     def price(self, number: int) -> float:
-        """Its price in dollars, as the reward uses it."""
+        """Return its price in dollars, as the reward uses it."""
 
     def nouns(self, number: int) -> Sequence[str]:
-        """Nouns of its title."""
+        """Return the nouns of its title."""
 
     def number_of(self, asin: str) -> int | None:
-        """Number of the product with this ASIN, or None."""
+        """Return the number of the product with this ASIN, or None."""
 
     def search(self, query: str) -> list[int]:
-        """Numbers of the products found, best first, at most 50."""
+        """Return the numbers of at most 50 products, best first."""
 
 
 class Played(NamedTuple):
-    """What an action did."""
+    """The result of an action."""
 
     ok: bool
-    """It was a search, or a click on something that is there to be clicked."""
+    """Whether it was a search, or a click on something that the page offers."""
     score: Score | None = None
     """Of the purchase, if it was one."""
 
 
 def read_action(action: str) -> tuple[str, str] | None:
-    """Name and lower-case argument of ``name[argument]``, or None for another text.
+    """Read name and lower-case argument of ``name[argument]``; None for another text.
 
-    Both run as far as they can within one line: ``search[a][b]`` has the name ``search[a]``, and what follows the last
+    Both extend as far as possible within one line: ``search[a][b]`` has the name ``search[a]``, and text after the last
     bracket is ignored.
     """
     line = action.partition("\n")[0]
     end = line.rfind("]")
-    # A regular expression would take quadratic time on a row of opening brackets.
+    # A regular expression would take quadratic time on many opening brackets.
     begin = line.rfind("[", 0, max(0, end - 1))
     return None if begin < 1 else (line[:begin], line[begin + 1 : end].lower())
 
@@ -105,27 +105,27 @@ class Shop:
     page_number: int
     """Of the results, from 1."""
     number: int | None
-    """Number of the product that is open."""
+    """Number of the open product."""
     sub_page: str
     """``"description"``, ``"features"`` or ``"reviews"`` on such a page, else ``""``."""
     options: dict[str, str]
-    """What is chosen for the open product, group to value."""
+    """Chosen options of the open product, group to value."""
     hits: list[int]
     """Numbers of all products that the last search found."""
     opened: set[str]
     """ASINs opened since the last visit to the search page."""
     score: Score | None
-    """Of the purchase, once there was one."""
+    """Of the purchase, or None before it."""
 
     def __init__(self, stock: Stock, goal: Goal) -> None:
         self._stock = stock
         self.start(goal)
 
     def start(self, goal: Goal) -> None:
-        """Begin anew, with another goal.
+        """Start again with another goal.
 
         Raises:
-            SpearError: the catalogue does not have the goal's product.
+            SpearError: the catalogue lacks the goal's product.
         """
         number = self._stock.number_of(goal.asin)
         if number is None:
@@ -139,20 +139,20 @@ class Shop:
 
     @property
     def product(self) -> Product | None:
-        """The product that is open."""
+        """Return the open product, or None."""
         return None if self.number is None else self._stock.product(self.number)
 
     @property
     def shown(self) -> list[int]:
-        """Numbers of the products on the present page of results."""
+        """Return the numbers of the products on the present page of results."""
         return self.hits[(self.page_number - 1) * PAGE_SIZE : self.page_number * PAGE_SIZE]
 
     def observe(self, mode: ObservationMode = ObservationMode.TEXT) -> str:
-        """The present page."""
+        """Return the present page as an observation."""
         return write_page(self.list_nodes(), mode)
 
     def list_nodes(self) -> list[Node]:
-        """The present page as nodes."""
+        """Return the present page as nodes."""
         text = self.goal.instruction
         if self.page is Page.SEARCH:
             return list_search(text)
@@ -168,21 +168,17 @@ class Shop:
         assert self.score is not None
         return list_done(product.asin, self.options, self.score.reward)
 
-    def list_clickables(self) -> list[str]:
-        """What is there to be clicked, in the order of the page, each once."""
-        return list(self._clickables())
-
     def list_actions(self) -> list[str]:
-        """Actions that do something now: a search where the search bar is, then clicks in the order of the page.
+        """List the valid actions: a search on the search page, then clicks in the order of the page.
 
-        What cannot be said in the grammar (an option with an opening bracket, say) is left out.
+        Names that the grammar cannot express (an option with an opening bracket, say) are left out.
         """
         first = [SEARCH_ACTION] if self.page is Page.SEARCH else []
-        return first + [f"click[{name}]" for name in self._clickables() if _can_be_clicked(name)]
+        return first + [f"click[{name}]" for name in self.list_clickables() if _can_be_clicked(name)]
 
     @property
     def anchor(self) -> tuple[object, ...]:
-        """Key of the state: page, keywords, page number, ASIN, sub page, chosen options (sorted pairs)."""
+        """Return the key of the state: page, keywords, page number, ASIN, sub page, chosen options (sorted pairs)."""
         product = self.product
         return (
             self.page.value,
@@ -196,7 +192,7 @@ class Shop:
     # ---------------------------------------------------------------- acting
 
     def play(self, action: str) -> Played:
-        """Play an action; anything else does nothing."""
+        """Play an action; other texts do nothing."""
         read = read_action(action)
         if read is None or self.page is Page.DONE:
             return Played(False)
@@ -206,17 +202,18 @@ class Shop:
             self.hits = self._stock.search(argument)
             self._show_results(1)
             return Played(True)
-        # The original lists the search button among what can be clicked, and then does nothing on it.
+        # The original lists the search button as clickable but ignores clicks on it.
         if name != "click" or argument == "search":
             return Played(False)
-        clickables = self._clickables()
+        clickables = self.list_clickables()
         if argument not in clickables:
             return Played(False)
         self._click(argument, clickables[argument])
         return Played(True, self.score)
 
-    def _clickables(self) -> dict[str, Any]:
-        """Names of what can be clicked; a link with its product's number, an option with its group."""
+    def list_clickables(self) -> dict[str, Any]:
+        """Return the names of clickables in the order of the page; links with their product's number, options with
+        their group."""
         if self.page is Page.RESULTS:
             buttons = _RESULTS_BUTTONS if self.page_number == 1 else _LATER_RESULTS_BUTTONS
             found: dict[str, Any] = dict.fromkeys(buttons)
@@ -228,14 +225,14 @@ class Shop:
             assert product is not None
             found = dict.fromkeys(_ITEM_BUTTONS)
             for group, values in product.options.items():
-                found.update(dict.fromkeys(values, group))  # a value of two groups belongs to the last
+                found.update(dict.fromkeys(values, group))  # a value of two groups belongs to the last one
             return found
         if self.page is Page.SUB:
             return dict.fromkeys((_BACK, _PREVIOUS))
         return {}
 
     def _click(self, name: str, target: Any) -> None:
-        """Follow a clickable; names of buttons win over options called like them."""
+        """Follow a clickable; buttons take precedence over options of the same name."""
         if name == _BACK:
             self._go_home()
         elif self.page is Page.RESULTS:
@@ -285,7 +282,7 @@ class Shop:
         self.page = Page.DONE
 
     def criteria(self) -> list[Criterion]:
-        """What the goal asks for, and what of it was bought."""
+        """List the wishes of the goal and how the purchase meets them."""
         if self.score is None or self.number is None:
             return list_criteria(self.goal, None, 0.0, {}, NOTHING_BOUGHT)
         return list_criteria(self.goal, self.product, self._stock.price(self.number), self.options, self.score)
@@ -293,7 +290,7 @@ class Shop:
     # ---------------------------------------------------------------- saving
 
     def save(self) -> dict[str, Any]:
-        """All that changes, as plain values."""
+        """Return the state as plain values."""
         return {
             "page": self.page.value,
             "keywords": self.keywords,
@@ -307,7 +304,7 @@ class Shop:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what :meth:`save` gave, with the same goal."""
+        """Restore a state of :meth:`save` with the same goal."""
         self.page = Page(state["page"])
         self.keywords = state["keywords"]
         self.page_number = state["page_number"]

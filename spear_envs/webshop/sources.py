@@ -1,7 +1,7 @@
 """The official files: finding them, and reading JSON larger than memory one value at a time.
 
-The standard library's scanner parses one value after another out of a sliding window of text. It needs no package and
-knows where in the file an error stands; on the official records it is as fast as ijson with its C back end.
+The standard library's scanner parses one value after another from a sliding window of text. It reports the place of an
+error, and on the official records it is as fast as ijson with its C back end.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import IO, Any
 from spear_envs.core.errors import SpearError
 
 CHUNK = 1 << 18
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 LONGEST_VALUE = 64 << 20
-"""Characters of a value at which reading stops: the file is broken."""
+"""Most characters of a value; a longer one means a broken file."""
 SPACE = " \t\n\r"
 IN_NUMBERS = "0123456789+-.eE"
 LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
@@ -28,18 +28,18 @@ SUFFIXES = (".json", ".json.xz")
 
 @dataclass(frozen=True)
 class CatalogFiles:
-    """The files that a catalogue is made of."""
+    """The files of a catalogue."""
 
     items: Path
     """``items_shuffle*.json[.xz]``: an array of products."""
     attributes: Path
     """``items_ins_v2*.json[.xz]``: attributes and instructions by ASIN."""
     human: Path | None = None
-    """``items_human_ins.json[.xz]``: instructions that people wrote, by ASIN."""
+    """``items_human_ins.json[.xz]``: instructions written by people, by ASIN."""
 
 
 def find_files(folder: Path) -> CatalogFiles:
-    """The official files in a folder, or in its subfolder ``raw``; a ``.json`` goes before its ``.json.xz``.
+    """Find the official files in a folder or its subfolder ``raw``; a ``.json`` takes precedence over its ``.json.xz``.
 
     Raises:
         SpearError: products or attributes are missing, or there are several files of one kind.
@@ -51,9 +51,9 @@ def find_files(folder: Path) -> CatalogFiles:
             return CatalogFiles(items, attributes, _find_one(place, "items_human_ins"))
         if items or attributes:
             missing = "items_ins_v2*.json" if items else "items_shuffle*.json"
-            raise SpearError(f"{place} lacks {missing}[.xz]: put it beside {(items or attributes).name}.")  # type: ignore[union-attr]
+            raise SpearError(f"{place} lacks {missing}[.xz]: put it next to {(items or attributes).name}.")  # type: ignore[union-attr]
     raise SpearError(
-        f"{folder} holds no catalogue: neither a built store nor items_shuffle*.json[.xz] and items_ins_v2*.json[.xz]."
+        f"{folder} is not a catalogue: it has neither a store nor items_shuffle*.json[.xz] and items_ins_v2*.json[.xz]."
         " 'spear data get webshop --size small|full' fetches the official ones."
     )
 
@@ -65,7 +65,7 @@ def _find_one(folder: Path, pattern: str) -> Path | None:
             found.setdefault(path.name.removesuffix(".xz"), path)
     if len(found) > 1:
         raise SpearError(
-            f"{folder} holds several files {pattern}.json ({', '.join(found)}): keep one of them there, or name the"
+            f"{folder} has several files {pattern}.json ({', '.join(found)}): keep one of them, or name the"
             " files with 'spear data build webshop --items FILE --attributes FILE'."
         )
     return next(iter(found.values()), None)
@@ -75,8 +75,8 @@ class JsonReader:
     """A JSON text of any size, read value by value.
 
     Args:
-        path: a JSON file, or one packed with xz if its name ends in ``.xz``.
-        offset: byte to begin at, of the unpacked text.
+        path: a JSON file; packed with xz if its name ends in ``.xz``.
+        offset: first byte to read, of the unpacked text.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -97,9 +97,9 @@ class JsonReader:
                 self._file = path.open("rb")
                 self._file.seek(offset)
         except FileNotFoundError:
-            raise SpearError(f"{path} is not there: check its name.") from None
+            raise SpearError(f"{path} does not exist: check its name.") from None
         except OSError as error:
-            raise SpearError(f"{path} cannot be read ({error.strerror}): check what it is.") from None
+            raise SpearError(f"{path} cannot be read ({error.strerror}): check its permissions and its type.") from None
 
     def __enter__(self) -> JsonReader:
         return self
@@ -109,11 +109,11 @@ class JsonReader:
 
     @property
     def offset(self) -> int:
-        """Bytes of the unpacked text up to here."""
+        """Return the bytes of the unpacked text read so far."""
         return self._base + len(self._window[: self._at].encode("utf-8", "surrogatepass"))
 
     def peek(self) -> str:
-        """The next character that is not a space, not taken; empty at the end."""
+        """Return the next character that is not a space without taking it; empty at the end."""
         while True:
             while self._at < len(self._window) and self._window[self._at] in SPACE:
                 self._at += 1
@@ -126,7 +126,7 @@ class JsonReader:
         """Take the next character that is not a space.
 
         Raises:
-            SpearError: it is none of ``expected``.
+            SpearError: it is not one of ``expected``.
         """
         found = self.peek()
         if not found or found not in expected:
@@ -136,10 +136,10 @@ class JsonReader:
         return found
 
     def take_value(self) -> tuple[Any, str]:
-        """Take a value: what it means, and its text.
+        """Take a value; return it with its text.
 
         Raises:
-            SpearError: it is cut short, or no JSON.
+            SpearError: it is cut short, or not JSON.
         """
         self.peek()
         while True:
@@ -160,31 +160,31 @@ class JsonReader:
             except ValueError:
                 self.fail("a number has too many digits")
             except RecursionError:
-                self.fail("it nests too deep")
+                self.fail("it is nested too deeply")
             self._read_on()
 
     def take_end(self) -> None:
-        """Make sure that nothing but space is left.
+        """Check that only spaces are left.
 
         Raises:
             SpearError: there is more.
         """
         if self.peek():
-            self.fail("there is more behind its end")
+            self.fail("there is more after its end")
 
     def _may_go_on(self, value: Any, end: int) -> bool:
-        """Whether a value that ends at ``end`` of the window may be the beginning of a longer one."""
-        # Of "1.5" at the end of a window "1" is read, and of "1.5" cut behind the dot, "1" and a dot.
+        """Return whether a value that ends at ``end`` of the window may be the beginning of a longer one."""
+        # A window may end within "1.5", after the "1" or after the dot; the scanner then reads "1".
         return isinstance(value, (int, float)) and not self._window[end : end + 64].lstrip(IN_NUMBERS)
 
     def fail(self, problem: str) -> None:
-        """Raise a SpearError about the place that reading has come to."""
+        """Raise a SpearError with the present position."""
         raise SpearError(
             f"{self.path}: broken JSON at byte {self.offset:,}: {problem}. Fetch the file again or repair it."
         ) from None
 
     def _read_on(self) -> bool:
-        """Move the window on, by as much as is in it at least, so that long values cost no more; False at the end."""
+        """Extend the window, at least doubling it, so that long values take linear time; return False at the end."""
         if self._ended:
             return False
         rest = self._window[self._at :]
@@ -207,17 +207,17 @@ class JsonReader:
 
 
 def _is_cut_short(problem: str, rest: str) -> bool:
-    """Whether a text would be JSON if more came; ``rest`` begins where the scanner found the problem."""
+    """Return whether the text is an unfinished value; ``rest`` begins at the scanner's problem."""
     if problem.startswith("Invalid \\u"):
         return len(rest) < 6
     return problem.startswith("Unterminated") or any(word.startswith(rest) for word in LITERALS)
 
 
 def read_values(path: Path) -> Iterator[Any]:
-    """The values of a JSON array, one by one.
+    """Yield the values of a JSON array.
 
     Raises:
-        SpearError: the file is missing, truncated, or no JSON array; the message has the byte position.
+        SpearError: the file is missing, truncated, or not a JSON array; the message has the byte position.
     """
     with JsonReader(path) as reader:
         for value, _ in iterate_array(reader):
@@ -225,7 +225,7 @@ def read_values(path: Path) -> Iterator[Any]:
 
 
 def iterate_array(reader: JsonReader, *, inside: bool = False) -> Iterator[tuple[Any, str]]:
-    """The values of an array and their texts; ``inside`` if the reader is already behind one of its values."""
+    """Yield the values of an array and their texts; ``inside`` if the reader has already read a value."""
     if not inside:
         reader.take("[")
         if reader.peek() != "]":
@@ -236,10 +236,10 @@ def iterate_array(reader: JsonReader, *, inside: bool = False) -> Iterator[tuple
 
 
 def read_members(path: Path) -> Iterator[tuple[str, Any]]:
-    """The members of a JSON object, one by one.
+    """Yield the members of a JSON object.
 
     Raises:
-        SpearError: the file is missing, truncated, or no JSON object; the message has the byte position.
+        SpearError: the file is missing, truncated, or not a JSON object; the message has the byte position.
     """
     with JsonReader(path) as reader:
         for key, value, _ in iterate_object(reader):
@@ -247,7 +247,7 @@ def read_members(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def iterate_object(reader: JsonReader) -> Iterator[tuple[str, Any, str]]:
-    """The members of an object, one by one: key, value and the value's text."""
+    """Yield the members of an object: key, value and the value's text."""
     reader.take("{")
     mark = reader.take("}") if reader.peek() == "}" else ","
     while mark == ",":
@@ -261,10 +261,10 @@ def iterate_object(reader: JsonReader) -> Iterator[tuple[str, Any, str]]:
 
 
 def read_json(path: Path) -> Any:
-    """All of a JSON file.
+    """Read a JSON file.
 
     Raises:
-        SpearError: it is missing or broken; the message has the byte position.
+        SpearError: the file is missing or broken; the message has the byte position.
     """
     with JsonReader(path) as reader:
         value, _ = reader.take_value()
@@ -273,10 +273,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_entries(path: Path, names: Container[str]) -> dict[str, Mapping[str, Any]]:
-    """The members of a JSON object that have one of ``names``; the values of all are objects.
+    """Read the members of a JSON object of objects that have one of ``names``.
 
     Raises:
-        SpearError: it is something else.
+        SpearError: the file is something else.
     """
     entries = {}
     for key, value in read_members(path):

@@ -1,4 +1,4 @@
-"""How a list of goals is divided into ``train``, ``eval`` and ``test``."""
+"""Dividing a list of goals into ``train``, ``eval`` and ``test``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spear_envs.webshop.goals import GoalSource
 SPLITS = ("train", "eval", "test")
 """The splits of a list of goals."""
 ALL = "all"
-"""Name of the whole list."""
+"""Name of the full list."""
 TEST_GOALS, EVAL_GOALS = 500, 1_000
 """The first 500 goals are the test split of the original, the next 1,000 its eval split."""
 LEAST_SHARE, MOST_SHARE = 100, 500
@@ -23,20 +23,20 @@ LEAST_SHARE, MOST_SHARE = 100, 500
 
 
 class SplitScheme(str, Enum):
-    """How a list of goals is divided."""
+    """The rule that divides a list of goals."""
 
     ORIGINAL = "original"
-    """test 0-499, eval 500-1499, train 1500 and on; a goal that one of them has is left out of those behind it."""
+    """test 0-499, eval 500-1499, train the rest; a goal of one of them is left out of the later ones."""
     VERL_AGENT = "verl-agent"
-    """test 0-499, train 500 and on, no eval, nothing left out: for comparison with published numbers. A goal may
-    stand in both, so these two are not disjoint."""
+    """test 0-499, train the rest, no eval, nothing left out: for comparison with published numbers. A goal may be in
+    both."""
     PRODUCT = "product"
-    """By product: no two splits share one. test and eval have a tenth of the goals each, but 100 to 500 (a third
-    each where there are fewer than 300)."""
+    """By product: splits share none. test and eval have a tenth of the goals each, but 100 to 500 (a third each of
+    fewer than 300 goals)."""
 
 
 class Positions(Sequence[int]):
-    """Ascending positions: a range without a few. It takes no memory for those it has.
+    """Ascending positions: a range without a few. Only the missing ones take memory.
 
     Args:
         start, stop: the range.
@@ -47,7 +47,7 @@ class Positions(Sequence[int]):
         self.start, self.stop = start, max(start, stop)
         kept_out = sorted({position for position in without if start <= position < stop})
         self.without = np.array(kept_out, dtype=np.int64)
-        # How many positions that are kept lie before each one that is left out.
+        # Number of kept positions before each one left out.
         self._before = self.without - start - np.arange(len(kept_out))
 
     def __len__(self) -> int:
@@ -68,14 +68,14 @@ class Positions(Sequence[int]):
 
 
 def positions_to_json(positions: Sequence[int]) -> dict[str, Any]:
-    """A JSON object that :func:`positions_from_json` reads."""
+    """Return a JSON object for :func:`positions_from_json`."""
     if isinstance(positions, Positions):
         return {"start": positions.start, "stop": positions.stop, "without": positions.without.tolist()}
     return {"positions": list(positions)}
 
 
 def positions_from_json(value: Mapping[str, Any]) -> Sequence[int]:
-    """The positions of a JSON object.
+    """Read the positions of a JSON object.
 
     Raises:
         KeyError, TypeError: the object has another form.
@@ -86,9 +86,9 @@ def positions_from_json(value: Mapping[str, Any]) -> Sequence[int]:
 
 
 def split_goals(source: GoalSource, scheme: SplitScheme) -> dict[str, Sequence[int]]:
-    """Positions of ``train``, ``eval`` and ``test`` in the canonical order.
+    """Return the positions of ``train``, ``eval`` and ``test`` in the canonical order.
 
-    A split is empty where the scheme has none of its name, or the list is too short.
+    A split is empty if the scheme lacks it or the list is too short.
     """
     total = len(source)
     if scheme is SplitScheme.PRODUCT:
@@ -110,7 +110,7 @@ def _split_by_product(source: GoalSource) -> dict[str, Sequence[int]]:
     owners = source.owners()
     numbers, counts = np.unique(owners, return_counts=True)
 
-    # An order that neither the other products nor the number of goals of a product have a say in.
+    # An order that depends neither on the other products nor on the number of goals.
     def rank(i: int) -> bytes:
         return hashlib.sha256(source.owner_name(int(numbers[i])).encode()).digest()
 
@@ -126,10 +126,10 @@ def _split_by_product(source: GoalSource) -> dict[str, Sequence[int]]:
 
 
 def choose_split(splits: Mapping[str, Sequence[int]], split: str, scheme: SplitScheme, total: int) -> Sequence[int]:
-    """The positions of one split, ``all`` among them.
+    """Return the positions of a split or of ``all``.
 
     Raises:
-        SpearError: the split has no goals; the message says which to take instead.
+        SpearError: the split has no goals; the message names others.
     """
     if split == ALL:
         return Positions(0, total)

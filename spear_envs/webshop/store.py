@@ -1,9 +1,9 @@
 """The store: a catalogue of any size in one folder, mapped and shared by all processes that open it.
 
-Beside the index in ``index/`` there are one file of little-endian numbers for each array of :data:`ARRAYS`, the packed
-records, their dictionary, the goals that people wrote, and ``manifest.json``, which is written last. Opening compares
-the version, the manifest's checksum and the sizes of all files; each record carries a checksum of its own;
-:func:`check_store` reads everything.
+A store has the index in ``index/``, a file of little-endian numbers for each array of :data:`ARRAYS`, the packed
+records, their dictionary, the goals written by people, and ``manifest.json``, which is written last. Opening compares
+the version, the manifest's checksum and the sizes of all files; each record has its own checksum; :func:`check_store`
+reads everything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spear_envs.webshop.splits import SplitScheme, positions_from_json
 
 FORMAT = "spear-webshop-store"
 VERSION = 1
-"""Raised whenever the files or what is in them would differ."""
+"""Increased whenever the files or their content change."""
 MANIFEST = "manifest.json"
 RECORDS = "records.bin"
 DICTIONARY = "dictionary.bin"
@@ -55,13 +55,13 @@ ARRAYS: Mapping[str, npt.DTypeLike] = {
 }
 """Arrays and their types: by product (in ascending order of ASINs), by request, and by goal."""
 KEPT_ENTRIES = 1_024
-"""Products that a process keeps at hand: up to 10 MB."""
+"""Products that a process caches: up to 10 MB."""
 MEND = "build it again ('spear data build webshop')"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store says of itself."""
+    """The description of a store."""
 
     tagger: str
     price_seed: int
@@ -77,9 +77,9 @@ class Manifest:
     splits: dict[str, dict[str, dict[str, Any]]]
     """Positions by kind, scheme and split."""
     inputs: dict[str, dict[str, Any]]
-    """Name, bytes and SHA-256 of each file that the store was made of."""
+    """Name, bytes and SHA-256 of each file that the store was made from."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Bytes and SHA-256 of each file of the store but this one."""
+    """Bytes and SHA-256 of each file of the store except the manifest."""
 
 
 def write_array(folder: Path, name: str, values: npt.ArrayLike) -> None:
@@ -88,7 +88,7 @@ def write_array(folder: Path, name: str, values: npt.ArrayLike) -> None:
 
 
 def map_array(path: Path, dtype: npt.DTypeLike) -> np.ndarray:
-    """A file of numbers as a read-only array that is shared with other processes."""
+    """Map a file of numbers as a read-only array, shared with other processes."""
     if not path.stat().st_size:
         return np.zeros(0, dtype)
     with path.open("rb") as file:
@@ -107,10 +107,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a store whose files are all there.
+    """Read the manifest of a store and check that its files are present.
 
     Raises:
-        SpearError: it is not a store, of another version, incomplete or damaged.
+        SpearError: the folder is not a store, or the store has another version or is incomplete or damaged.
     """
     path = folder / MANIFEST
     try:
@@ -119,14 +119,14 @@ def read_manifest(folder: Path) -> Manifest:
             raise SpearError(f"{path} is not the manifest of a WebShop store: name another folder.")
         if content.get("version") != VERSION:
             raise SpearError(
-                f"the store {folder} is of version {content.get('version')}, this program reads {VERSION}: {MEND}."
+                f"the store {folder} has version {content.get('version')}, this program reads {VERSION}: {MEND}."
             )
         checksum = content.pop("checksum", "")
         if checksum != hashlib.sha256(canonical_json(content).encode()).hexdigest():
             raise SpearError(f"{path} was changed or cut short: {MEND}.")
         manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
     except FileNotFoundError:
-        raise SpearError(f"{folder} holds no finished store: {MEND}.") from None
+        raise SpearError(f"{folder} is not a finished store: {MEND}.") from None
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from None
     for name, facts in manifest.files.items():
@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 class StoreShelf:
-    """The records of a store, each opened when it is asked for.
+    """The records of a store, each read on demand.
 
     Args:
         folder: of the store; its files must be complete.
@@ -157,10 +157,10 @@ class StoreShelf:
         self._offsets = map_array(folder / "offsets.bin", ARRAYS["offsets"])
         self._lengths = map_array(folder / "lengths.bin", ARRAYS["lengths"])
         self._packer = Packer((folder / DICTIONARY).read_bytes())
-        # Read, not mapped: the kernel maps 64 KB around each record that is touched, which would add up.
+        # Read, not mapped: the kernel would map 64 KB around each record.
         self._records = os.open(folder / RECORDS, os.O_RDONLY | os.O_CLOEXEC)
         self.entry = lru_cache(maxsize=KEPT_ENTRIES)(self.read_entry)
-        """As :meth:`read_entry`, remembering what was asked for last."""
+        """As :meth:`read_entry`, cached."""
 
     def __del__(self) -> None:
         if hasattr(self, "_records"):
@@ -170,10 +170,10 @@ class StoreShelf:
         return len(self._asins)
 
     def read_entry(self, number: int) -> Entry:
-        """The product of a number, with what belongs to it.
+        """Read the entry of a product.
 
         Raises:
-            SpearError: its record is damaged.
+            SpearError: the record is damaged.
         """
         try:
             packed = os.pread(self._records, int(self._lengths[number]), int(self._offsets[number]))
@@ -182,21 +182,21 @@ class StoreShelf:
             raise SpearError(f"record {number} of the store {self._folder} is damaged ({error}): {MEND}.") from None
 
     def asin(self, number: int) -> str:
-        """The ASIN of a product."""
+        """Return the ASIN of a product."""
         return self._asins[number].decode("ascii")
 
     def number_of(self, asin: str) -> int | None:
-        """The number of a product, or None."""
+        """Return the number of a product, or None."""
         if not (asin.isascii() and asin.isprintable() and 0 < len(asin) <= MAX_ASIN):
             return None
-        # Of the type of the array, or numpy would copy the array to compare.
+        # In the array's type, or numpy would copy the array to compare.
         key = np.array(asin.encode("ascii"), ARRAYS["asins"])
         number = int(np.searchsorted(self._asins, key))
         return number if number < len(self) and self._asins[number] == key else None
 
 
 def map_goal_table(folder: Path) -> GoalTable:
-    """The table of synthetic goals, mapped."""
+    """Map the table of synthetic goals."""
     return GoalTable(
         **{
             item.name: map_array(folder / f"goal_{item.name}.bin", ARRAYS[f"goal_{item.name}"])
@@ -206,17 +206,17 @@ def map_goal_table(folder: Path) -> GoalTable:
 
 
 def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
-    """The catalogue of a store.
+    """Open the catalogue of a store.
 
     Raises:
-        SpearError: it is not a store, of another version, incomplete or damaged.
+        SpearError: the folder is not a store, or the store has another version or is incomplete or damaged.
     """
     manifest = manifest or read_manifest(folder)
     shelf = StoreShelf(folder, manifest.products)
 
     def find_goals(kind: GoalKind) -> GoalSource:
         if not manifest.counts.get(kind.value):
-            raise SpearError(f"goal_kind={kind.value!r}: the store {folder} has no such goals; {MEND} with them.")
+            raise SpearError(f"goal_kind={kind.value!r}: the store {folder} lacks such goals; {MEND} with them.")
         if kind is GoalKind.HUMAN:
             return ListedGoals(read_goals(folder / HUMAN))
         return TableGoals(map_goal_table(folder), shelf, manifest.goals)
@@ -238,13 +238,13 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
 
 
 def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> Manifest:
-    """Read all files of a store and compare their checksums; returns the manifest.
+    """Read all files of a store, compare their checksums, and return the manifest.
 
     Raises:
-        SpearError: something is missing or damaged; the message names the file.
+        SpearError: a file is missing or damaged; the message names it.
     """
     manifest = read_manifest(folder)
     for name, facts in manifest.files.items():
         if digest_file(folder / name, on_bytes) != facts["sha256"]:
-            raise SpearError(f"the store {folder} is damaged, {name} is not what was written: {MEND}.")
+            raise SpearError(f"the store {folder} is damaged, {name} has changed: {MEND}.")
     return manifest

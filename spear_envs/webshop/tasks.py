@@ -13,7 +13,7 @@ from spear_envs.webshop.splits import positions_to_json
 
 NAME = "webshop"
 BOUNDED = 100_000
-"""Larger sets are not to be looked at one by one."""
+"""Larger sets are not enumerated."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def _read_key(task: Task) -> str:
 
 
 class GoalTaskSet(NumberedTaskSet):
-    """Goals of one split as tasks, each made when it is asked for.
+    """Goals of one split as tasks, made on demand.
 
     Ids are ``webshop/<split>/<index within the split>``, five digits or more.
 
@@ -37,7 +37,7 @@ class GoalTaskSet(NumberedTaskSet):
         source: all goals, in canonical order.
         split: name of the split.
         positions: the positions of its goals in ``source``.
-        world: fingerprint of all else that a score depends on: products, prices, tagger.
+        world: fingerprint of the rest that a score depends on: products, prices, tagger.
     """
 
     def __init__(self, source: GoalSource, split: str, positions: Sequence[int], world: str) -> None:

@@ -19,7 +19,7 @@ from spear_agents.records import EPISODES, SETTINGS, read_last, read_settings
 from spear_agents.replay.page import render_page
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import TokenKind, TrajectoryWriter
-from spear_envs.alfworld.gamefile import read_game
+from spear_envs.alfworld.gamefile import GameFile, load_game
 from spear_envs.alfworld.synthesis.files import write_synthetic_game
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.index import SearchIndex
@@ -137,7 +137,7 @@ LOADERS: dict[str, Loader] = {
         ("index/*",),
     ),
     "index": Loader(write_index, search_index, ("index/*", "index/*/*", "corpus.jsonl")),
-    "games": Loader(write_game, lambda folder: read_game(folder / "game.tw-pddl"), ("game.tw-pddl",)),
+    "games": Loader(write_game, lambda folder: load_game(GameFile(folder / "game.tw-pddl")), ("game.tw-pddl",)),
     "catalogue": Loader(partial(write_files, products=20), play_shop, ("*.json",)),
     "checksum": Loader(write_checksum, lambda folder: read_checksum(folder / "data"), ("data.sha256",)),
 }  # fmt: skip

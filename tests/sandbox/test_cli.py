@@ -158,7 +158,7 @@ class Refusing(LocalExecutor):
 
     async def start(self) -> Isolation:
         if self._isolation not in ("landlock", "none"):
-            raise IsolationRefusedError("No isolation holds here. probe 'start' failed. To mend it: do this.")
+            raise IsolationRefusedError("No isolation holds here. probe 'start' failed. To fix it: do this.")
         return await super().start()
 
 
@@ -181,7 +181,7 @@ class TestRefusal:
         bound: list[Any] = []
         monkeypatch.setattr("spear_sandbox.cli.bind_socket", lambda *address: bound.append(address))
         code, out, err = call(capsys, *command)
-        assert (code, out) == (78, "") and err.startswith("Error: ") and "To mend it" in err
+        assert (code, out) == (78, "") and err.startswith("Error: ") and "To fix it" in err
         assert bound == []
 
     def test_no_variable_of_the_environment_lowers_the_level(

@@ -222,7 +222,7 @@ class Plain(gym.Env[Any, Any]):
     ("module", "code", "words"),
     [
         ("no_such_module", 1, "cannot be imported"),
-        ("json", 1, "json registers no SPEAR environment: call register_env"),
+        ("json", 1, "json does not register a SPEAR environment: call register_env"),
         ("", 2, "is not the name of a module"),
         (".corridor", 2, "is not the name of a module"),
         ("my-package", 2, "is not the name of a module"),

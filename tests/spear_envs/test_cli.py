@@ -83,7 +83,7 @@ class TestGroup:
     def test_help_lists_commands_and_imports_none(self, capsys: pytest.CaptureFixture[str]) -> None:
         code, out, _ = run(capsys, "--help")
         assert code == 0
-        assert "check  Prove that an environment keeps the contract." in out
+        assert "check  Test that an environment keeps the contract." in out
         assert "gone   From no_such_package.cli." in out
 
     def test_a_command_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ class TestGroup:
     def test_what_a_user_can_mend_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(capsys, "act", "spear") == (1, "", "Error: The level has no door: add one.\n")
         code, _, err = run(capsys, "act", "full")
-        assert code == 1 and err.startswith("Error: No space left on device: free the disk") and err.count("\n") == 1
+        assert code == 1 and err.startswith("Error: No space left on device: free some space") and err.count("\n") == 1
         code, _, err = run(capsys, "act", "file")
         assert code == 1 and err.startswith("Error: No such file or directory: /no/such/folder/file. Check the path")
         assert err.count("\n") == 1

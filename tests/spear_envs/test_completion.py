@@ -59,7 +59,7 @@ def test_the_protocol() -> None:
 
 
 def test_other_shells_hear_what_each_is() -> None:
-    assert ask("spear chec", shell="zsh") == ["plain", "check", "Prove that an environment keeps the contract."]
+    assert ask("spear chec", shell="zsh") == ["plain", "check", "Test that an environment keeps the contract."]
     found = ask("spear check spear/Sok", shell="zsh")
     assert found == ["plain", "spear/Sokoban-v1", next(one.summary for one in ENVIRONMENTS if "Sokoban" in one.id)]
 

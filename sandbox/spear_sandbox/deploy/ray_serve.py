@@ -1,4 +1,4 @@
-"""Replicas of the service under Ray Serve, each with a pool of its own; they share nothing.
+"""Replicas of the service under Ray Serve, each with its own pool; they share nothing.
 
 ``serve run spear_sandbox.deploy.ray_serve:build replicas=4 max_running=8``, or :func:`build` and ``ray.serve.run`` in
 Python. Needs Ray Serve and the service: ``pip install 'spear-sandbox[serve]'``. The bearer token is the variable
@@ -22,7 +22,7 @@ from spear_sandbox.wire import TOKEN_VARIABLE
 
 QUEUE_LENGTH = 4096
 NUMBERS = {"replicas": 1, "max_running": 0, "memory_mb": 1024, "max_run_s": 300, "queue_wait_s": 30, "cpus": 0}
-"""What :func:`build` takes, whole numbers all, and its defaults; 0 means: as ``spear sandbox serve`` has it."""
+"""Arguments of :func:`build`, all whole numbers, and their defaults; 0 means the default of ``spear sandbox serve``."""
 
 
 class _Place:
@@ -39,7 +39,7 @@ class _Place:
 @serve.deployment(name="sandbox", health_check_period_s=10)
 @serve.ingress(make_app(_Place.find))
 class Replica:
-    """One pool and the service before it; its start fails where no strong isolation holds."""
+    """One pool with its service; fails to start where no strong isolation holds."""
 
     # Ray Serve awaits it.
     async def __init__(self, numbers: Mapping[str, int]) -> None:  # type: ignore[misc]
@@ -72,18 +72,18 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         arguments: numbers by name, those of ``NUMBERS``.
 
     Raises:
-        ValueError: one is not known or no whole number.
+        ValueError: one is unknown or not a whole number.
     """
     unknown = set(arguments) - set(NUMBERS)
     if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))}: not known here; give some of {', '.join(NUMBERS)}.")
+        raise ValueError(f"{', '.join(sorted(unknown))}: unknown; give some of {', '.join(NUMBERS)}.")
     try:
         numbers = {**NUMBERS, **{name: int(value) for name, value in arguments.items()}}
     except (TypeError, ValueError):
         raise ValueError(f"{dict(arguments)}: give whole numbers, for instance replicas=4.") from None
     limits = Limits(memory_mb=numbers["memory_mb"])
     places = numbers["max_running"] or choose_places(len(os.sched_getaffinity(0)), limits, find_memory_limit())
-    # Above what runs and waits, so that the service's own queue decides, which knows whom to turn away.
+    # More than run and wait, so that the service's own queue decides whom to turn away.
     options: dict[str, Any] = {"num_replicas": numbers["replicas"], "max_ongoing_requests": places + QUEUE_LENGTH}
     options["ray_actor_options"] = {"num_cpus": numbers["cpus"]}
     deployment: Any = Replica

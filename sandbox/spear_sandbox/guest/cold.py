@@ -1,4 +1,4 @@
-"""A run in an interpreter that was started for it: inside bubblewrap, or beside everything else with less around it."""
+"""A run in an interpreter started for it: inside bubblewrap, or with weak isolation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spear_sandbox.guest.supervisor import (
 )
 
 _ROOM_FOR_OTHERS = 4
-"""Runs of the same user at the same time count together, so the kernel's bound is wider than that of one run."""
+"""Concurrent runs of the same user count together, so the kernel's bound is wider than that of one run."""
 
 
 class _EndedError(BaseException):
@@ -35,7 +35,7 @@ class _EndedError(BaseException):
 
 
 def start_cold() -> Callable[[], None]:
-    """Supervise a run, or, returning what runs it, become it.
+    """Supervise a run; in the forked child, return what runs the program.
 
     The arguments are the level, the working folder, what Landlock leaves readable, separated by colons, and the numbers
     of the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin.
@@ -122,7 +122,7 @@ def _end(*_: object) -> None:
 
 
 def _list_below(ancestor: str) -> Iterator[str]:
-    """Numbers of the processes below this one."""
+    """Process ids of the descendants."""
     parents: dict[str, str] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -144,11 +144,11 @@ def _read_stat(process: str) -> list[str]:
 
 
 def _limit_user(processes: int) -> None:
-    """Let the user have so many processes and threads more than now; others of the same user count, too."""
+    """Limit how many more processes and threads the user may have; others of the same user count, too."""
     uid, running = os.getuid(), 0
     for name in os.listdir("/proc"):
         if name.isdigit():
-            # Not the owner of the folder: of a process that does not let itself be looked into, that is root.
+            # Not the owner of the folder, which is root if the process is not dumpable.
             with contextlib.suppress(OSError, LookupError, ValueError), open(f"/proc/{name}/status", "rb") as file:
                 fields = dict(line.split(b":", 1) for line in file.read().splitlines())
                 if int(fields[b"Uid"].split()[0]) == uid:

@@ -1,4 +1,4 @@
-"""The frame below the program's own. It imports nothing of the sandbox, for the program can see it."""
+"""The frame below the program's own. It imports nothing of the sandbox, since the program can see it."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def execute(source: str, path: str, names: dict[str, object]) -> None:
 
 
 def play(source: str, path: str, names: dict[str, object]) -> int:
-    """Run a program's text; the exit code that it asks for."""
+    """Run a program's text and return the exit code that it asks for."""
     try:
         exec(compile(source.removeprefix("\ufeff"), path, "exec", dont_inherit=True), names)
     except SystemExit as end:
@@ -59,7 +59,7 @@ def _report_error(error: BaseException) -> None:
 
 
 def flush(stream: object) -> bool:
-    """Write out what a stream holds; whether that worked."""
+    """Flush a stream; return whether that worked."""
     try:
         stream.flush()  # type: ignore[attr-defined]
     except BaseException:

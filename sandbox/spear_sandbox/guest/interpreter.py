@@ -1,6 +1,6 @@
 """The program of a session, which plays cells as a notebook does. It imports nothing of the sandbox.
 
-Requests and replies are JSON after their length, over a socket that takes the place of standard input.
+Requests and replies are JSON after their length, over a socket passed as standard input.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Interpreter:
         sys.displayhook = self.show_result
 
     def run(self, code: str) -> dict[str, Any]:
-        """Play a cell; what it showed and its error, if it had one."""
+        """Run a cell; return what it showed and its error, if any."""
         self.count += 1
         self.shown = []
         name = f"<cell {self.count}>"
@@ -69,7 +69,7 @@ class Interpreter:
         return {"display": shown, "error": error}
 
     def execute(self, code: str, name: str) -> None:
-        """Each statement in turn; the value of a last expression is shown."""
+        """Execute each statement in turn and show the value of a last expression."""
         tree = ast.parse(code, name)
         last: ast.Interactive | None = None
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
@@ -84,7 +84,7 @@ class Interpreter:
                 self.await_cell(result)
 
     def await_cell(self, coroutine: Any) -> None:
-        """For ``await`` outside of functions; one event loop serves all cells."""
+        """Run a cell with ``await`` outside of functions; one event loop serves all cells."""
         import asyncio
 
         if self.loop is None:
@@ -93,7 +93,7 @@ class Interpreter:
         self.loop.run_until_complete(coroutine)
 
     def show_result(self, value: Any) -> None:
-        """What the last expression of a cell gave."""
+        """Show the value of the last expression of a cell."""
         if value is not None:
             builtins.__dict__["_"] = value
             self.display(value)
@@ -130,7 +130,7 @@ class Interpreter:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """As a notebook has it: the kind, the message, and the lines of the traceback, without frames of this module."""
+    """Describe it as a notebook does: kind, message and traceback lines, without frames of this module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -143,7 +143,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def write_file(name: str, content: str) -> dict[str, Any]:
-    """A file below the working folder."""
+    """Write a file below the working folder."""
     if os.path.dirname(name):
         os.makedirs(os.path.dirname(name), exist_ok=True)
     with open(name, "wb") as file:
@@ -152,13 +152,13 @@ def write_file(name: str, content: str) -> dict[str, Any]:
 
 
 def read_file(name: str) -> dict[str, Any]:
-    """The content of a file below the working folder."""
+    """Read a file below the working folder."""
     with open(name, "rb") as file:
         return {"content": base64.b64encode(file.read(MAX_REPLY // 2)).decode()}
 
 
 def list_files() -> dict[str, Any]:
-    """Names of files below the working folder and their bytes."""
+    """List files below the working folder with their sizes in bytes."""
     found: dict[str, int] = {}
     for folder, _, names in os.walk("."):
         for name in names:
@@ -169,7 +169,7 @@ def list_files() -> dict[str, Any]:
 
 
 def receive(line: socket.socket, size: int) -> bytes:
-    """So many bytes; none at the end."""
+    """Receive this many bytes; end the process when the other side hangs up."""
     data = b""
     while len(data) < size:
         part = line.recv(min(size - len(data), 1 << 20))
@@ -213,7 +213,7 @@ def serve() -> None:
 
 
 def warm_up() -> None:
-    """Do once what every session does, so that they share the memory that it takes."""
+    """Do once what every session does, so that sessions share the memory for it."""
     main, hook = sys.modules["__main__"], sys.displayhook
     interpreter = Interpreter()
     for code in ("import math\nmath.pi", "def f(x):\n    return [x, {x: 1}]\nf('a')", "1 / 0"):

@@ -1,4 +1,4 @@
-"""What goes into a run and what comes out, as bytes that both sides of the isolation read."""
+"""Input and output of a run, as bytes that both sides of the isolation read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Job(TypedDict):
     disk_mb: int
     inodes: int
     groups: int
-    """How many descriptors of control groups come after the report."""
+    """Number of descriptors of control groups after the report."""
     session: bool
-    """Whether one for a session's orders comes then."""
+    """Whether a descriptor for a session's orders follows."""
 
 
 def pack_job(job: Job) -> bytes:
@@ -58,7 +58,7 @@ class Record(NamedTuple):
     wall_s: float
     peak_rss_kb: int
     files: dict[str, bytes]
-    """Fetched; for a run that was not started the error under the empty name."""
+    """Fetched files; for a run that was not started, the error under the empty name."""
 
 
 _HEAD = struct.Struct("<BiddQI")
@@ -76,7 +76,7 @@ def pack_record(record: Record) -> bytes:
 
 
 def unpack_record(data: bytes) -> Record | None:
-    """The first record in these bytes, or None if they hold no whole one."""
+    """The first record in these bytes, or None if it is incomplete."""
     try:
         verdict, wait_status, cpu_s, wall_s, peak_rss_kb, count = _HEAD.unpack_from(data)
         place, files = _HEAD.size, {}

@@ -37,7 +37,7 @@ _MADV_COLLAPSE, _HUGE = 25, 2 << 20
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
-_drop = _libc["prctl"]  # a function of its own, with the two arguments that one operation of prctl has
+_drop = _libc["prctl"]  # a second handle: one operation of prctl takes two arguments
 _drop.argtypes = (ctypes.c_int, ctypes.c_ulong)
 _libc.kill.argtypes = (ctypes.c_int, ctypes.c_int)
 _libc.signalfd.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int)
@@ -66,7 +66,7 @@ def _prctl(operation: int, first: int = 0, second: int = 0) -> int:
 
 
 def clone(flags: int) -> tuple[int, int]:
-    """Fork into new namespaces; the process id and a pidfd in the parent, ``(0, -1)`` in the child."""
+    """Fork into new namespaces; return the process id and a pidfd in the parent, ``(0, -1)`` in the child."""
     pidfd = ctypes.c_int(-1)
     child = _call(_NUMBERS["clone"], "clone", flags | _CLONE_PIDFD | _SIGCHLD, 0, ctypes.byref(pidfd), 0, 0)
     return child, pidfd.value
@@ -75,13 +75,13 @@ def clone(flags: int) -> tuple[int, int]:
 def fork() -> int:
     """Fork without Python's own work in the child, which touches pages all over the memory.
 
-    For a process with one thread. Who goes on in the child seeds its streams of random numbers itself.
+    For a process with one thread. The child must seed its streams of random numbers itself.
     """
     return _check(_libc.fork(), "fork")
 
 
 def kill_all(number: int) -> None:
-    """Signal everything in this pid namespace but its first process, which this is."""
+    """Signal everything in this pid namespace except its first process, which is this one."""
     _libc.kill(-1, number)
 
 
@@ -142,7 +142,7 @@ def die_first(score: int) -> None:
     """Have the kernel, where memory is short, kill this process and its children before those of a lower score.
 
     Args:
-        score: up to 1000; a score that is higher already stays.
+        score: up to 1000; a higher one is kept.
     """
     fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
     if int(os.read(fd, 16)) < score:
@@ -151,24 +151,24 @@ def die_first(score: int) -> None:
 
 
 def open_child_signals() -> int:
-    """A descriptor that can be read when SIGCHLD is pending, which must be blocked."""
+    """Open a descriptor that can be read when SIGCHLD, which must be blocked, is pending."""
     return _check(_libc.signalfd(-1, _CHILD_SIGNALS, os.O_CLOEXEC | os.O_NONBLOCK), "signalfd")
 
 
 def map_ids(uid: int, gid: int) -> None:
-    """Give this new user namespace its one user and one group, with the numbers they have outside."""
+    """Give this new user namespace one user and one group, with their outside numbers."""
     write_file("/proc/self/uid_map", f"{uid} {uid} 1")
     map_group(gid)
 
 
 def map_group(gid: int) -> None:
-    """Give this new user namespace its one group."""
+    """Give this new user namespace one group."""
     write_file("/proc/self/setgroups", "deny")
     write_file("/proc/self/gid_map", f"{gid} {gid} 1")
 
 
 def keep_one_capability(capability: int) -> None:
-    """Give up all capabilities but this one, which executed programs have, too."""
+    """Give up all capabilities but this one, which executed programs inherit."""
     _set_capabilities(1 << capability)
     _check(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability), "keeping a capability")
 
@@ -191,7 +191,7 @@ def _set_capabilities(kept: int) -> None:
 
 
 def deny_new_privileges() -> None:
-    """Let no executed program gain what this process does not have."""
+    """Let no executed program gain privileges."""
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "no_new_privs")
 
 
@@ -206,23 +206,23 @@ def become_subreaper() -> None:
 
 
 def keep_for_ever(value: object) -> None:
-    """Let this never be freed: to free what was made before a fork copies all pages that it lies in."""
+    """Never free this: freeing what was made before a fork copies all its pages."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def share_arenas(count: int) -> None:
-    """Let threads share so many arenas of the C library's allocator, where it has them (glibc)."""
+    """Limit the arenas of the C library's allocator, where it has them (glibc)."""
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(ctypes.c_int(_ARENA_MAX), ctypes.c_int(count))
 
 
 def set_dumpable() -> None:
-    """Let processes of the same user look into this one."""
+    """Let processes of the same user inspect this one."""
     _check(_prctl(_PR_SET_DUMPABLE, 1), "dumpable")
 
 
 def clear_dumpable() -> None:
-    """Let no process of the same user look into this one."""
+    """Let no process of the same user inspect this one."""
     _check(_prctl(_PR_SET_DUMPABLE, 0), "dumpable")
 
 
@@ -232,7 +232,7 @@ def close_from(first: int) -> None:
 
 
 def gather_memory() -> int:
-    """Put this process's private memory into huge pages as far as it goes; how many 2 MiB pieces there are now.
+    """Put this process's private memory into huge pages as far as possible; return how many of 2 MiB there are now.
 
     A fork copies one entry for a huge page instead of 512. Linux 6.1 and later; elsewhere this does nothing.
     """
@@ -260,7 +260,7 @@ _RULE_PATH = 1
 
 
 def restrict_paths(readable: list[str], writable: list[str]) -> int:
-    """Let this process and its children reach nothing but these paths; the version of Landlock that does it.
+    """Confine this process and its children to these paths; return the version of Landlock.
 
     Raises:
         OSError: The kernel has no Landlock.
@@ -273,7 +273,7 @@ def restrict_paths(readable: list[str], writable: list[str]) -> int:
     for paths, allowed in ((readable, _READ_RIGHTS), (writable, rights)):
         for path in paths:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            # Folders have rights that files cannot have.
+            # Some rights are for folders only.
             here = allowed if os.path.isdir(path) else allowed & (1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15)
             rule = struct.pack("=Qi", here, fd)
             _call(_LANDLOCK_ADD, f"landlock {path}", rules, _RULE_PATH, ctypes.c_char_p(rule), 0)

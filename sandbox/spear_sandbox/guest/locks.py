@@ -1,8 +1,7 @@
-"""Locks on files: a program may lock its own, and not those that all runs share, where others would see it.
+"""Locks on files: a program may lock its own, but not those that all runs share, where others would see it.
 
-The filter of system calls leaves locks open; the kernel asks the supervisor, which looks at the file. What it has seen
-is what will be locked, since nobody else has the caller's descriptors: it has one thread, and tables of descriptors
-cannot be shared between processes.
+The filter of system calls leaves locks open; the kernel asks the supervisor, which examines the file. The file cannot
+change before it is locked: the caller has one thread, and processes cannot share tables of descriptors.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _CONTINUE = 1
 
 
 class LockKeeper:
-    """Answers the kernel.
+    """Answers the kernel's questions about locks.
 
     Args:
-        listener: That the filter was loaded with.
-        folder: The run's own; its file system is nobody else's.
+        listener: Descriptor that loading the filter gave.
+        folder: The run's working folder, on its own file system.
     """
 
     def __init__(self, listener: int, folder: str) -> None:
@@ -44,34 +43,29 @@ class LockKeeper:
         number, thread, _, _, _, _, descriptor, *_ = _QUESTION.unpack(question)
         refusal = self._judge(thread, descriptor & 0xFFFF_FFFF)
         with contextlib.suppress(OSError):
-            # After the look: a number of a process may have been given to another one in the meantime.
+            # After the check: the process id may have been reused in the meantime.
             fcntl.ioctl(self.listener, _IS_VALID, struct.pack("=Q", number))
             answer = (number, 0, -refusal, 0) if refusal else (number, 0, 0, _CONTINUE)
             fcntl.ioctl(self.listener, _SEND, _ANSWER.pack(*answer))
 
     def _judge(self, thread: int, descriptor: int) -> int:
-        """0, or the number of an error."""
+        """0, or an errno."""
         try:
             found = os.stat(f"/proc/{thread}/fd/{descriptor}")
         except FileNotFoundError:
             return errno.EBADF
-        except OSError:  # it does not let itself be looked into
+        except OSError:  # it is not dumpable
             return errno.EPERM
         if found.st_dev != self._device:
             return errno.EPERM
-        return 0 if _is_alone(thread) else errno.ENOLCK
-
-
-def _is_alone(thread: int) -> bool:
-    """Whether it is the only thread of its process."""
-    try:
-        return len(os.listdir(f"/proc/{thread}/task")) == 1
-    except OSError:
-        return False
+        with contextlib.suppress(OSError):
+            if len(os.listdir(f"/proc/{thread}/task")) == 1:
+                return 0
+        return errno.ENOLCK
 
 
 def can_listen() -> bool:
-    """Whether the kernel asks: since Linux 5.5, where nobody around this process is asked already."""
+    """Whether the kernel can ask: since Linux 5.5, unless an outer process already listens."""
     child = os.fork()
     if child == 0:
         ended = 1

@@ -1,4 +1,4 @@
-"""The process that runs the program: its limits, its files, and a frame with nothing in it."""
+"""The process that runs the program: its limits, its files, and an empty frame."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_files(job: Job, folder: str) -> None:
 
 
 def set_limits(job: Job, baseline: int) -> None:
-    """Bind this process and its children; ``baseline`` is the address space of the bare interpreter in bytes."""
+    """Limit this process and its children; ``baseline`` is the address space of the bare interpreter in bytes."""
     seconds = int(job["wall_s"]) + 1
     memory = baseline + job["memory_mb"] * _MIB
     for which, bound in (
@@ -57,7 +57,7 @@ def set_limits(job: Job, baseline: int) -> None:
     ):
         _lower(which, bound, bound)
     _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
-    os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # lower asks for a right
+    os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # a lower one needs a privilege
 
 
 def _lower(which: int, soft: int, hard: int) -> None:
@@ -68,7 +68,7 @@ def _lower(which: int, soft: int, hard: int) -> None:
 
 
 def make_streams() -> None:
-    """Give the interpreter its own, over descriptors 0 to 2, which are already of the kind that programs get."""
+    """Give the interpreter new streams over descriptors 0 to 2, which are already of the kind that programs get."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
     stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")
     error = io.BufferedWriter(io.FileIO(2, "w"))
@@ -78,16 +78,16 @@ def make_streams() -> None:
 
 
 def hide_own_modules() -> None:
-    """Let programs not find our modules. They stay in memory, since freeing them would cost each run."""
+    """Hide our modules from programs. They stay in memory, since freeing them would cost time in each run."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "spear_sandbox"]:
         kernel.keep_for_ever(sys.modules.pop(name))
 
 
 def hand_over(job: Job, folder: str) -> Callable[[], None]:
-    """Make this interpreter one that has just started; returns what runs the program and ends the process.
+    """Make this interpreter look freshly started; return what runs the program and ends the process.
 
-    The caller has made the streams and hidden our modules. It returns to the bottom of its stack before it calls that,
-    so the program finds no frames of ours.
+    The caller has made the streams and hidden our modules. It returns to the bottom of its stack before the call, so
+    the program finds no frames of ours.
     """
     kernel.close_from(3)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
@@ -107,14 +107,14 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
 
 
 def _add_site_builtins() -> None:
-    """The names that :mod:`site` gives an interpreter, which this one was started without."""
+    """Add the names that :mod:`site`, which was not imported, gives an interpreter."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
 
 
 def _reseed() -> None:
-    """Give every stream of random numbers that was seeded before the fork a seed of its own."""
+    """Reseed every stream of random numbers that was seeded before the fork."""
     streams: list[Any] = []
     if "random" in sys.modules:
         streams.append(sys.modules["random"])

@@ -1,7 +1,7 @@
-"""Plays the parts of a run in the warm interpreter itself, so that forks find their work done.
+"""Rehearses a run in the warm interpreter, so that forks find its work done.
 
-The first uses of a function write into memory: Python counts them, rewrites the function's instructions and notes
-where it found each name, and the linker does so for C's functions. After a fork each such write copies a page.
+The first calls of a function write to memory: Python counts them, rewrites the instructions and caches lookups of
+names, and the linker resolves C functions. After a fork each of these writes copies a page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spear_sandbox.guest.program import MAIN, write_files
 from spear_sandbox.guest.supervisor import hold_in_sockets, supervise
 
 _TIMES = 20
-"""Python 3.11 rewrites a function after eight calls; what it has rewritten settles a few calls later."""
+"""Python 3.11 rewrites a function after eight calls and settles a few calls later."""
 _JOB: Job = {
     "code": "for i in range(2):\n    print(i + 1)\n",
     "files": {},
@@ -35,9 +35,9 @@ _JOB: Job = {
 
 
 def rehearse(folder: str) -> None:
-    """Read a job, write its files, run it, watch a child and report, some times over.
+    """Read a job, write its files, run it, watch a child and report, several times.
 
-    Only what leaves this process as it was: no mounts, users or limits. What it prints must go to nobody.
+    Only what leaves this process unchanged: no mounts, users or limits. Its output must be discarded.
 
     Args:
         folder: May be written to; nothing is left there.

@@ -20,22 +20,13 @@ from spear_sandbox.guest.zygote import FAILED, serve
 OOM_SCORE = 500
 """Where memory is short, runs are killed first, then warm interpreters, then the pool's own process."""
 CODE, SITE, HELPERS = "/opt/sandbox/code", "/opt/sandbox/site", "/opt/sandbox/helpers"
-SYSTEM_FOLDERS = (
-    "/usr/bin",
-    "/usr/include",
-    "/usr/sbin",
-    "/usr/lib",
-    "/usr/lib32",
-    "/usr/lib64",
-    "/usr/libexec",
-    "/usr/share/nodejs",
-    "/usr/share/zoneinfo",
-)
+_NAMES = "bin include sbin lib lib32 lib64 libexec share/nodejs share/zoneinfo"
+SYSTEM_FOLDERS = tuple(f"/usr/{name}" for name in _NAMES.split())
 LINKED_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
-# No /dev/zero: a shared mapping of it is memory that no process shows.
+# Not /dev/zero: a shared mapping of it is memory that is not accounted to a process.
 DEVICES = ("null", "full", "random", "urandom")
-# A folder that is there everywhere and that no program needs; the new root is put together on top of it.
+# Folders that exist everywhere and that no program needs; the new root is built over one of them.
 STAGES = ("/sys", "/mnt", "/srv")
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -69,13 +60,13 @@ class Settings(TypedDict):
     packages: dict[str, str]
     """Name → file or folder that is to be importable."""
     helpers: dict[str, str]
-    """The same for what other languages need, in a folder of its own."""
+    """The same for what other languages need, in a separate folder."""
     modules: list[str]
     """What to import before the first run."""
 
 
 def list_folders(prefix: str) -> list[str]:
-    """Folders of the system and of the interpreter that the sandbox shows, as they are, read-only."""
+    """Folders of the system and of the interpreter that the sandbox shows, read-only."""
     own = [os.path.join(prefix, name) for name in ("bin", "lib", "lib64")]
     found = [folder for folder in (*SYSTEM_FOLDERS, *own) if os.path.isdir(folder)]
     return sorted(folder for folder in set(found) if not any(folder.startswith(f"{other}/") for other in found))
@@ -157,7 +148,7 @@ def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
 
 
 def start_warm() -> Callable[[], None]:
-    """In the sandbox: be the warm interpreter; returns in each run."""
+    """Be the warm interpreter, inside the sandbox; return in each run."""
     control, first, end = map(int, sys.argv[1:4])
     return serve(socket.socket(fileno=control), sys.argv[4:], range(first, end))
 
@@ -165,7 +156,7 @@ def start_warm() -> Callable[[], None]:
 def _try_mounts(build: Callable[[], None]) -> bool:
     try:
         kernel.unshare(kernel.NEW_MOUNTS)
-    except OSError:  # root of a container has no right to
+    except OSError:  # root of a container may not
         return False
     kernel.make_mounts_private()
     build()
@@ -179,20 +170,20 @@ def _become(uid: int) -> None:
         os.setresuid(uid, uid, uid)
     except OSError as error:
         raise OSError(error.errno, f"root may not become user {uid} here: {error.strerror}") from None
-    # Changing the user has made this process a secret to itself; it could not write its own maps.
+    # Changing the user has made this process not dumpable, so it could not write its own maps.
     kernel.set_dumpable()
 
 
 def _wait_for(child: int, pool: int) -> NoReturn:
-    # Where signals of children are ignored, the kernel takes them away at any moment.
+    # Where SIGCHLD is ignored, the kernel may reap the child at any moment.
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         process = os.pidfd_open(child)
         poll = select.poll()
         poll.register(process, select.POLLIN)
         poll.register(pool, select.POLLIN)
         poll.poll()
-        # With it dies everything in its pid namespace. It would die with this process, too, but as an orphan, which
-        # process 1 of a container may never take away.
+        # Everything in its pid namespace dies with it. It would also die with this process, but as an orphan, which
+        # process 1 of a container may never reap.
         signal.pidfd_send_signal(process, signal.SIGKILL)
         os.waitpid(child, 0)
     os._exit(0)
@@ -203,7 +194,7 @@ def _build_root(stage: str, settings: Settings) -> None:
     os.umask(0o022)
     for name in ("dev", "proc", "tmp", "etc", "home"):
         os.mkdir(f"{stage}/{name}")
-    # For the warm interpreter: packages keep caches. Each run has a folder of its own over it.
+    # For caches of packages in the warm interpreter. Each run mounts its own folder over it.
     kernel.mount("tmpfs", f"{stage}/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=1777")
     folders = list_folders(settings["prefix"])
     for folder in folders:
@@ -223,12 +214,11 @@ def _build_root(stage: str, settings: Settings) -> None:
     os.makedirs(f"{stage}{SITE}", exist_ok=True)
     _show(settings["guest"], f"{stage}{CODE}/spear_sandbox/guest")
     for path in list_hidden(folders):
-        kernel.mount(
-            "tmpfs", stage + path, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV, "size=4k,mode=755"
-        )
+        flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("tmpfs", stage + path, "tmpfs", flags, "size=4k,mode=755")
     _write(f"{stage}/etc/passwd", f"sandbox:x:{settings['uid']}:{settings['uid']}::/tmp:/bin/sh\n")
     _write(f"{stage}/etc/group", f"sandbox:x:{settings['uid']}:\n")
-    # The names of folders on the way to the interpreter say where it lies on this machine, and they lead nowhere else.
+    # Folders on the way to the interpreter hold nothing else; listing them would tell where it is installed.
     for parent in list_parents(settings["prefix"]):
         os.chmod(stage + parent, 0o111)
     for name in DEVICES:

@@ -35,7 +35,7 @@ _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _PRIO_PROCESS = 0
 _SUPERVISOR = 1
 _SOCK_TYPE_MASK, _SOCK_STREAM = 0xF, 1
-# What acts on processes by number: without a pid namespace these would be other people's.
+# Calls that act on processes by number: without a pid namespace those may be anybody's.
 _ON_OTHERS = (
     "kill",
     "pidfd_open",
@@ -54,7 +54,7 @@ class Locks(Enum):
     ASK = "ask"
     """The supervisor decides."""
     RECORDS = "records"
-    """Those of ``fcntl`` are allowed, which SQLite needs, on shared files, too."""
+    """Those of ``fcntl``, which SQLite needs, are allowed, also on shared files."""
     ALLOW = "allow"
     """All are allowed."""
 
@@ -100,7 +100,7 @@ def _all_of(index: int, bits: int, then: int, otherwise: int) -> Program:
 
 
 def _unless(index: int, value: int, otherwise: int) -> Program:
-    """Go on if the argument has this value, else return ``otherwise``."""
+    """Continue if the argument has this value, else return ``otherwise``."""
     return [_load_argument(index), _Step(_EQUAL, 1, 0, value), *_end(otherwise)]
 
 
@@ -112,7 +112,7 @@ def _stream_pairs(otherwise: int) -> Program:
 
 
 def _no_namespaces_nor_shared_tables(denied: int) -> Program:
-    """Of clone: processes that share descriptors and are not threads of each other could deceive the supervisor."""
+    """For clone: processes that share descriptors without being threads of one could deceive the supervisor."""
     return [
         _load_argument(0),
         _Step(_ANY_BIT, 4, 0, ALL_NAMESPACES | NEW_CONTROL_GROUPS),
@@ -125,7 +125,7 @@ def _no_namespaces_nor_shared_tables(denied: int) -> Program:
 
 
 def _pipes_and_plain_files(index: int, otherwise: int) -> Program:
-    """Of mknod: what needs no right anywhere; 0 is a plain file, too."""
+    """For mknod: what never needs a privilege; 0 is also a plain file."""
     kinds = (_S_IFIFO, _S_IFREG, 0)
     tests = [_Step(_EQUAL, len(kinds) - place, 0, kind) for place, kind in enumerate(kinds)]
     return [_load_argument(index), _Step(_AND, 0, 0, _S_IFMT), *tests, *_end(otherwise), *_end(_ALLOW)]
@@ -143,7 +143,7 @@ def _fcntl(commands: Sequence[int], locks: int, otherwise: int) -> Program:
 
 
 def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, Program]:
-    """What is decided by arguments."""
+    """Rules for the calls that are decided by their arguments."""
     denied = _ERRNO | errno.EPERM
     lock = {Locks.ASK: _ASK, Locks.RECORDS: denied, Locks.ALLOW: _ALLOW}[locks]
     owners = () if own_process is not None else _OWNER_COMMANDS
@@ -152,7 +152,7 @@ def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, 
     }
     rules = out_of_band | {
         "clone": _no_namespaces_nor_shared_tables(denied),
-        # Its arguments lie in memory, where a filter cannot look. The C library falls back to clone.
+        # Its arguments are in memory, which a filter cannot read. The C library falls back to clone.
         "clone3": _refuse(errno.ENOSYS),
         "fcntl": _fcntl((*_PLAIN_COMMANDS, *owners), _ASK if locks is Locks.ASK else _ALLOW, denied),
         "flock": _end(lock),
@@ -164,10 +164,7 @@ def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, 
         # The supervisor belongs to the same user. A program that lowered its limits could end the run without a report.
         "prlimit64": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
         "sched_setaffinity": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
-        "setpriority": [
-            *_unless(0, _PRIO_PROCESS, denied),
-            *_one_of(1, (_SUPERVISOR,), denied, _ALLOW),
-        ],
+        "setpriority": [*_unless(0, _PRIO_PROCESS, denied), *_one_of(1, (_SUPERVISOR,), denied, _ALLOW)],
         "seccomp": _end(_ALLOW if stacked else denied),
         "socket": _end(denied),
         "socketpair": _one_of(0, (_AF_UNIX,), _ALLOW, denied),
@@ -182,24 +179,24 @@ def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, 
 
 
 def _search(parts: list[tuple[int, Program]]) -> Program:
-    """Find the part in which the number lies, by halving; ``parts`` are pairs of first number and what to do."""
+    """Find the part of the number by binary search; ``parts`` are pairs of first number and what to do."""
     if len(parts) == 1:
         return parts[0][1]
     half = len(parts) // 2
     lower, upper = _search(parts[:half]), _search(parts[half:])
-    # A conditional jump reaches 255 steps; from the middle of a longer program there would have to be two.
+    # A conditional jump reaches 255 steps; a longer program would need two.
     assert len(lower) <= 255, "the list of system calls has outgrown one jump"
     return [_Step(_AT_LEAST, len(lower), 0, parts[half][0]), *lower, *upper]
 
 
 def build_filter(*, own_process: int | None = None, locks: Locks = Locks.ASK, stacked: bool = False) -> bytes:
-    """A program that allows the calls of the list, and says EPERM to others and ENOSYS to ones newer than the list.
+    """Build a program that allows the listed calls; others get EPERM, and those newer than the list ENOSYS.
 
     Args:
         own_process: Without a pid namespace, the number of the process that will load the filter: it may signal itself
             only. None allows signals to all that can be seen.
-        locks: What becomes of locks on files; with ASK it must be loaded with a listener.
-        stacked: Another filter will be loaded on top, by a process that is under this one.
+        locks: What happens to locks on files; with ASK the program must be loaded with a listener.
+        stacked: Whether a process under this filter will load another.
 
     Raises:
         OSError: This machine is neither x86_64 nor aarch64.
@@ -235,19 +232,19 @@ class _Program(ctypes.Structure):
 
 
 def load_filter(program: bytes, *, listen: bool = False) -> int:
-    """Put this process and all that it will start under the filter, for good. Needs ``no_new_privs``.
+    """Put this process and its future children under the filter, for good. Needs ``no_new_privs``.
 
     Args:
-        listen: Give a descriptor on which the kernel asks about calls that the filter leaves open.
+        listen: Return a descriptor on which the kernel asks about calls that the filter leaves open.
 
     Raises:
-        OSError: The kernel refuses, or somebody around this process listens already.
+        OSError: The kernel refuses, or an outer process already listens.
     """
     return prepare_filter(program, listen=listen)()
 
 
 def prepare_filter(program: bytes, *, listen: bool) -> Callable[[], int]:
-    """What loads a filter, as :func:`load_filter`, with little left to do."""
+    """Prepare :func:`load_filter`, so that the returned call has little left to do."""
     steps = ctypes.create_string_buffer(program, len(program))
     handle = _Program(len(program) // 8, ctypes.addressof(steps))
     libc = ctypes.PyDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""The first process of a run: it watches time and memory, kills what is left, and reports."""
+"""The first process of a run: watches time and memory, kills what is left, and reports."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def supervise(
     keeper: LockKeeper | None = None,
     control: int | None = None,
 ) -> Record:
-    """Wait for the program, or end it; then nothing of the run is left but the caller.
+    """Wait for the program or end it; afterwards only the caller is left of the run.
 
     Args:
         child: The program's process.
         processes: Names of the folders in /proc of all processes of the run.
         kill: Kills all of them.
-        exceeds: Whether the run holds more of something else than it may, where the kernel does not see to it.
-        elsewhere: Bytes of memory that the run holds and no process shows.
+        exceeds: Whether the run exceeds another limit that the kernel does not enforce.
+        elsewhere: Bytes of memory that the run holds and that are not accounted to its processes.
         keeper: Answers about locks.
-        control: Where a session's orders come from: to rest, to go on, to interrupt its program.
+        control: Source of a session's orders: to rest, to resume, to interrupt its program.
     """
     started = time.monotonic()
     most_bytes = int(job["memory_mb"] * _SUM_FACTOR) * _MIB
@@ -76,7 +76,7 @@ def supervise(
 
 
 def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
-    """Kill and wait until there is nobody to wait for; wait status and largest KiB of the program's process."""
+    """Kill and wait for everything; return wait status and peak KiB of the program's process."""
     status, peak_rss_kb = 0, 0
     kill()
     while True:
@@ -86,12 +86,12 @@ def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
             return status, peak_rss_kb
         if pid == child:
             status, peak_rss_kb = ended_with, usage.ru_maxrss
-        # Whoever was forked by this one in the meantime is an orphan now, and a child of this process.
+        # Its children that were forked in the meantime are orphans now, and children of this process.
         kill()
 
 
 class _Watch:
-    """Waits for the end of the program, looks what the run holds, answers and obeys.
+    """Waits for the end of the program, watches memory, answers about locks and obeys orders.
 
     Args:
         processes: As for :func:`supervise`.
@@ -110,7 +110,7 @@ class _Watch:
         self._processes = processes
         self._exceeds = exceeds
         self._resting = False
-        # Blocked signals reach this process even as process 1, which drops others that have no handler.
+        # Blocked signals reach this process even as process 1, which drops unblocked ones without a handler.
         _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
         self._signals = kernel.open_child_signals()
         self._keeper = keeper
@@ -121,7 +121,7 @@ class _Watch:
                 self._events.register(fd, select.POLLIN)
 
     def wait(self, deadline: float) -> int:
-        """Why the run is over."""
+        """Wait and return why the run is over."""
         look = time.monotonic() + _LOOK_EVERY_S / 2
         while True:
             left = deadline - time.monotonic()
@@ -132,14 +132,14 @@ class _Watch:
             pause = _LOOK_AT_REST_S if self._resting else _LOOK_EVERY_S
             for fd, _ in self._events.poll(max(1, min(pause, left) * 1000)):
                 self._hear(fd)
-            if time.monotonic() < look:  # children end, or signals of the program come, much more often
+            if time.monotonic() < look:  # ends of children and signals of the program are much more frequent
                 continue
             if (not self._resting or self._has_woken()) and self._exceeds():
                 return Verdict.MEMORY
             look = time.monotonic() + pause / 2
 
     def close(self) -> None:
-        """Give back what it has opened."""
+        """Close the descriptor of signals."""
         os.close(self._signals)
 
     def _hear(self, fd: int) -> None:
@@ -164,7 +164,7 @@ class _Watch:
             self._events.unregister(self._control or 0)
 
     def _has_woken(self) -> bool:
-        """Whether something runs that should rest, woken by a timer of its own; then it is stopped again."""
+        """Whether a timer has woken something that should rest; if so, stop it again."""
         states = (_read_state(process) for process in self._processes())
         if all(state in b"TtZX" for state in states):
             return False
@@ -181,7 +181,7 @@ def _read_state(process: str) -> bytes:
 
 
 def _reap(child: int) -> bool:
-    """Whether the program has ended. Orphans that ended are waited for: each counts among the run's processes."""
+    """Whether the program has ended. Reaps orphans, each of which counts among the run's processes."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
@@ -194,17 +194,14 @@ def _reap(child: int) -> bool:
 def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
     """Bytes of private and shared memory that the processes hold.
 
-    Not exactly: pages that they share count once for each. Exactly, and slower: they count once in all, and those that
-    the warm interpreter has, too, hardly at all. A process that does not let itself be looked into counts in full.
+    Not exactly: shared pages count once for each process. Exactly, and slower: they count once in all, and those shared
+    with the warm interpreter hardly at all. A process that is not dumpable counts in full.
     """
-    total = 0
-    for process in processes:
-        total += _find_memory(f"/proc/{process}", exactly)
-    return total << 10
+    return sum(_find_memory(f"/proc/{process}", exactly) for process in processes) << 10
 
 
 def _find_memory(folder: str, exactly: bool) -> int:
-    """KiB of one process. Where its first thread has ended, another one shows what they hold."""
+    """KiB of one process. If its first thread has ended, another thread tells."""
     found = _read_memory(folder, exactly)
     if found is None:
         with contextlib.suppress(OSError):
@@ -214,7 +211,7 @@ def _find_memory(folder: str, exactly: bool) -> int:
 
 
 def _read_memory(folder: str, exactly: bool) -> int | None:
-    """KiB that a process or thread shows; None where it shows none, having ended."""
+    """KiB of a process or thread; None if it has ended."""
     try:
         if exactly:
             with contextlib.suppress(PermissionError, ValueError):
@@ -225,19 +222,19 @@ def _read_memory(folder: str, exactly: bool) -> int | None:
 
 
 def hold_in_sockets() -> int:
-    """Bytes that the sockets of this network namespace may hold, those in flight too: no process shows this memory."""
+    """Bytes that the sockets of this network namespace may hold, including in flight; no process accounts for them."""
     with contextlib.suppress(OSError, ValueError):
         return _read_sum("/proc/net/sockstat", b"sockets: used ") * _SOCKET_BYTES
     return 0
 
 
 def _read_sum(path: str, *names: bytes) -> int:
-    """The numbers after these names together.
+    """Sum the numbers after these names.
 
     Raises:
-        ValueError: one of them is not there.
+        ValueError: a name is missing.
     """
-    # With the line break: a process can call itself by any of these names, but not by a line of its own.
+    # The names start with a line break: a process can take any name, but not one with a line break.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 8192)
@@ -247,9 +244,9 @@ def _read_sum(path: str, *names: bytes) -> int:
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of those that are regular files of at most 1 MiB below ``folder``; links are not followed.
+    """Yield name and content of regular files of at most 1 MiB below ``folder``; links are not followed.
 
-    A name with ``*``, ``?`` or ``[`` stands for the files of the folder itself that fit, 64 at most.
+    A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
     """
     for name in _expand(folder, names):
         try:
@@ -279,7 +276,7 @@ def _read_below(folder: str, parts: list[str]) -> bytes | None:
         here = keep(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         for part in parts[:-1]:
             here = keep(os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here))
-        # Opening a pipe must not wait for its writer.
+        # O_NONBLOCK: opening a pipe must not wait for its writer.
         last = keep(os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here))
         found = os.fstat(last)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _FETCHED_BYTES:
@@ -302,18 +299,18 @@ def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
 
 
 def enter_groups(job: Job, others: list[int]) -> list[int]:
-    """Enter the control groups whose entrances come first among these descriptors; the others."""
+    """Enter the control groups whose entrances come first among these descriptors; return the rest."""
     count = job["groups"]
     kernel.enter_groups(others[:count])
     return others[count:]
 
 
 def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Sequence[int]) -> int:
-    """Put them where programs and the supervisor expect them, and close all others; the report's new number.
+    """Move descriptors where programs and the supervisor expect them and close all others; return the report's.
 
     Args:
-        others: What comes after the report and the control groups: a session's orders, and stdin, as far as the job
-            says. All must be above 4, or be the report at 3.
+        others: What follows the report and the control groups: a session's orders and stdin, if the job has them. All
+            must be above 4, or be the report at 3.
     """
     rest = list(others)
     control = rest.pop(0) if job["session"] else None
@@ -329,6 +326,6 @@ def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Se
 
 
 def reset_signals() -> None:
-    """No handlers: the program may send signals to its supervisor, and only those with a handler would reach it."""
+    """Remove handlers: the program may signal its supervisor, and only signals with a handler would reach it."""
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that a guest may make, by name: x86_64, then aarch64; None where there is none.
+"""Numbers of the system calls that a guest may make, by name: x86_64, then aarch64; None where it does not exist.
 
 Taken from Linux's ``unistd_64.h`` and ``asm-generic/unistd.h``. What is not here is refused.
 """
@@ -6,7 +6,7 @@ Taken from Linux's ``unistd_64.h`` and ``asm-generic/unistd.h``. What is not her
 from __future__ import annotations
 
 NEWEST = 462
-"""The highest number that was looked at; newer ones do not exist for a guest."""
+"""The highest number considered; for a guest newer ones do not exist."""
 
 ALLOWED: dict[str, tuple[int | None, int | None]] = {
     # Files
@@ -227,4 +227,4 @@ EXAMINED: dict[str, tuple[int, int | None]] = {
     "socketpair": (53, 199),
     "tgkill": (234, 131),
 }
-"""Calls that are allowed or not by their arguments."""
+"""Calls that are decided by their arguments."""

@@ -1,4 +1,4 @@
-"""Users of the kernel for runs, one each: it counts descriptors under way and sizes of pipes by user."""
+"""A user id for each run: the kernel counts descriptors in flight and sizes of pipes by user."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from spear_sandbox.guest import kernel
 
 _OF_ONE = 4096
-"""Users of one warm interpreter, which is replaced long before they come round again."""
+"""Users of one warm interpreter, which is replaced long before it runs out of them."""
 _BLOCKS = 1 << 15
 _END = 1 << 31
-"""The blocks before it lie above the ids of containers, and those that directories (SSSD, by default) give out."""
+"""The blocks before it are above the ids of containers and those of directories (SSSD, by default)."""
 
 
 def choose_users() -> range:
-    """Numbers that this process may give to runs, of which other interpreters have others; empty where there are none.
+    """Choose numbers that this process may give to runs, unlike other interpreters'; empty if it may not.
 
-    As root they are the last ones that this user namespace has, else some of those that /etc/subuid grants.
+    For root these are the last ones of this user namespace, else some of those that /etc/subuid grants.
     """
     first, count = max(_list_mapped() if os.getuid() == 0 else _list_granted(), key=lambda span: span[1])
     end = min(first + count, _END)
@@ -32,13 +32,13 @@ def choose_users() -> range:
 
 
 def _list_mapped() -> list[tuple[int, int]]:
-    """First number and length of the spans that this user namespace has."""
+    """First number and length of the spans of this user namespace."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return [(int(first), int(count)) for first, _, count in map(str.split, file)]
 
 
 def _list_granted() -> list[tuple[int, int]]:
-    """The same of those that a user who is not root may use with the help of newuidmap."""
+    """The same for what a user who is not root may use through newuidmap."""
     import pwd
 
     names, granted = {str(os.getuid())}, [(0, 0)]
@@ -53,13 +53,13 @@ def _list_granted() -> list[tuple[int, int]]:
 
 
 def prepare_map(uid: int, users: range) -> Callable[[], bool]:
-    """Start a process that stays outside of the namespaces that this one is about to leave for.
+    """Start a process that stays outside of the namespaces that this one is about to enter.
 
     Args:
-        uid: This process's own user by then, which is mapped as well.
+        uid: This process's user by then, which is mapped as well.
 
     Returns:
-        To be called inside: has these users mapped there; whether that worked. Then only the group is left to map.
+        To be called inside: maps these users and returns whether that worked. Only the group is then left to map.
     """
     ours, theirs = socket.socketpair()
     helper = os.fork()
@@ -88,23 +88,22 @@ def _write_map(process: int, uid: int, users: range) -> bool:
     if os.getuid() == 0:
         try:
             kernel.write_file(f"/proc/{process}/uid_map", "".join(f"{a} {b} {c}\n" for a, b, c in lines))
-        except OSError:  # root of a container has no right to
+        except OSError:  # root of a container may not
             return False
         return True
     import subprocess
 
     numbers = [str(number) for line in lines for number in line]
+    command = ["newuidmap", str(process), *numbers]
     try:
-        done = subprocess.run(
-            ["newuidmap", str(process), *numbers], stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError:  # it is not installed
         return False
     return done.returncode == 0
 
 
 def let_others_read(user: int) -> bool:
-    """Whether this user can read what is loaded: a home folder may keep packages to its owner."""
+    """Whether this user can read the loaded modules: packages in a home folder may be private."""
     child = os.fork()
     if child == 0:
         refused = 1

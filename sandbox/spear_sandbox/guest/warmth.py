@@ -13,16 +13,16 @@ _NAMES = (
     "typing warnings"
 )
 COMMON_MODULES = tuple(_NAMES.split())
-"""Of the standard library: small, and what programs of language models import most."""
+"""Small modules of the standard library that models' programs import most."""
 
 KNOWN = frozenset((*COMMON_MODULES, "numpy", "sympy", "mpmath", "scipy", "collections", "spear_sandbox"))
-"""Of these it is known what they need in a forked process: streams of random numbers with seeds of their own."""
+"""Modules whose needs in a forked process are known: reseeded streams of random numbers."""
 
 
 def warm_up(modules: list[str]) -> None:
-    """Import the modules that are there, and use those that build their tables at the first use."""
+    """Import the installed modules, and use those that build tables at their first use."""
     for name in modules:
-        # A package that fails here fails in the program that asks for it, too, and can say so there.
+        # A package that fails here also fails, and reports it, in the program that imports it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     if "matplotlib" in sys.modules:

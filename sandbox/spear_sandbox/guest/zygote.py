@@ -1,4 +1,4 @@
-"""The warm interpreter: it imports what programs need, then forks one throw-away sandbox for each request."""
+"""The warm interpreter: it imports what programs need, then forks a disposable sandbox for each request."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from spear_sandbox.guest.users import let_others_read
 
 READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
 LOCKS, USERS = b"l", b"u"
-"""After READY: the supervisor is asked about locks; each run has a user of its own."""
+"""After READY: the supervisor is asked about locks; each run has its own user."""
 SESSIONS = "spear_sandbox.guest.interpreter"
-"""Among the modules of an interpreter that sessions are forked from."""
+"""Loaded in an interpreter that sessions are forked from."""
 _MOST_DESCRIPTORS = 8
 
 
@@ -61,14 +61,14 @@ class _Origin(NamedTuple):
     uid: int
     gid: int
     interpreter: ModuleType | None
-    """What plays the cells of sessions."""
+    """The module that runs the cells of sessions."""
     fork: Callable[[], int]
 
 
 def serve(control: socket.socket, modules: list[str], users: range) -> Callable[[], None]:
-    """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
+    """Import ``modules``, report readiness, and fork at each request until the pool hangs up.
 
-    ``users`` are the kernel's, for a run each; where there are none, all runs have this process's.
+    ``users`` are user ids, one for each run; if empty, all runs have this process's.
 
     A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, a
     session's orders and stdin; the answer is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what
@@ -81,9 +81,9 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
     asks = can_listen()
     program = prepare_filter(build_filter(locks=Locks.ASK if asks else Locks.RECORDS), listen=asks)
-    # Others than ours may have asked Python to be called in forked processes.
+    # Unknown modules may have registered hooks for forked processes.
     fork = kernel.fork if all(name.partition(".")[0] in warmth.KNOWN for name in modules) else os.fork
-    # Asked for now: in a new user namespace nobody has a number before the maps are written.
+    # Now: in a new user namespace there are no ids before the maps are written.
     user, group, size = os.getuid(), os.getgid(), _own_address_space()
     origin = _Origin(program, asks, size, user, group, interpreter, fork)
     kernel.keep_for_ever(origin)
@@ -99,7 +99,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
     gc.disable()
     gc.freeze()
     kernel.gather_memory()
-    # The kernel counts the descriptors that are under way by user, programs' too, and holds them against this.
+    # The kernel counts descriptors in flight by user, including those of programs, against this limit.
     highest = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
     # Ended runs need not be waited for.
@@ -124,7 +124,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
             if child == 0:
                 return _start_run(received, origin, gate)
             if users:
-                with contextlib.suppress(OSError):  # it has been killed; or the run says that it has no user
+                with contextlib.suppress(OSError):  # it was killed, or the run reports that it has no user
                     kernel.write_file(f"/proc/{child}/uid_map", f"{origin.uid} {next(next_user)} 1")
                 os.eventfd_write(gate, 1)
             try:
@@ -138,7 +138,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
 
 
 def _make_streams() -> None:
-    """Those of every program: its output goes into pipes, its input is a file or nothing."""
+    """Make the streams of every program: its output goes into pipes, its input is a file or nothing."""
     null = os.dup(1)
     ends = os.pipe()
     for fd in (1, 2):
@@ -151,7 +151,7 @@ def _make_streams() -> None:
 
 
 def _own_address_space() -> int:
-    """Bytes."""
+    """Size in bytes."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
@@ -159,7 +159,7 @@ def _own_address_space() -> int:
 def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callable[[], None]:
     """As process 1 of the new namespaces: close them off, fork the program and supervise it.
 
-    ``gate`` is an eventfd that tells when this process has a user of its own; -1 where it will have none.
+    ``gate`` is an eventfd that tells when this process has its own user; -1 if it will not have one.
     """
     job_fd, out, error, report_fd, *others = received
     report_here = report_fd
@@ -168,14 +168,14 @@ def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callab
         job = read_job(job_fd)
         kernel.die_first(OOM_SCORE)
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
-        # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
+        # Not a session: under autogroup each would get as much CPU as the pool, however nice it is.
         os.setpgid(0, 0)
         # As the pool's user, who owns the groups.
         others = enter_groups(job, others)
         if gate >= 0:
             os.read(gate, 8)
             kernel.map_group(origin.gid)
-            os.setresuid(origin.uid, origin.uid, origin.uid)  # for the kernel another one than outside
+            os.setresuid(origin.uid, origin.uid, origin.uid)  # outside it is another user
         else:
             kernel.map_ids(origin.uid, origin.gid)
         kernel.die_with_parent()  # after a change of the user, which undoes it
@@ -211,10 +211,10 @@ def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
     write_files(job, WORKING_FOLDER)
     set_limits(job, origin.baseline)
     start = hand_over(job, WORKING_FOLDER)
-    if job["session"]:
-        assert origin.interpreter is not None
-        start = origin.interpreter.serve
-    return start
+    if not job["session"]:
+        return start
+    assert origin.interpreter is not None
+    return origin.interpreter.serve
 
 
 def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:

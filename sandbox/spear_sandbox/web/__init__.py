@@ -1,1 +1,1 @@
-"""What HTTP services and their clients do alike, the sandbox's own and those of the distributions above it."""
+"""What all HTTP services and clients share, the sandbox's and those of the distributions above it."""

@@ -1,4 +1,4 @@
-"""What every service answers alike: who may ask, how much is read, and what is said of a wrong path or method."""
+"""What all services share in answering: access checks, bounded bodies, and error pages."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spear_sandbox.web.listening import find_foreign_name, find_stranger
 
-GONE = "the one who asked is gone."
+GONE = "the sender of the request is gone."
 Result = TypeVar("Result")
 
 
 def refuse(
     headers: Mapping[str, str], *, token: str | None, local: bool, hosts: Collection[str] | None = None
 ) -> tuple[int, str] | None:
-    """Status and reason where a request may not come in; None where it may.
+    """Status and reason if a request is refused; None if it may come in.
 
-    A page of another site is refused, which a browser would let speak to this machine, and so is a missing token.
+    Refused are requests from pages of other sites, which a browser would let talk to this machine, and those without
+    the token.
 
     Args:
-        headers: of the request, in small letters.
-        token: what it must carry as a bearer token; None asks for none.
-        local: the service listens on the loopback interface.
-        hosts: names of a service that runs code, see :func:`~spear_sandbox.web.listening.find_foreign_name`; asked for
-            where there is no token. None for a service that any name may have.
+        headers: of the request, in lower case.
+        token: bearer token that it must carry; None for no token.
+        local: whether the service listens on the loopback interface.
+        hosts: names of a service that runs code, see :func:`~spear_sandbox.web.listening.find_foreign_name`; checked
+            if there is no token. None for a service that may have any name.
     """
     stranger = find_stranger(headers, local)
     if stranger is None and token is None and hosts is not None:
@@ -41,7 +42,7 @@ def refuse(
     if token is not None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            return 401, "this service wants its token: send the header 'Authorization: Bearer <token>'."
+            return 401, "this service needs its token: send the header 'Authorization: Bearer <token>'."
     return None
 
 
@@ -49,7 +50,7 @@ def check_sender(request: Request, *, token: str | None, local: bool, hosts: Col
     """Let a request in, as :func:`refuse` decides.
 
     Raises:
-        HTTPException: it may not; status 401 or 403.
+        HTTPException: it is refused; status 401 or 403.
     """
     refused = refuse(request.headers, token=token, local=local, hosts=hosts)
     if refused is not None:
@@ -57,7 +58,7 @@ def check_sender(request: Request, *, token: str | None, local: bool, hosts: Col
 
 
 class Gate:
-    """An application that strangers do not reach, see :func:`refuse`; for one that others wrote.
+    """Middleware that refuses strangers, see :func:`refuse`; for applications of others.
 
     Args:
         app: ASGI.
@@ -84,8 +85,8 @@ class BodyRoom:
     """Memory for the bodies of all requests that are being read, together.
 
     Args:
-        total_bytes: of all of them; one that would need more is turned away.
-        seconds: that one body may take to come.
+        total_bytes: of all of them; one that would need more is refused.
+        seconds: that one body may take to arrive.
     """
 
     def __init__(self, total_bytes: int = 256 << 20, seconds: float = 30.0) -> None:
@@ -94,15 +95,15 @@ class BodyRoom:
         self._used = 0
 
     async def read(self, request: Request, limit: int, advice: str) -> bytes:
-        """The body of a request, of which never more than the limit is kept.
+        """Read the body of a request; never more than the limit is kept.
 
         Args:
             limit: bytes.
             advice: what the sender of a larger one should do.
 
         Raises:
-            HTTPException: it is larger, status 413; it did not come in time, 408; others take all the room, 503; or
-                the sender went away, 499.
+            HTTPException: it is larger, status 413; it did not arrive in time, 408; others take all the room, 503; or
+                the sender has gone, 499.
         """
         detail = f"the body has more than {limit} bytes: {advice}."
         declared = request.headers.get("content-length", "")
@@ -147,7 +148,7 @@ class BodyRoom:
 
 
 async def work_for(request: Request, work: Awaitable[Result]) -> Result:
-    """What comes of ``work``, which is cancelled, and has ended, when the sender of the request goes away first.
+    """Return the result of ``work``, which is cancelled and awaited if the sender of the request leaves first.
 
     Args:
         request: its body has been read.
@@ -174,7 +175,7 @@ async def _wait_for_end(request: Request) -> None:
 
 
 def write_json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """A response of JSON."""
+    """Make a JSON response."""
     return Response(json.dumps(content), status, headers, media_type="application/json")
 
 
@@ -183,7 +184,7 @@ def add_error_pages(app: FastAPI, served: str) -> None:
 
     Args:
         app: of the service.
-        served: the paths that are answered, for the sentence on a wrong one.
+        served: the paths that are answered, for the message on a wrong one.
     """
 
     async def explain_path(request: Request, _: Exception) -> Response:

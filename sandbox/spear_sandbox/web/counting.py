@@ -1,4 +1,4 @@
-"""Counts of a service; plain numbers, so that counting costs next to nothing."""
+"""Counts of a service; plain numbers, so that counting is cheap."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bisect import bisect_left
 
 
 class Histogram:
-    """Counts of values by upper bound, as Prometheus has them.
+    """Counts of values by upper bound, as in Prometheus.
 
     Args:
-        bounds: upper bounds, rising; what is above the last is counted too.
+        bounds: rising upper bounds; values above the last are counted too.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Servers of one service: how their addresses are written, whose turn it is, and who is left out for a while."""
+"""Servers of one service: parsing their addresses, taking turns, and leaving out those that fail."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from spear_sandbox.errors import SpearError
 
 @dataclass(frozen=True)
 class Service:
-    """What addresses of a service have in common, and messages on them say."""
+    """A kind of service, for parsing and explaining its addresses."""
 
     name: str
     """With its article: ``"a sandbox"``."""
     path: str
-    """Of its requests, which an address may end in: ``"/run_code"``."""
+    """Path of its requests, which an address may end in: ``"/run_code"``."""
     port: int
     """For the example in messages."""
     token_variable: str
-    """The variable of the environment with the token."""
+    """The environment variable with the token."""
 
     @property
     def mend(self) -> str:
-        """How an address is written."""
+        """Advice on writing an address."""
         return f"write, for instance, http://127.0.0.1:{self.port}."
 
 
@@ -37,22 +37,22 @@ class Backoff:
     first: float = 0.1
     longest: float = 5.0
     jitter: float = 0.5
-    """Share that is taken off at random, so that many clients do not come back at once."""
+    """Share that is randomly taken off, so that many clients do not come back at once."""
 
     def choose_wait(self, failures: int, rng: random.Random) -> float:
-        """After the given number of failures in a row, at least 1."""
+        """Seconds after this number of failures in a row, at least 1."""
         full = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
         return full * (1 - self.jitter * rng.random())
 
 
 class Endpoint:
-    """One server, and how it did lately."""
+    """One server and its recent failures."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.failures = 0
         self.free_from = 0.0
-        """Time of the loop before which others are asked first."""
+        """Loop time before which others come first."""
 
 
 class EndpointRing:
@@ -72,7 +72,7 @@ class EndpointRing:
         self._next = rng.randrange(len(self._endpoints))
 
     def choose(self, now: float) -> Endpoint:
-        """The next server that is not left out; if all are, the one that comes back first."""
+        """Take the next server that is not left out; if all are, the one that comes back first."""
         count = len(self._endpoints)
         turns = [self._endpoints[(self._next + step) % count] for step in range(count)]
         chosen = min(turns, key=lambda endpoint: max(endpoint.free_from, now))
@@ -80,18 +80,18 @@ class EndpointRing:
         return chosen
 
     def choose_delay(self) -> float:
-        """Seconds that one of many who wait for the same server waits longer than the others."""
+        """Random extra seconds, so that clients waiting for the same server spread out."""
         return self._backoff.first * self._rng.random()
 
     def note_success(self, endpoint: Endpoint) -> None:
-        """It answered: nothing is held against it any more."""
+        """Forget the server's failures: it answered."""
         endpoint.failures = 0
         endpoint.free_from = 0.0
 
     def note_failure(self, endpoint: Endpoint, now: float, retry_after: float | None = None) -> None:
-        """It failed: leave it out for a while, and for as long as it asked for itself.
+        """Leave a failed server out for a while, at least as long as it asked for.
 
-        Requests that were under way when it failed first fail with it, which makes the failure no worse.
+        Requests under way at the first failure fail with it and do not lengthen the wait.
         """
         wait = retry_after or 0.0
         if now >= endpoint.free_from:
@@ -101,7 +101,7 @@ class EndpointRing:
 
 
 def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
-    """Base URLs, or those of the service's path itself, without a slash at the end and each once.
+    """Read base URLs, with or without the service's path; return them without a trailing slash, each once.
 
     Raises:
         SpearError: there is none, or one is not an HTTP address.

@@ -1,4 +1,4 @@
-"""What every service does before it answers: take an address and a token, and tell strangers apart."""
+"""What all services share in listening: sockets, tokens, and telling strangers apart."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BACKLOG = 2048
 
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening TCP socket.
+    """Open a listening TCP socket.
 
     Args:
         port: 0 for any free one.
-        shared: with other sockets of this user that are made so; the kernel deals the connections out.
+        shared: with other shared sockets of this user; the kernel distributes the connections.
 
     Raises:
         SpearError: the port is taken or not allowed, or the host has no such address.
@@ -50,7 +50,7 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -58,14 +58,14 @@ def is_loopback(host: str) -> bool:
 
 
 def find_stranger(headers: Mapping[str, str], local: bool) -> str | None:
-    """Why a request comes from where it should not; None for one that does not.
+    """Say why a request comes from a stranger; None if it does not.
 
-    A browser lets every page speak to this machine: as another site, which it says, or under a name that its owner has
-    pointed here.
+    A browser lets every page talk to this machine: as another site, which the headers show, or under a host name that
+    its owner has pointed here.
 
     Args:
-        headers: of the request, in small letters.
-        local: the service listens on the loopback interface.
+        headers: of the request, in lower case.
+        local: whether the service listens on the loopback interface.
     """
     return _find_stranger(headers.get("origin"), headers.get("host", ""), local)
 
@@ -76,29 +76,29 @@ def _find_stranger(origin: str | None, named: str, local: bool) -> str | None:
         host = urlsplit(f"//{named}")
         foreign = origin is not None and urlsplit(origin).netloc != host.netloc
         here = is_loopback(host.hostname or "")
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets without an address
         foreign = here = False
     if foreign:
-        return "pages of other sites may not speak to this service."
+        return "pages of other sites may not use this service."
     if local and not here:
         return "this service is for this machine alone: ask it under 127.0.0.1 or localhost, or start it with --host."
     return None
 
 
 def find_foreign_name(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
-    """Why the name that a request gives may be a stranger's; None for one that cannot be.
+    """Say why the host name of a request may be a stranger's; None if it cannot be.
 
-    Without a token a service that runs code must know its names: the owner of any other can point it here, and pages
-    of that name would then be of this service. Nobody can point an address, or a name without a dot, elsewhere.
+    Without a token a service that runs code must know its names: the owner of another name can point it here, and pages
+    under that name would then be same-origin. Addresses and names without a dot are safe.
 
     Args:
-        headers: of the request, in small letters.
-        allowed: further names, in small letters.
+        headers: of the request, in lower case.
+        allowed: further names, in lower case.
     """
     named = headers.get("host", "")
     try:
         name = (urlsplit(f"//{named}").hostname or "").rstrip(".")
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets without an address
         name = ""
     if name in allowed or (name and "." not in name) or _is_address(name):
         return None
@@ -114,17 +114,17 @@ def _is_address(name: str) -> bool:
 
 
 def write_url(host: str, port: int) -> str:
-    """The address of a service as clients take it."""
+    """Write the base URL of a service."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def read_token(variable: str) -> str | None:
-    """The bearer token in a variable of the environment; None if it is empty or not set.
+    """Read the bearer token from an environment variable; None if it is empty or not set.
 
-    Or in the file that ``<variable>_FILE`` names, as orchestrators mount secrets; a line end after it is dropped.
+    Or from the file in ``<variable>_FILE``, as orchestrators mount secrets; a trailing line end is dropped.
 
     Raises:
-        SpearError: it has characters that no HTTP header carries, or the file cannot be read or is empty.
+        SpearError: it has characters that an HTTP header cannot carry, or the file cannot be read or is empty.
     """
     token = os.environ.get(variable) or None
     if token is None and (path := os.environ.get(f"{variable}_FILE")):
@@ -135,5 +135,5 @@ def read_token(variable: str) -> str | None:
         if not token:
             raise SpearError(f"{variable}_FILE: {path} is empty: write the token into it.")
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
-        raise SpearError(f"{variable} has characters that no HTTP header carries: use letters and digits.")
+        raise SpearError(f"{variable} has characters that an HTTP header cannot carry: use letters and digits.")
     return token

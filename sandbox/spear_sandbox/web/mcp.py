@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol over HTTP, behind the gate of all services."""
+"""A server of the Model Context Protocol over HTTP, with the access checks of all services."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def serve_http(
     """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM.
 
     Args:
-        server: what is served.
         listener: closed at the end.
         host: that it listens on.
-        token: that requests must carry; None asks for none.
-        names: under which it may be asked without a token, beside addresses and names without a dot.
+        token: that requests must carry; None for no token.
+        names: host names accepted without a token, besides addresses and names without a dot.
     """
     app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host), hosts=names)
     with listener, ignore_signals_at_the_end():

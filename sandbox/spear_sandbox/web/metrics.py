@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -21,28 +21,28 @@ class Families:
         self.prefix = prefix
 
     def count(self, name: str, text: str, value: float) -> Metric:
-        """A counter."""
+        """Make a counter."""
         return CounterMetricFamily(self.prefix + name, text, value=value)
 
     def count_by(self, name: str, text: str, label: str, counts: Mapping[str, float] | Mapping[int, int]) -> Metric:
-        """Counters that differ in a label."""
+        """Make counters that differ in a label."""
         family = CounterMetricFamily(self.prefix + name, text, labels=[label])
         for key, value in sorted(counts.items()):
             family.add_metric([str(key)], value)
         return family
 
     def gauge(self, name: str, text: str, value: float) -> Metric:
-        """A gauge."""
+        """Make a gauge."""
         return GaugeMetricFamily(self.prefix + name, text, value=value)
 
     def label(self, name: str, text: str, labels: Mapping[str, str]) -> Metric:
-        """A gauge of 1 that carries words."""
+        """Make a gauge of 1 that carries labels."""
         family = GaugeMetricFamily(self.prefix + name, text, labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        """A histogram."""
+        """Make a histogram."""
         buckets, seen = [], 0
         for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
             seen += count
@@ -50,26 +50,23 @@ class Families:
         return HistogramMetricFamily(self.prefix + name, text, buckets=buckets, sum_value=histogram.total)
 
 
-class MetricsPage:
+class MetricsPage(Collector):
     """Renders a service's metrics, and those of its process, on demand.
 
     Args:
-        collect: gives the metrics; called anew each time.
+        collect: yields the current metrics.
     """
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
         self._registry = CollectorRegistry()
-        self._registry.register(_Collected(collect))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
+    def collect(self) -> Iterable[Metric]:
+        """See :class:`prometheus_client.registry.Collector`."""
+        return self._collect()
+
     def render(self) -> bytes:
-        """The page."""
+        """Render the page."""
         return generate_latest(self._registry)
-
-
-class _Collected(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._collect()

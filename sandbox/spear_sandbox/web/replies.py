@@ -1,4 +1,4 @@
-"""Reading what a server says of an error, and when it may be asked again."""
+"""Reading a server's error messages and its ``Retry-After``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 200
 LONGEST_BY_DATE_S = 60.0
-"""Most that a server is left alone because it names a time of day: its clock, or ours, may be wrong by hours."""
+"""The longest wait for a ``Retry-After`` with a date: its clock, or ours, may be wrong by hours."""
 
 
 def read_detail(response: httpx.Response) -> str:
-    """The sentence of an error, on one line, or the beginning of whatever came.
+    """Read the message of an error, on one line, or the beginning of whatever arrived.
 
-    FastAPI's list of what it misses in a request becomes ``body.queries: Field required``.
+    FastAPI's list of validation errors becomes ``body.queries: Field required``.
     """
     try:
         detail = json.loads(response.content)["detail"]
@@ -34,7 +34,7 @@ def read_detail(response: httpx.Response) -> str:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from either form of the header; None where it is not there or neither."""
+    """Seconds to wait, from either form of the header; None if it is missing or malformed."""
     value = headers.get("retry-after", "").strip()
     with contextlib.suppress(ValueError):
         return max(0.0, float(value)) if math.isfinite(float(value)) else None

@@ -1,4 +1,4 @@
-"""A server in this process, until it is told to stop. Slow and greedy clients do not keep the others out."""
+"""Uvicorn with bounds, so that slow and greedy clients do not keep others out."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 75
-"""Longer than clients keep an idle connection; uvicorn's 5 s would close it under the next request of some."""
+"""Longer than clients keep idle connections; after uvicorn's 5 s some would send the next request to a closed one."""
 DESCRIPTORS = 65_536
-"""As many as a server asks for; the soft limit of most systems is 1,024."""
+"""What a server asks for; the soft limit of most systems is 1,024."""
 SPARE_DESCRIPTORS = 256
-"""For files and pipes, and for connections that are about to be turned away, beside those that are served."""
+"""For files, pipes, and connections about to be refused, besides those that are served."""
 ACCEPTED_AT_ONCE = 32
-"""Connections that are taken before the first of them can be turned away; asyncio would take all that wait."""
+"""Connections accepted before the first of them can be refused; asyncio would accept all that wait."""
 LINGERING, LINGER_S = 64, 1.0
-"""Connections that were turned away and may still send what they had begun to, and for how long."""
+"""Refused connections that may still finish sending, and for how long."""
 SILENCE_S = 60.0
-"""Between two lines of the log that say the same of connections that cannot be taken."""
+"""Seconds between two log lines about connections that cannot be accepted."""
 DRAINED = 1 << 20
-"""Bytes of a body in chunks that are dropped, after an answer that did not wait for it, before the connection ends."""
+"""Bytes of a chunked body that are dropped after an early answer, before the connection is closed."""
 WAITING = 4096
-"""Connections that the kernel keeps until they are taken."""
+"""Connections that the kernel queues."""
 TICKS = 5
-"""Tenths of a second between two looks at the connections."""
+"""Tenths of a second between two checks of the connections."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What one client may take from the others.
+    """What one client may use.
 
     Args:
-        head_s: seconds from the begin of a connection, or of a later request, to the end of the request's headers.
+        head_s: seconds from the start of a connection, or of a later request, to the end of the request's headers.
         head_bytes: of the headers of one request.
-        connections: open at a time, at most what the limit of descriptors allows.
+        connections: open at a time, within the limit of descriptors.
     """
 
     head_s: float = 10.0
@@ -60,15 +60,15 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     limits: ClassVar[ConnectionLimits]
     head_since: float | None = None
-    """When the client began to send headers that are not complete; None where it does not."""
+    """When the client began to send headers that are still incomplete; None if there are none."""
     _is_refused = False
     _received = 0
     """Bytes since the last headers were complete."""
     _allowed: float = 0
-    """Of these: what is left of the body, and the next headers."""
+    """How many of them may come: the rest of the body, and the next headers."""
 
     def connection_made(self, transport: Any) -> None:
-        """Admit a connection, or turn it away with 503 where there are too many."""
+        """Accept a connection, or refuse it with 503 if there are too many."""
         super().connection_made(transport)
         self.head_since, self._allowed = time.monotonic(), self.limits.head_bytes
         if len(self.connections) > self.limits.connections:
@@ -76,13 +76,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._is_refused = True
             if len(self.connections) > self.limits.connections + LINGERING:
                 self.transport.close()
-            else:  # what still comes would answer with a reset, and the client might never see why
+            else:  # closing now would reset the connection, and the client might never see why
                 with contextlib.suppress(OSError):  # it has hung up already
                     self.transport.write_eof()
                 self.head_since += LINGER_S - self.limits.head_s
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; headers that are too long end the connection with 431."""
+        """Parse data; headers that are too long end the connection with 431."""
         if self._is_refused:
             return
         cycle = self.cycle
@@ -99,7 +99,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Drop the rest of a body that was refused, and wait for the next request."""
+        """Drop the rest of a refused body, and wait for the next request."""
         super().on_response_complete()
         if self._allowed == math.inf:
             self._allowed = self._received + DRAINED
@@ -113,7 +113,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
-    """Bytes of the body that headers announce; infinite for one in chunks, which whoever reads it bounds."""
+    """Bytes of the body by its headers; infinite if it is chunked: its reader bounds that."""
     found = dict(headers)
     if b"transfer-encoding" in found:
         return math.inf
@@ -122,19 +122,19 @@ def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
 
 
 class BoundedServer(uvicorn.Server):
-    """uvicorn's server; it closes connections whose headers do not come."""
+    """uvicorn's server, which also closes connections whose headers do not arrive."""
 
     _complained = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. The kernel keeps more connections waiting than are taken at once."""
+        """Listen. The kernel queues more connections than are accepted at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(WAITING)
         asyncio.get_running_loop().set_exception_handler(self._complain)
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what nobody caught; of connections for which there are no descriptors, now and then one line."""
+        """Log uncaught errors; of connections for which there are no descriptors, only one line now and then."""
         if not context.get("message", "").startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif time.monotonic() - self._complained > SILENCE_S:
@@ -142,10 +142,10 @@ class BoundedServer(uvicorn.Server):
             logger.warning("connections have to wait: %s; raise the limit (ulimit -n)", context.get("exception"))
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at the connections now and then."""
+        """Check the connections now and then."""
         if counter % TICKS == 0:
             now = time.monotonic()
-            # WebSockets are among them, and have pings of their own.
+            # WebSockets are among them, and have their own pings.
             bounded = [item for item in self.server_state.connections if isinstance(item, BoundedProtocol)]
             for connection in bounded:
                 if connection.head_since is not None and now - connection.head_since > connection.limits.head_s:
@@ -156,12 +156,12 @@ class BoundedServer(uvicorn.Server):
 def make_server(
     app: Callable[..., Any], *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
 ) -> uvicorn.Server:
-    """A server that says nothing of itself, loaded: a package that it misses is noticed before it is told ready.
+    """Make a quiet server and load it, so that a missing package is noticed before it is said to be ready.
 
-    It raises the soft limit of descriptors of this process.
+    Raises the soft limit of descriptors of this process.
 
     Args:
-        app: what answers, by ASGI.
+        app: an ASGI application.
         drain_s: how long requests under way may take after a signal to stop.
         limits: of its connections.
         options: others of ``uvicorn.Config``.
@@ -189,7 +189,7 @@ def make_server(
 
 
 def _raise_descriptors() -> int:
-    """Raise this process's soft limit of descriptors as far as allowed and sensible; returns it."""
+    """Raise this process's soft limit of descriptors as far as allowed and sensible; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -199,13 +199,13 @@ def _raise_descriptors() -> int:
 
 
 def ignore_signals_at_the_end() -> AbstractContextManager[None]:
-    """uvicorn raises the signals that stopped it once more when it has ended; to us they are an order carried out."""
+    """Ignore SIGINT and SIGTERM: uvicorn raises again, at its end, those that stopped it."""
     return on_signals(lambda: None)
 
 
 @contextlib.contextmanager
 def on_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Call ``act`` at SIGINT and SIGTERM, instead of what was done at them before."""
+    """Call ``act`` at SIGINT and SIGTERM instead of their previous handlers."""
     old = {number: signal.signal(number, lambda *_: act()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

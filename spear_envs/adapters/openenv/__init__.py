@@ -1,1 +1,1 @@
-"""An environment behind OpenEnv's protocol: one WebSocket, one session. ``spear serve`` runs it."""
+"""``spear serve``: an environment served by OpenEnv's protocol, with a session for each WebSocket."""

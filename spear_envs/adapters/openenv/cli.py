@@ -1,4 +1,4 @@
-"""``spear serve``: an environment behind OpenEnv's protocol, or one episode behind MCP."""
+"""``spear serve``: an environment by OpenEnv's protocol, or one episode by MCP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FOR_MCP = ("task", "seed", "out")
 @click.option("--template", default="default", help="Prompt template of the environment.")
 @take_address(8400)
 @click.option(
-    "--max-sessions", type=click.IntRange(1, 4096), default=64, help="Clients at a time; further ones are turned away."
+    "--max-sessions", type=click.IntRange(1, 4096), default=64, help="Clients at a time; more are turned away."
 )
 @click.option(
     "--idle",
@@ -36,7 +36,7 @@ _FOR_MCP = ("task", "seed", "out")
 @click.option("--max-message-mb", type=click.IntRange(1), default=4, help="MiB of one message of a client.")
 @click.option("--mcp", is_flag=True, help="One episode as tools of MCP, over stdin and stdout (extra 'mcp').")
 @click.option("--task", help="With --mcp: id of the task.  [default: the seed draws it]")
-@click.option("--seed", type=click.IntRange(0), help="With --mcp: of the episode.")
+@click.option("--seed", type=click.IntRange(0), help="With --mcp: seed of the episode.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -60,7 +60,7 @@ def serve(
 ) -> None:
     """Serve the environment ENV_ID to OpenEnv's clients until SIGINT or SIGTERM.
 
-    Each connection to the WebSocket /ws is one session with an environment of its own. Listens on this machine only,
+    Each connection to the WebSocket /ws is one session with its own environment. Listens on this machine only,
     unless --host says otherwise. If SPEAR_ENV_TOKEN is set, clients must send it as a bearer token.
 
     \b
@@ -83,7 +83,7 @@ def serve(
     def make(split: str | None) -> Conversation:
         return make_conversation(env_id, template, **(keywords if split is None else {**keywords, "split": split}))
 
-    first = make(None)  # what is wrong with it is said now, not to the first client
+    first = make(None)  # mistakes are reported now, not to the first client
     settings = ServiceSettings(
         max_sessions=max_sessions,
         idle_s=idle,

@@ -1,4 +1,4 @@
-"""The service: sessions over ``/ws``, and OpenEnv's questions about environment, schemas and tasks over HTTP."""
+"""The service: sessions over ``/ws``; environment, schemas and tasks over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
-from starlette.datastructures import Headers
 
 from spear_envs import __version__
 from spear_envs.adapters.openenv.sessions import MakeConversation, Session, SessionPool, describe_task
@@ -45,25 +44,25 @@ class ServiceSettings:
 
     max_sessions: int = 64
     idle_s: float = 900.0
-    """After so many seconds without a message a session ends."""
+    """Seconds without a message after which a session ends."""
     message_bytes: int = 4 << 20
-    """Of one message of a client."""
+    """Of one message from a client."""
     body_bytes: int = 64 << 10
     """Of a request over HTTP."""
     tasks_listed: int = 1000
-    """Most tasks in one answer."""
+    """Tasks in one answer, at most."""
     token: str | None = field(default=None, repr=False)
-    """What clients must send as a bearer token; None asks for none."""
+    """Bearer token that clients must send; None for no token."""
     local: bool = True
     """Listens on the loopback interface: requests under the name of another host are refused."""
 
 
 class EnvService:
-    """An environment behind OpenEnv's protocol. Belongs to one event loop.
+    """Serves an environment by OpenEnv's protocol. Belongs to one event loop.
 
     Args:
         name: of the environment.
-        description: one sentence on it.
+        description: one sentence.
         make: makes the environment of a split, or the server's own for None.
         settings: limits and token.
     """
@@ -74,35 +73,27 @@ class EnvService:
         self.settings = settings
         self._bodies = BodyRoom()
         self.pool = SessionPool(make, settings.max_sessions)
-        # One thread for each session: a slow environment of one does not hold up the others.
+        # One thread for each session, so that a slow environment does not hold up others.
         self._threads = ThreadPoolExecutor(settings.max_sessions + 1, thread_name_prefix="session")
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Let a thread do what blocks."""
+        """Run blocking work on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def refuse(self, headers: Headers) -> tuple[int, str] | None:
-        """Status and reason where a request may not come in."""
-        return refuse(headers, token=self.settings.token, local=self.settings.local)
-
     def check(self, request: Request) -> None:
-        """Refuse a request that may not come in.
-
-        Raises:
-            HTTPException: it may not; says why.
-        """
+        """See :func:`~spear_sandbox.web.answering.check_sender`."""
         check_sender(request, token=self.settings.token, local=self.settings.local)
 
     def check_name(self, name: str) -> None:
-        """Refuse (404) what is asked of an environment of another name."""
+        """Refuse (404) requests for an environment of another name."""
         if name.lower() != self.name.lower():
-            raise HTTPException(404, f"there is no environment {name!r} here: it is {self.name}.")
+            raise HTTPException(404, f"unknown environment {name!r}: this service has {self.name}.")
 
     async def read_object(self, request: Request) -> dict[str, Any]:
-        """The JSON object in a request that may come in; an empty body is an empty one.
+        """Read the JSON object in a request; an empty body is an empty one.
 
         Raises:
-            HTTPException: the request may not come in, or its body is too large or no object (422).
+            HTTPException: the request is refused, or its body is too large or not an object (422).
         """
         self.check(request)
         body = await self._bodies.read(request, self.settings.body_bytes, "ask for less at a time")
@@ -115,10 +106,10 @@ class EnvService:
         return value
 
     async def read_split(self, request: Request, name: str) -> dict[str, Any]:
-        """What a request asks of a split's tasks: ``split``, and ``index``, ``start`` and ``stop`` if it names them.
+        """Read a request about tasks: ``split``, and optionally ``index``, ``start`` and ``stop``.
 
         Raises:
-            HTTPException: as :meth:`read_object`; the environment is another (404); a value is of the wrong form (422).
+            HTTPException: as :meth:`read_object`; for another environment (404); for a malformed value (422).
         """
         data = await self.read_object(request)
         self.check_name(name)
@@ -131,8 +122,8 @@ class EnvService:
         return data
 
     async def hold_session(self, socket: WebSocket) -> None:
-        """Answer the messages of one client until it goes, says so, or says nothing for too long."""
-        refused = self.refuse(socket.headers)
+        """Answer the messages of one client until it disconnects, closes the session, or is idle for too long."""
+        refused = refuse(socket.headers, token=self.settings.token, local=self.settings.local)
         if refused is not None:
             await socket.send_denial_response(_write(refused[0], {"detail": refused[1]}))
             return
@@ -154,11 +145,11 @@ class EnvService:
             await asyncio.shield(self.run(session.close))
 
     async def _answer_next(self, socket: WebSocket, session: Session) -> str | None:
-        """The answer to the next message; None ends the session."""
+        """Answer the next message; None ends the session."""
         try:
             text = await asyncio.wait_for(socket.receive_text(), self.settings.idle_s)
         except asyncio.TimeoutError:
-            said = f"nothing was heard for {self.settings.idle_s:g} s, so the session has ended."
+            said = f"no message came within {self.settings.idle_s:g} s, so the session has ended."
             await socket.send_text(write_error(ErrorCode.SESSION_ERROR, said))
             return None
         except KeyError:  # a message of bytes
@@ -177,7 +168,7 @@ class EnvService:
         return write_json({"type": "observation", "data": write_observation(message)})
 
     async def show_first(self, reset: Reset) -> dict[str, Any]:
-        """The first observation of an episode that goes no further."""
+        """First observation of an episode that is then dropped."""
         session = self.pool.open()
         try:
             return write_observation(await self.run(lambda: session.reset(reset)))
@@ -185,17 +176,13 @@ class EnvService:
             await asyncio.shield(self.run(session.close))
 
     async def read_tasks(self, data: dict[str, Any], start: int, stop: int | None) -> list[dict[str, Any]]:
-        """Tasks of a split, never more than are listed in one answer."""
+        """List tasks of a split, never more than one answer may hold."""
         most = self.settings.tasks_listed
 
-        def read() -> list[dict[str, Any]]:
-            def pick(tasks: Any) -> list[dict[str, Any]]:
-                places = range(len(tasks))[start:stop][:most]
-                return [describe_task(tasks[place], place) for place in places]
+        def pick(tasks: Any) -> list[dict[str, Any]]:
+            return [describe_task(tasks[place], place) for place in range(len(tasks))[start:stop][:most]]
 
-            return self.pool.read_tasks(data["split"], pick)
-
-        return await self.run(read)
+        return await self.run(lambda: self.pool.read_tasks(data["split"], pick))
 
     def close(self) -> None:
         """Wait for the threads and close the environments."""
@@ -204,7 +191,7 @@ class EnvService:
 
 
 def make_app(service: EnvService) -> FastAPI:
-    """The ASGI application of a service."""
+    """Make the ASGI application of a service."""
     app = FastAPI(title=service.name, version=__version__, docs_url=None, redoc_url=None)
     _add_play(app, service)
     _add_tasks(app, service)
@@ -212,7 +199,7 @@ def make_app(service: EnvService) -> FastAPI:
 
 
 def _add_play(app: FastAPI, service: EnvService) -> None:
-    """Adds what a player asks for: the session, and what the environment is."""
+    """Add what players need: the session, and facts about the environment."""
 
     @app.websocket("/ws")
     async def talk(socket: WebSocket) -> None:
@@ -257,7 +244,7 @@ def _add_play(app: FastAPI, service: EnvService) -> None:
 
 
 def _add_tasks(app: FastAPI, service: EnvService) -> None:
-    """Adds what lists the tasks of the environment."""
+    """Add the lists of tasks."""
 
     @app.get("/list_environments")
     async def list_environments(request: Request) -> Response:
@@ -269,7 +256,8 @@ def _add_tasks(app: FastAPI, service: EnvService) -> None:
         service.check(request)
         service.check_name(env_name)
         names = await service.run(service.pool.list_splits)
-        return _write(200, [{"name": name, "type": _find_type(name)} for name in names])
+        types = ("train", "test")  # OpenEnv's third type is "validation"
+        return _write(200, [{"name": name, "type": name if name in types else "validation"} for name in names])
 
     @app.post("/{env_name}/num_tasks")
     async def num_tasks(request: Request, env_name: str) -> Response:
@@ -292,15 +280,8 @@ def _add_tasks(app: FastAPI, service: EnvService) -> None:
         index = data.get("index")
         found = await service.read_tasks(data, index, index + 1) if isinstance(index, int) and index >= 0 else []
         if not found:
-            raise HTTPException(400, "there is no task of this index in the split.")
+            raise HTTPException(400, "the split has no task of this index.")
         return _write(200, {"task": found[0]})
-
-
-def _find_type(split: str) -> str:
-    """OpenEnv knows three types of splits."""
-    if split in ("train", "test"):
-        return split
-    return "validation"
 
 
 def _write(status: int, content: Any) -> Response:

@@ -1,4 +1,4 @@
-"""Running the service in this process until it is told to stop."""
+"""Running the service until it is told to stop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from spear_envs.adapters.openenv.server import EnvService, make_app
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 DRAIN_S = 10
-"""How long messages under way may take after a signal to stop."""
+"""Seconds that messages under way may take after a signal to stop."""
 
 
 def make_service_server(service: EnvService) -> uvicorn.Server:
-    """The server of a service.
+    """Make the server of a service.
 
     Raises:
         ModuleNotFoundError: the extra ``env-server`` is not installed.
@@ -32,9 +32,8 @@ def serve_service(server: uvicorn.Server, service: EnvService, listener: socket.
     """Answer until SIGINT or SIGTERM.
 
     Args:
-        server: what :func:`make_service_server` made of the service.
-        service: closed at the end.
-        listener: likewise.
+        server: made by :func:`make_service_server`.
+        service, listener: closed at the end.
     """
     with listener, ignore_signals_at_the_end():
         try:

@@ -1,4 +1,4 @@
-"""Sessions and their environments: at most so many, each played by one client at a time, used again after it."""
+"""Sessions and their environments: bounded in number, for one client at a time, and reused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class SessionPool:
     """Admits sessions and lends environments; from any thread.
 
     Args:
-        make: makes the environment of a split.
-        max_sessions: at a time; each holds one environment at most.
+        max_sessions: at a time; each holds at most one environment.
     """
 
     def __init__(self, make: MakeConversation, max_sessions: int) -> None:
@@ -35,10 +34,10 @@ class SessionPool:
         self._idle: defaultdict[str | None, list[Conversation]] = defaultdict(list)
 
     def open(self) -> Session:
-        """A new session.
+        """Open a session.
 
         Raises:
-            WireError: all are taken.
+            WireError: all sessions are taken.
         """
         with self._lock:
             if self.active >= self.max_sessions:
@@ -50,12 +49,12 @@ class SessionPool:
         return Session(self)
 
     def leave(self) -> None:
-        """A session has ended."""
+        """Note that a session has ended."""
         with self._lock:
             self.active -= 1
 
     def lend(self, split: str | None) -> Conversation:
-        """An environment of a split, from a session that has ended or made anew.
+        """Lend an environment of a split, reused from an ended session or new.
 
         Raises:
             WireError: it cannot be made.
@@ -69,7 +68,7 @@ class SessionPool:
             raise WireError(ErrorCode.FACTORY_ERROR, str(error)) from None
 
     def take_back(self, split: str | None, conversation: Conversation) -> None:
-        """Keep an environment for the next session, unless enough are kept already."""
+        """Keep an environment for the next session, unless enough are kept."""
         with self._lock:
             if sum(map(len, self._idle.values())) < self.max_sessions:
                 self._idle[split].append(conversation)
@@ -77,16 +76,16 @@ class SessionPool:
         conversation.env.close()
 
     def close(self) -> None:
-        """Close the environments that nobody holds."""
+        """Close the idle environments."""
         for idle in self._idle.values():
             while idle:
                 idle.pop().env.close()
 
     def read_tasks(self, split: str | None, read: Callable[[TaskSet], Any]) -> Any:
-        """What ``read`` finds in the tasks of a split.
+        """Return ``read`` of the tasks of a split.
 
         Raises:
-            WireError: there is no such split.
+            WireError: the split is unknown.
         """
         conversation = self.lend(split)
         try:
@@ -104,7 +103,7 @@ class SessionPool:
 
 
 class Session:
-    """One client's episode. Its methods block; they are called one after the other."""
+    """One client's episode. Its methods block and are called one after the other."""
 
     def __init__(self, pool: SessionPool) -> None:
         self.episode_id: str | None = None
@@ -117,7 +116,7 @@ class Session:
         """Begin an episode.
 
         Raises:
-            WireError: no such split or task, or a service that the environment leans on is down.
+            WireError: the split or task is unknown, or a service of the environment is down.
         """
         if self._conversation is None or request.split != self._split:
             self._give_back()
@@ -151,7 +150,7 @@ class Session:
         return self._last
 
     def describe(self) -> dict[str, Any]:
-        """The state that OpenEnv's clients ask for."""
+        """State of the episode for OpenEnv's clients."""
         info = self._last.info if self._last else {}
         return {
             "episode_id": self.episode_id,
@@ -161,7 +160,7 @@ class Session:
         }
 
     def close(self) -> None:
-        """Give environment and place back."""
+        """Give the environment and the place back."""
         self._give_back()
         self._pool.leave()
 
@@ -172,7 +171,7 @@ class Session:
             raise WireError(ErrorCode.EXECUTION_ERROR, str(error)) from None
         except Exception as error:
             logger.exception("an environment failed")
-            self._conversation = self._last = None  # who knows what state it is in
+            self._conversation = self._last = None  # its state is unknown
             raise WireError(ErrorCode.EXECUTION_ERROR, f"the environment failed: {type(error).__name__}.") from error
 
     def _give_back(self) -> None:
@@ -182,5 +181,5 @@ class Session:
 
 
 def describe_task(task: Task, index: int) -> dict[str, Any]:
-    """What clients are told of a task: not its content, which may hold the answer."""
+    """Describe a task without its content, which may hold the answer."""
     return {"id": task.id, "index": index, "subtask": task.subtask, "instruction": task.instruction}

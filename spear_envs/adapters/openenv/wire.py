@@ -1,9 +1,7 @@
-"""OpenEnv's messages and schemas, read strictly. Its own classes are not needed on this side."""
+"""OpenEnv's messages and schemas, read strictly and without its package."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,33 +9,32 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from spear_envs.adapters.conversation import Message
 
 TOKEN_VARIABLE = "SPEAR_ENV_TOKEN"
-"""Variable of the environment with the bearer token that clients must send."""
+"""Environment variable with the bearer token that clients must send."""
 IN_OBSERVATION = frozenset({"instruction", "admissible_actions"})
-"""Keys of ``info`` that the observation has; the others are metadata."""
+"""Keys of ``info`` that go into the observation; the others are metadata."""
 
 
 class ErrorCode(str, Enum):
-    """OpenEnv's codes of errors."""
+    """OpenEnv's error codes."""
 
     INVALID_JSON = "INVALID_JSON"
     """The message is not a JSON object."""
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
-    """There is no such message."""
+    """The message is of an unknown type."""
     VALIDATION_ERROR = "VALIDATION_ERROR"
-    """The message lacks something, or has something wrong in it."""
+    """The message is incomplete or malformed."""
     EXECUTION_ERROR = "EXECUTION_ERROR"
-    """The environment refused, or failed; the session goes on."""
+    """The environment refused or failed; the session continues."""
     CAPACITY_REACHED = "CAPACITY_REACHED"
     """All sessions are taken; the connection ends."""
     FACTORY_ERROR = "FACTORY_ERROR"
     """The environment could not be made."""
     SESSION_ERROR = "SESSION_ERROR"
-    """The session ended: nothing was heard for too long."""
+    """The session ended: it was idle for too long."""
 
 
 class WireError(Exception):
@@ -54,11 +51,11 @@ class Reset:
 
     seed: int | None = None
     episode_id: str | None = None
-    """What the client calls the episode."""
+    """The client's name for the episode."""
     task: str | None = None
-    """Id of the task; without one and without ``index`` the seed draws it."""
+    """Task id; without it and ``index`` the seed draws the task."""
     split: str | None = None
-    """Another split than the server's."""
+    """A split other than the server's."""
     index: int | None = None
     """Position of the task in its split."""
 
@@ -85,10 +82,10 @@ _RESET_ARGUMENTS: Mapping[str, type] = {"seed": int, "episode_id": str, "task": 
 
 
 def read_message(text: str) -> Request:
-    """The request in a message of a WebSocket.
+    """Read the request in a WebSocket message.
 
     Raises:
-        WireError: it is not of the protocol.
+        WireError: it does not follow the protocol.
     """
     try:
         message = json.loads(text)
@@ -107,11 +104,11 @@ def read_message(text: str) -> Request:
         return State()
     if kind == "close":
         return Close()
-    raise WireError(ErrorCode.UNKNOWN_TYPE, f"there is no message {kind!r}: send reset, step, state or close.")
+    raise WireError(ErrorCode.UNKNOWN_TYPE, f"unknown message {kind!r}: send reset, step, state or close.")
 
 
 def read_reset(data: Mapping[str, Any]) -> Reset:
-    """The arguments of a reset; those that others' environments take and ours does not are refused.
+    """Read the arguments of a reset; those that only other environments take are refused.
 
     Raises:
         WireError: an unknown argument, or one of the wrong kind.
@@ -120,7 +117,7 @@ def read_reset(data: Mapping[str, Any]) -> Reset:
     for name, value in data.items():
         if name not in _RESET_ARGUMENTS:
             known = ", ".join(_RESET_ARGUMENTS)
-            raise WireError(ErrorCode.VALIDATION_ERROR, f"reset takes no {name!r}: it takes {known}.")
+            raise WireError(ErrorCode.VALIDATION_ERROR, f"unknown argument {name!r} of reset: it takes {known}.")
         wanted = _RESET_ARGUMENTS[name]
         if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
             raise WireError(ErrorCode.VALIDATION_ERROR, f"{name!r} is {wanted.__name__}, not {_name(value)}.")
@@ -137,7 +134,7 @@ def _read_step(data: Mapping[str, Any]) -> Step:
     unknown = sorted(set(data) - {"response", "metadata"})
     response = data.get("response")
     if unknown or not isinstance(response, str):
-        what = f"has {unknown[0]!r}" if unknown else f"has {_name(response)} for it"
+        what = f"has {unknown[0]!r}" if unknown else f"has {_name(response)} as its response"
         form = '{"response": "what the model wrote"}'
         raise WireError(ErrorCode.VALIDATION_ERROR, f"an action is {form}; this one {what}.")
     return Step(response)
@@ -148,13 +145,13 @@ def _name(value: Any) -> str:
 
 
 def write_observation(message: Message) -> dict[str, Any]:
-    """OpenEnv's form of what an environment says: observation, reward, done, metadata."""
+    """Write what an environment says in OpenEnv's form: observation, reward, done, metadata."""
     info = message.info
     return {
         "observation": {
             "prompt": message.text,
             "text": message.observation,
-            "image": None if message.image is None else _encode_picture(message.image),
+            "image": message.encode_image(),
             "instruction": info["instruction"],
             "admissible_actions": info["admissible_actions"],
         },
@@ -168,19 +165,13 @@ def write_observation(message: Message) -> dict[str, Any]:
     }
 
 
-def _encode_picture(image: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
 def write_error(code: ErrorCode, message: str, **more: Any) -> str:
-    """A message of a WebSocket that says what was wrong."""
+    """Write the WebSocket message of an error."""
     return write_json({"type": "error", "data": {"message": message, "code": code.value, **more}})
 
 
 def write_json(value: Any) -> str:
-    """JSON as every client reads it; numbers of numpy become plain ones."""
+    """Write plain JSON; NumPy values become lists and numbers."""
     return json.dumps(value, default=_make_plain, separators=(",", ":"))
 
 

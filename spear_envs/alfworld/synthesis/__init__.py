@@ -1,4 +1,4 @@
-"""Games of our own in ALFWorld's format, made from tables and a seed, without ALFRED's data."""
+"""Synthetic games in ALFWorld's format, made from tables and a seed, without ALFRED's data."""
 
 from spear_envs.alfworld.synthesis.files import write_game, write_synthetic_game
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game

@@ -9,7 +9,7 @@ from spear_envs.core import dice
 
 
 class Dice(dice.Dice):
-    """Choices as :class:`spear_envs.core.dice.Dice` makes them, with the seeds that the embedded games have.
+    """A :class:`spear_envs.core.dice.Dice` with the seeds of the embedded games.
 
     Args:
         key: what the choices are for; its parts are joined by slashes.

@@ -1,4 +1,4 @@
-"""Writes synthetic games as files of the official format, for TextWorld and for other people's tools."""
+"""Writes synthetic games as files of the official format, for TextWorld and other tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spear_envs.core.errors import SpearError, choose_member, require_whole
 
 
 def read_game_logic(sentence: str) -> tuple[str, str]:
-    """PDDL domain and grammar of the installed alfworld package, with a task sentence in the grammar.
+    """Read PDDL domain and grammar of the installed alfworld package, with a task sentence in the grammar.
 
-    The files are read without importing alfworld, whose import makes a folder and sets ``$ALFWORLD_DATA``.
+    Without importing alfworld, which would make a folder and set ``$ALFWORLD_DATA``.
 
     Raises:
         SpearError: alfworld is not installed, or is another version.
@@ -27,7 +27,7 @@ def read_game_logic(sentence: str) -> tuple[str, str]:
     mend = "pip install 'spear-envs[alfworld]'"
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
-        raise SpearError(f"A game file holds the domain and grammar of alfworld, which is not installed: {mend}.")
+        raise SpearError(f"A game file needs the domain and grammar of alfworld, which is not installed: {mend}.")
     folder = Path(next(iter(spec.submodule_search_locations))) / "data"
     try:
         domain, grammar = ((folder / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
@@ -40,7 +40,7 @@ def read_game_logic(sentence: str) -> tuple[str, str]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    # The game may be being read by other processes; a reader sees the old file or the new one.
+    # Other processes may be reading the game: they see the old file or the new one.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(path)
@@ -86,12 +86,12 @@ def write_synthetic_game(
     Args:
         task_type: ALFRED's name (``pick_heat_then_place_in_recep``) or the short one (``heat``).
         seed: a whole number from 0.
-        folder: a new or existing folder; afterwards it may be given as ``data_dir``.
-        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``: which layouts.
+        folder: new or existing; may then be passed as ``data_dir``.
+        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``; decides the layouts.
         rooms: ``"standard"`` or ``"small"``.
 
     Returns:
-        Path of the ``game.tw-pddl``; ``traj_data.json`` lies beside it.
+        Path of the ``game.tw-pddl``; ``traj_data.json`` is next to it.
 
     Raises:
         SpearError: an argument without a valid value, alfworld is not installed (its domain and grammar are part of

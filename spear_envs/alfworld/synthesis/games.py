@@ -1,4 +1,4 @@
-"""Makes synthetic games: draws a room, what lies in it and a task, and keeps what the oracle wins."""
+"""Makes synthetic games: draws a room, its objects and a task, and keeps what the oracle wins."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class SyntheticGame:
     seed: int
     layout: Layout
     wanted: str
-    """Kind of the object that the task is about."""
+    """Kind of the task's object."""
     target: str
-    """Kind of the receptacle it belongs into, or of the lamp."""
+    """Kind of its receptacle, or of the lamp."""
     sentence: str
     problem: str
 
@@ -60,7 +60,7 @@ class SyntheticGame:
 def _choose_task(
     task_type: TaskType, layout: Layout, objects: Sequence[PlacedObject], dice: Dice
 ) -> tuple[str, str] | None:
-    """Kinds of the object and of its target, or None if nothing here suits the task."""
+    """Kinds of the object and of its target; None if nothing suits the task."""
     copies = Counter(item.kind for item in objects if item.kind != layout.room.lamp and not item.loose)
     least = 2 if task_type is TaskType.PICK2 else 1
     wanted = [kind for kind in sorted(copies) if copies[kind] >= least and has_ability(kind, task_type)]
@@ -77,7 +77,7 @@ def _choose_task(
 
 def _attempt(task_type: TaskType, split: str, size: RoomSize, seed: int, attempt: int) -> SyntheticGame | None:
     dice = Dice("game", task_type.value, split, size.value, seed, attempt)
-    # In turn and not by chance, so that a few hundred games of a type are set in all layouts there are.
+    # In turn and not at random, so that a few hundred games of a type use all layouts.
     rooms, numbers = rooms_of(task_type), LAYOUTS[split]
     layout = list_layouts(rooms[seed % len(rooms)], size)[numbers[seed // len(rooms) % len(numbers)]]
     objects = draw_objects(layout, size, dice)
@@ -94,18 +94,18 @@ def _attempt(task_type: TaskType, split: str, size: RoomSize, seed: int, attempt
 
 
 def make_game(task_type: TaskType, split: str, seed: int, size: RoomSize = RoomSize.STANDARD) -> SyntheticGame:
-    """The game of these four values, the same on every machine and Python.
+    """Make the game of these four values, the same on every machine and Python.
 
     It is the first draw that is not won at its start and that the oracle wins.
 
     Args:
         task_type: one of the six.
-        split: says which layouts are used: those of ``valid_unseen`` occur in no other split.
-        seed: any whole number; consecutive ones are set in different layouts.
+        split: decides the layouts; those of ``valid_unseen`` do not occur in other splits.
+        seed: any whole number; consecutive ones have different layouts.
         size: of the rooms.
 
     Raises:
-        SpearError: no such split, or no game found (which no seed tried so far led to).
+        SpearError: the split is unknown, or no game was found (not seen so far).
     """
     check_split(split, tuple(LAYOUTS))
     for attempt in range(_MOST_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""What lies where in a synthetic room, corner cases of official games included."""
+"""Objects of a synthetic room, including the corner cases of official games."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spear_envs.alfworld.synthesis.things import ABILITIES, CONTAINERS, HOLDS, L
 COPIES: Mapping[RoomSize, tuple[int, ...]] = MappingProxyType(
     {RoomSize.STANDARD: (0, 1, 1, 2, 3), RoomSize.SMALL: (0, 0, 1, 1, 2)}
 )
-"""How many there are of a kind of object, each number equally likely."""
+"""Numbers of objects of a kind, equally likely."""
 
-# How often the odd things of official games occur; each of them has some.
+# Frequencies of oddities of official games.
 _IN_TWO_PLACES = 0.02
 _IN_NO_RECEPTACLE = 0.04
 _IN_CONTAINER = 0.3
@@ -24,31 +24,31 @@ _COOL_IN_FRIDGE = 0.3
 
 @dataclass(frozen=True)
 class PlacedObject:
-    """An object and where it lies."""
+    """An object and its place."""
 
     kind: str
     identifier: str
     place: Receptacle
-    """Where it lies; its location is that of this receptacle."""
+    """Its location is that of this receptacle."""
     loose: bool = False
-    """It lies at the location but in no receptacle, so that nobody can take it."""
+    """It is at the location but not in a receptacle, so it cannot be taken."""
     second: Receptacle | None = None
     """A second receptacle that lists it."""
     container: str | None = None
     """Identifier of the object it lies in."""
     cool: bool = False
-    """It is cool already."""
+    """Whether it is cool at the start."""
 
 
 def _pick_place(places: list[Receptacle], dice: Dice) -> Receptacle:
-    """A receptacle: first its kind, so that ten cabinets do not swallow what could lie on one table."""
+    """Pick a receptacle: first its kind, so that ten cabinets do not get everything."""
     kinds = sorted({place.kind for place in places})
     kind = dice.pick(kinds)
     return dice.pick([place for place in places if place.kind == kind])
 
 
 def draw_objects(layout: Layout, size: RoomSize, dice: Dice) -> list[PlacedObject]:
-    """The objects of one game; the lamp, if the room has one, is the last."""
+    """Draw the objects of one game; the lamp, if any, comes last."""
     objects: list[PlacedObject] = []
     taken: set[str] = set()
 

@@ -20,7 +20,7 @@ SENTENCES: Mapping[TaskType, tuple[str, str]] = MappingProxyType(
         TaskType.PICK2: ("put two {wanted} in {target}.", "find two {wanted} and put them in {target}."),
     }
 )
-"""The two sentences of each task type, as the published games have them."""
+"""The two sentences of each task type in the published games."""
 
 _PLACE_GOAL = (
     "(and (exists (?r - receptacle) (exists (?o - object) (and {extra}(objectType ?o {wanted}Type)"
@@ -39,7 +39,7 @@ _TWO_GOAL = (
 
 
 def write_goal(task_type: TaskType, wanted: str, target: str) -> str:
-    """The goal formula; ``target`` is the kind of the receptacle, or of the lamp."""
+    """Write the goal; ``target`` is the kind of the receptacle, or of the lamp."""
     if task_type is TaskType.LOOK:
         return _LOOK_GOAL.format(wanted=wanted, target=target)
     if task_type is TaskType.PICK2:
@@ -80,12 +80,12 @@ def _write_facts(layout: Layout, objects: Sequence[PlacedObject], start: str) ->
 
 
 def write_problem(layout: Layout, objects: Sequence[PlacedObject], start: str, goal: str) -> str:
-    """The whole problem: declarations, initial facts and goal.
+    """Write the problem: declarations, initial facts and goal.
 
     Args:
         layout: the room.
-        objects: what lies in it.
-        start: location of the agent, where there is no receptacle.
+        objects: its objects.
+        start: location of the agent, away from receptacles.
         goal: from :func:`write_goal`.
     """
     declared = ["agent1 - agent"]

@@ -17,7 +17,7 @@ class RoomSize(str, Enum):
     """How much there is in a room."""
 
     STANDARD = "standard"
-    """As many receptacles as official games have: 16 to 40."""
+    """As many receptacles as in official games: 16 to 40."""
     SMALL = "small"
     """9 to 15 receptacles and fewer objects, so that a room can be searched within 20 turns."""
 
@@ -29,9 +29,9 @@ class RoomKind:
     Attributes:
         receptacles: receptacle kind -> (least, most) in a standard room.
         small: the same in a small room.
-        objects: kinds of objects that may lie about.
+        objects: kinds of objects that may occur.
         lamp: kind of its lamp, if it has one.
-        first_scene: number of its first layout; ALFRED numbers rooms in this way.
+        first_scene: ALFRED's number of its first layout.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Receptacle:
 
 @dataclass(frozen=True)
 class Layout:
-    """The receptacles of one room; games in it differ in what lies where."""
+    """The receptacles of one room; games in it differ in their objects."""
 
     room: RoomKind
     scene: int
@@ -155,21 +155,20 @@ _ROOMS_OF: Mapping[TaskType, tuple[RoomKind, ...]] = MappingProxyType(
 LAYOUTS: Mapping[str, range] = MappingProxyType(
     {"train": range(0, 24), "valid_seen": range(0, 24), "valid_unseen": range(24, 32)}
 )
-"""Split -> the layouts of each room kind that its games are set in."""
+"""Split -> layouts of each room kind in its games."""
 
 _BOUNDS = {RoomSize.STANDARD: (16, 40), RoomSize.SMALL: (9, 15)}
-_SHARED_SPOT = (
-    0.15  # share of receptacles reached from the same spot as the one before; 3 of 4 official games have some
-)
+_SHARED_SPOT = 0.15
+"""Share of receptacles reached from the spot of the previous one; 3 of 4 official games have some."""
 
 
 def rooms_of(task_type: TaskType) -> tuple[RoomKind, ...]:
-    """The room kinds that tasks of this type are set in."""
+    """Room kinds for tasks of this type."""
     return _ROOMS_OF[task_type]
 
 
 def draw_identifier(dice: Dice, kind: str) -> str:
-    """An identifier as ALFRED writes them: the kind and three coordinates in metres."""
+    """Draw an identifier in ALFRED's form: the kind and three coordinates in metres."""
     parts = [kind]
     for _ in range(3):
         value = dice.below(801) - 400
@@ -178,7 +177,7 @@ def draw_identifier(dice: Dice, kind: str) -> str:
 
 
 def _draw_location(dice: Dice) -> str:
-    """A spot of the floor as ALFRED writes them: place in steps of 25 cm, direction, angle of view."""
+    """Draw a spot on the floor in ALFRED's form: place in steps of 25 cm, direction, angle of view."""
     steps = (dice.below(41) - 20, dice.below(41) - 20, dice.below(4), dice.pick((0, 30, 45, 60)))
     return "loc_bar_" + "_bar_".join(f"_minus_{-step}" if step < 0 else str(step) for step in steps)
 
@@ -206,9 +205,9 @@ def _draw_receptacles(room: RoomKind, size: RoomSize, dice: Dice) -> tuple[Recep
 
 @lru_cache(maxsize=16)
 def list_layouts(room: RoomKind, size: RoomSize) -> tuple[Layout, ...]:
-    """All layouts of a kind of room, those of every split.
+    """Draw all layouts of a kind of room, for every split.
 
-    No two have the same numbers of the same receptacles: a player, who reads the list of them, can tell all apart.
+    No two have the same numbers of the same receptacles, so a player can tell all apart.
     """
     least, most = _BOUNDS[size]
     layouts: list[Layout] = []

@@ -1,4 +1,4 @@
-"""What there is in synthetic rooms: kinds of objects and what can be done to them, and where they may lie."""
+"""Things in synthetic rooms: kinds of objects, what can be done to them, and where they may be."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ ABILITIES: Mapping[str, frozenset[str]] = MappingProxyType(
         "sliceable": _FOOD,
     }
 )
-"""Predicate -> kinds of objects it holds for."""
+"""Predicate -> kinds of objects that it holds for."""
 
 CONTAINERS = ABILITIES["isReceptacleObject"]
 SLENDER = _CUTLERY | _words("CreditCard KeyChain Pen Pencil Watch")
@@ -95,10 +95,10 @@ TREATMENTS: Mapping[TaskType, tuple[str, str]] = MappingProxyType(
         TaskType.COOL: ("coolable", "isCool"),
     }
 )
-"""Task type -> what an object must allow, and what must be true of it in the end."""
+"""Task type -> ability that an object needs, and the predicate that must hold in the end."""
 
 
 def has_ability(kind: str, task_type: TaskType) -> bool:
-    """Whether an object of this kind can be treated as the task type wants; True where it wants nothing."""
+    """Whether an object of this kind can be treated as the task type wants; True if it needs none."""
     treatment = TREATMENTS.get(task_type)
     return treatment is None or kind in ABILITIES[treatment[0]]

@@ -1,4 +1,4 @@
-"""The embedded problems: made by rule, with integer answers, where a few lines of code help."""
+"""The embedded problems: generated, with integer answers, where a few lines of code help."""
 
 from spear_envs.code.problems.generate import SIZES, SPLITS, build
 

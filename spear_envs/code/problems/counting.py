@@ -80,16 +80,16 @@ def describe_necklaces(beads: int, colours: int, mirrored: int, proper: int) -> 
 
 def answer_necklaces(beads: int, colours: int, mirrored: int, proper: int) -> int:
     def count_cycle(length: int) -> int:
-        """Colourings of a cycle of this many beads, neighbours different if they must be; one bead meets itself."""
+        """Colourings of a cycle of this many beads, with different neighbours if ``proper``."""
         return (colours - 1) ** length + (-1) ** length * (colours - 1) if proper else colours**length
 
-    # Burnside: the mean over all symmetries of the number of colourings that each leaves as they are.
+    # Burnside: the mean over all symmetries of the number of colourings that each fixes.
     total = sum(count_cycle(gcd(beads, shift)) for shift in range(beads))
     if not mirrored:
         return total // beads
 
     def count_axis(ends: int) -> int:
-        """Colourings that a reflection keeps: of a row of beads, where an axis through a gap joins equal neighbours."""
+        """Colourings that a reflection fixes; an axis through a gap makes neighbours equal."""
         if proper:
             return 0 if ends else colours * (colours - 1) ** (beads // 2)
         return colours ** ((beads + 1) // 2 if ends else beads // 2 + 1)
@@ -137,7 +137,7 @@ def describe_partitions(total: int, bound: int, kind: int) -> str:
 
 
 def answer_partitions(total: int, bound: int, kind: int) -> int:
-    # At most so many summands: conjugation makes them summands of at most that size.
+    # Conjugation turns a bound on the number of summands into one on their size.
     ways = [1] + [0] * total
     for part in range(1, (bound + total // 3 if kind == 2 else bound) + 1):
         amounts = range(total, part - 1, -1) if kind == 2 else range(part, total + 1)
@@ -186,7 +186,7 @@ def describe_permutations(size: int, reach: int, fixed: int, edge: int) -> str:
 
 
 def answer_permutations(size: int, reach: int, fixed: int, edge: int) -> int:
-    ways = {0: 1}  # by the set of values that the first places have taken
+    ways = {0: 1}  # by the set of values of the first places
     for place in range(size):
         following: dict[int, int] = {}
         for taken, count in ways.items():

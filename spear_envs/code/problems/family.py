@@ -1,4 +1,4 @@
-"""What a family of problems is."""
+"""Families of problems."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ Parameters: TypeAlias = "tuple[int, ...]"
 class Family:
     """Problems that differ in their numbers.
 
-    ``answer`` and ``code`` are two ways to the same number: what the code finds by trying, say, the other counts by a
-    formula.
+    ``answer`` and ``code`` compute the same number in different ways, say by a formula and by enumeration.
     """
 
     name: str
     draw: Callable[[Dice, int], Parameters]
-    """Parameters of a level, from a source of chance; they need not be new."""
+    """Draws parameters of a level, which may repeat."""
     text: Callable[..., str]
     """The problem, from the parameters."""
     answer: Callable[..., int]
@@ -32,6 +31,6 @@ class Family:
     code: Callable[..., str]
     """A program that prints the answer."""
     least: int = 10
-    """Smallest answer that is kept: smaller ones are guessed too easily."""
+    """Smallest answer that is kept: smaller ones are too easy to guess."""
     only_test: bool = False
-    """Whether the training and the validation split have none of it."""
+    """Whether it only occurs in the test split."""

@@ -1,4 +1,4 @@
-"""Putting the embedded problems together: which families and levels, how many, in which split."""
+"""Generating the embedded problems: families, levels and numbers in each split."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Size:
     counts: Mapping[str, int]
     """Problems of each family in each split."""
     distinct_answers: bool
-    """Whether the answers of a family differ within a split, so that no constant is right more often than once."""
+    """Whether the answers of a family differ within a split, so that a constant is right at most once."""
     homes: Mapping[str, str] | None = None
-    """The one split of each family that is not for training; None where families are in all splits."""
+    """The split of each family that is not for training; None if families are in all splits."""
 
     def has(self, family: Family, split: str) -> bool:
         """Whether a split has problems of a family."""
@@ -62,7 +62,7 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 
 @lru_cache(maxsize=4)
 def build(dataset: str) -> Mapping[str, Sequence[Problem]]:
-    """The problems of each split: the same on any machine, families taking turns, and their levels too.
+    """Generate the problems of each split, the same on any machine; families and levels take turns.
 
     Args:
         dataset: one of :data:`SIZES`.
@@ -82,7 +82,7 @@ def build(dataset: str) -> Mapping[str, Sequence[Problem]]:
 
 @lru_cache(maxsize=4)
 def list_parameters(dataset: str) -> Mapping[str, Mapping[str, Sequence[tuple[int, Parameters]]]]:
-    """Levels and parameters of each family in each split. No two problems share parameters or text."""
+    """Draw levels and parameters of each family in each split. No two problems share parameters or text."""
     size = SIZES[dataset]
     splits: dict[str, dict[str, list[tuple[int, Parameters]]]] = {split: {} for split in SPLITS}
     texts: set[str] = set()
@@ -109,7 +109,7 @@ def list_parameters(dataset: str) -> Mapping[str, Mapping[str, Sequence[tuple[in
 def _draw_new(
     family: Family, level: int, dice: Dice, taken: set[Parameters], texts: set[str], answers: set[int]
 ) -> tuple[Parameters, str, int]:
-    """Parameters that were not drawn before, with their text as it is compared and their answer."""
+    """Draw new parameters; return them with their normalized text and answer."""
     for _ in range(ATTEMPTS):
         parameters = family.draw(dice, level)
         if parameters in taken:
@@ -124,10 +124,5 @@ def _draw_new(
 
 
 def _make_problem(family: Family, level: int, parameters: Parameters) -> Problem:
-    return Problem(
-        family.text(*parameters),
-        str(family.answer(*parameters)),
-        family.name,
-        level,
-        family.code(*parameters),
-    )
+    text, answer, code = family.text(*parameters), str(family.answer(*parameters)), family.code(*parameters)
+    return Problem(text, answer, family.name, level, code)

@@ -49,7 +49,7 @@ def describe_tower(base: int, middle: int, top: int, modulus: int) -> str:
 
 
 def answer_tower(base: int, middle: int, top: int, modulus: int) -> int:
-    totient = count_coprime(modulus)  # Euler: exponents count by their remainder, since the base is coprime
+    totient = count_coprime(modulus)  # Euler: exponents may be reduced modulo the totient, since the base is coprime
     exponent, result = 1, 1
     for _ in range(top):
         exponent = exponent * middle % totient
@@ -142,7 +142,7 @@ def answer_divisors(number: int, modulus: int) -> int:
     def add(n: int) -> int:
         return prod((prime ** (k + 1) - 1) // (prime - 1) for prime, k in factorize(n).items())
 
-    # Divisors that the modulus divides are those of the quotient, times the modulus.
+    # Divisors that are divisible by the modulus are those of the quotient, times the modulus.
     return add(number) - (modulus * add(number // modulus) if number % modulus == 0 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Families for tiny word-level policies: few words, small numbers, and a short program that takes them in order."""
+"""Families for tiny word-level policies: few words, small numbers, and a short program that uses them in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST = 2
 
 
 def draw_within(bounds: tuple[tuple[int, int], ...], alike: int, dice: Dice, level: int) -> Parameters:
-    """A number for each pair of bounds, from the lower third of the way between them at level 1."""
+    """Draw a number for each pair of bounds; at level 1 from the lower third of the range."""
     numbers = [dice.between(low, low + (high - low) * level // len(LEVELS)) for low, high in bounds]
     return (*sorted(numbers[:alike]), *numbers[alike:])
 
@@ -21,9 +21,9 @@ def draw_within(bounds: tuple[tuple[int, int], ...], alike: int, dice: Dice, lev
 def make_family(
     name: str, bounds: tuple[tuple[int, int], ...], text: str, answer: Callable[..., int], code: str, alike: int = 0
 ) -> Family:
-    """A family whose text and code are patterns with a ``{}`` for each number.
+    """Make a family whose text and code are patterns with a ``{}`` for each number.
 
-    The first ``alike`` numbers may change places without changing the problem, so they are sorted.
+    The first ``alike`` numbers are interchangeable, so they are sorted.
     """
     return Family(name, partial(draw_within, bounds, alike), text.format, answer, code.format, LEAST)
 

@@ -156,7 +156,7 @@ for c in combinations(range({people}), {chosen}):
 print(count)"""
 
 
-# ---------------------------------------------------------------- triangles with integer sides (only to test on)
+# ---------------------------------------------------------------- triangles with integer sides (test split only)
 
 
 def draw_triangles(dice: Dice, level: int) -> Parameters:
@@ -199,7 +199,7 @@ for a in range(1, {bound}):
 print(count)"""
 
 
-# ---------------------------------------------------------------- walks on circulant graphs (only to test on)
+# ---------------------------------------------------------------- walks on circulant graphs (test split only)
 
 
 def draw_walks(dice: Dice, level: int) -> Parameters:
@@ -217,7 +217,7 @@ def describe_walks(size: int, near: int, far: int, steps: int, end: int) -> str:
 
 def answer_walks(size: int, near: int, far: int, steps: int, end: int) -> int:
     total = 0
-    for long in range(steps + 1):  # so many steps of the second kind, and how many of each kind go forward
+    for long in range(steps + 1):  # number of steps of the second kind, and how many of each kind go forward
         for forward in range(long + 1):
             for other in range(steps - long + 1):
                 place = far * (2 * forward - long) + near * (2 * other - (steps - long))
@@ -234,7 +234,7 @@ for _ in range({steps}):
 print(ways[{end}])"""
 
 
-# ---------------------------------------------------------------- the last one in the circle (only to test on)
+# ---------------------------------------------------------------- the last one in the circle (test split only)
 
 
 def draw_last(dice: Dice, level: int) -> Parameters:

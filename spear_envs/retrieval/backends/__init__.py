@@ -1,1 +1,1 @@
-"""Backends beside the embedded one, and the file that names them."""
+"""Backends besides the embedded one, and the file that configures them."""

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 ROWS = 1_000
 """Documents of one request of a fill."""
 LONGEST = 65_535
-"""Bytes of a document: the most that a text field of Milvus holds."""
+"""Bytes of a document: the limit of Milvus' text fields."""
 GRAPH = {"M": 32, "efConstruction": 200}
 ABOUT = "spear.made_of"
 QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
-"""Milvus Lite ends a connection that asks whether it is alive while it builds a graph."""
+"""Milvus Lite ends a connection that sends keepalives while it builds a graph."""
 INDEX_S = 7_200.0
-"""A collection may take so long to be indexed and loaded."""
+"""How long indexing and loading a collection may take."""
 
 
 @dataclass(frozen=True)
 class MilvusPlace:
-    """Where a collection is, and what makes its vectors."""
+    """A collection and its encoder."""
 
     uri: str
     """``http://host:19530`` of a cluster, or a path that ends in ``.db`` for Milvus Lite."""
@@ -51,19 +51,19 @@ class MilvusPlace:
 
     @property
     def is_lite(self) -> bool:
-        """It runs in this process."""
+        """Whether it runs in this process."""
         return not self.uri.startswith(("http://", "https://"))
 
     def open_encoder(self) -> TorchEncoder:
-        """The model."""
+        """Open the encoder."""
         folder = find_model(self.encoder)
         return TorchEncoder(folder, describe_model(folder), device=self.device)
 
     def connect(self, timeout: float) -> MilvusClient:
-        """A client.
+        """Open a client.
 
         Raises:
-            SpearError: the extra ``milvus`` is not installed, or nobody answers.
+            SpearError: the extra ``milvus`` is not installed, or there is no answer.
         """
         try:
             from pymilvus import MilvusClient
@@ -82,12 +82,12 @@ class MilvusBackend:
     """Passages whose vectors have the greatest inner product with the query's.
 
     Args:
-        place: a collection that :func:`fill_collection` has filled to the end.
+        place: a collection that :func:`fill_collection` has completely filled.
         ef_search: candidates of a walk through the graph.
         deadline_s: of one search.
 
     Raises:
-        SpearError: there is no such collection, it is not filled to the end, or by another model.
+        SpearError: the collection is missing, incomplete, or from another model.
     """
 
     load = Load()
@@ -104,20 +104,20 @@ class MilvusBackend:
         about = _read_about(self._client, place)
         if about is None:
             raise SpearError(
-                f"{place.uri} has no collection {place.collection!r}: fill it with 'spear retriever fill'."
+                f"{place.uri} lacks the collection {place.collection!r}: fill it with 'spear retriever fill'."
             )
         if about["encoder"] != self._encoder.spec.fingerprint:
             raise SpearError(f"{place.collection} was filled with another model than {place.encoder}: name that one.")
         rows = _count(self._client, place)
         if rows != about["rows"]:
             raise SpearError(
-                f"{place.collection} has {rows:,} of {about['rows']:,} passages: end 'spear retriever fill' first."
+                f"{place.collection} has {rows:,} of {about['rows']:,} passages: finish 'spear retriever fill' first."
             )
         self.passages: int | None = rows
         self.fingerprint = digest_plain([about, ef_search])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Tokens that the encoder reads of each query."""
+        """Tokens of each query for the encoder."""
         return self._encoder.lengths(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
@@ -138,7 +138,7 @@ class MilvusBackend:
             return [[_read_hit(hit) for hit in sorted(hits, key=_order)] for hits in answers]
         except (KeyError, TypeError) as error:
             raise RetrieverFault(FaultKind.BAD_REPLY, f"{self._place.collection}: {error!r}.") from error
-        except Exception as error:  # pymilvus lets errors of gRPC through beside its own
+        except Exception as error:  # pymilvus also raises errors of gRPC
             raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._place.uri}: {_shorten(error)}.") from error
 
     def describe(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class MilvusBackend:
         }
 
     def counts(self) -> Mapping[str, float]:
-        """Nothing."""
+        """Return no counts."""
         return {}
 
     def close(self) -> None:
@@ -165,9 +165,9 @@ def fill_collection(
     """Encode a corpus into a collection, or resume an interrupted fill.
 
     Args:
-        place: where; the collection is made if it is not there.
-        corpus: its documents' rows are the collection's keys.
-        on_progress: hears what, how much of how much.
+        place: the collection, made if necessary.
+        corpus: its rows are the collection's keys.
+        on_progress: called with a description, the amount done and the total.
 
     Returns:
         How many passages were added.
@@ -185,8 +185,8 @@ def fill_collection(
         elif found != about:
             raise SpearError(f"{place.collection} was made of another corpus or model: name another collection.")
         done = 0 if found is None else _count(client, place)
-        # Rows are sent in order and a row that is sent twice is stored once: what is counted lies at the beginning,
-        # but for the last request of a process that was killed.
+        # Rows are sent in order, and one sent twice is stored once. All but the last request of a killed process are
+        # complete.
         start = max(0, done - ROWS) if done < len(corpus) else done
         for first in range(start, len(corpus), ROWS):
             rows = range(first, min(first + ROWS, len(corpus)))
@@ -200,12 +200,12 @@ def fill_collection(
         _await_index(client, place)
         if (stored := _count(client, place)) != len(corpus):
             raise SpearError(
-                f"{place.collection} has {stored:,} of {len(corpus):,} passages: drop it and fill it anew."
+                f"{place.collection} has {stored:,} of {len(corpus):,} passages: drop it and fill it again."
             )
     except SpearError:
         raise
     except Exception as error:
-        raise SpearError(f"{place.uri} failed ({_shorten(error)}): give the same command again to resume.") from error
+        raise SpearError(f"{place.uri} failed ({_shorten(error)}): the same command resumes.") from error
     finally:
         client.close()
     return len(corpus) - done
@@ -215,7 +215,7 @@ def _encode(corpus: Corpus, rows: range, encoder: TorchEncoder) -> list[dict[str
     raws = [corpus.raw(row) for row in rows]
     for row, raw in zip(rows, raws, strict=True):
         if len(raw) > LONGEST:
-            raise SpearError(f"row {row} has {len(raw):,} bytes, and Milvus holds {LONGEST:,}: split that passage.")
+            raise SpearError(f"row {row} has {len(raw):,} bytes, but Milvus holds {LONGEST:,}: split that passage.")
     vectors = encoder.encode_passages([json.loads(raw)["contents"] for raw in raws])
     return [
         {"id": row, "vector": vector.tolist(), "document": raw.decode()}
@@ -230,9 +230,9 @@ def _make_collection(client: MilvusClient, place: MilvusPlace, dimension: int, a
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
     schema.add_field("document", DataType.VARCHAR, max_length=LONGEST)
-    # Its properties say what it was made of: Milvus Lite forgets descriptions.
+    # In its properties, since Milvus Lite forgets descriptions.
     made_of = {ABOUT: json.dumps(about)}
-    # A cluster loads, and so counts, only what has an index. Milvus Lite would build it anew again and again.
+    # A cluster only loads, and so counts, what has an index. Milvus Lite would rebuild it again and again.
     params = None if place.is_lite else _describe_graph(client)
     client.create_collection(place.collection, schema=schema, index_params=params, properties=made_of)
 
@@ -244,7 +244,7 @@ def _describe_graph(client: MilvusClient) -> IndexParams:
 
 
 def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | None:
-    """What a collection was made of; None if there is no such collection."""
+    """Read the origin of a collection; None if it does not exist."""
     try:
         if not client.has_collection(place.collection):
             return None
@@ -265,11 +265,11 @@ def _count(client: MilvusClient, place: MilvusPlace) -> int:
 
 
 def _await_index(client: MilvusClient, place: MilvusPlace) -> None:
-    """Until the graph has every row: a cluster builds it beside the fill."""
+    """Wait until the graph has every row; a cluster builds it during the fill."""
     end = time.monotonic() + INDEX_S
     while client.describe_index(place.collection, "vector").get("pending_index_rows", 0):
         if time.monotonic() > end:
-            raise SpearError(f"{place.collection} is still being indexed: give the same command again later.")
+            raise SpearError(f"{place.collection} is still being indexed: run the same command again later.")
         time.sleep(0.2)
 
 

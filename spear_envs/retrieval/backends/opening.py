@@ -1,4 +1,4 @@
-"""Opening the indexes that a file names."""
+"""Opening the indexes of a configuration file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus, OpenSearch, Service, Shards, Web
 
 
-NEEDS = "a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]' brings them."
+NEEDS = "a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]'."
 
 
 def read_indexes(path: Path) -> Config:
     """See :func:`~spear_envs.retrieval.backends.settings.read_config`.
 
     Raises:
-        SpearError: also where a package is missing.
+        SpearError: also if a package is missing.
     """
     try:
         from spear_envs.retrieval.backends.settings import read_config
@@ -36,18 +36,18 @@ def read_indexes(path: Path) -> Config:
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """What a service serves by a file; each process that serves it opens it for itself."""
+    """Indexes of a file to serve; each serving process opens them."""
 
     path: Path
     index: str | None = None
-    """Comes first; None for the file's default."""
+    """The first one; None for the file's default."""
     only: bool = False
-    """Nothing but that one."""
+    """Whether to serve only that one."""
     record: Path | None = None
-    """Recording of what is opened, instead of what the file says."""
+    """Record into this file instead of the configured one."""
 
     def open(self) -> dict[str, Backend]:
-        """The indexes by name, the default first.
+        """Open the indexes by name, the default first.
 
         Raises:
             SpearError: the file is wrong, or one of them cannot be opened.
@@ -56,7 +56,7 @@ class ConfigSource:
         first = self.index or config.default or next(iter(config.indexes))
         if first not in config.indexes:
             raise SpearError(
-                f"{self.path.name} has no index {first!r}: it has {', '.join(config.indexes)}."
+                f"{self.path.name} lacks the index {first!r}: it has {', '.join(config.indexes)}."
                 f"{suggest_name(first, config.indexes)}"
             )
         others = [name for name in config.indexes if name != first]
@@ -80,12 +80,12 @@ class ConfigSource:
 
 @dataclass(frozen=True)
 class RecordingSource:
-    """What a service serves of a recording, without the backend that was recorded."""
+    """A recording to serve, without its backend."""
 
     path: Path
 
     def open(self) -> dict[str, Backend]:
-        """The one index.
+        """Open the index.
 
         Raises:
             SpearError: the file is not a recording.
@@ -96,11 +96,11 @@ class RecordingSource:
 
 
 def open_index(settings: Index, folder: Path) -> Backend:
-    """One index, with its recording and its second look.
+    """Open one index, with recording and reranking.
 
     Args:
         settings: of the index.
-        folder: that relative paths begin in.
+        folder: of relative paths.
 
     Raises:
         SpearError: it cannot be opened.
@@ -143,7 +143,7 @@ def _open_bare(settings: Index, folder: Path) -> Backend:
 
 
 def find_path(name: str, folder: Path) -> str:
-    """A path of the file, or another name, such as that of an installed model."""
+    """Resolve a path in the file, or return another name, such as that of an installed model."""
     place = folder / Path(name).expanduser()
     return str(place) if place.exists() or "/" in name else name
 
@@ -164,7 +164,7 @@ def _open_embedded(settings: Embedded, folder: Path) -> Backend:
 
 
 def place_milvus(settings: Milvus, folder: Path) -> MilvusPlace:
-    """Where a collection is, and its model."""
+    """Find a collection and its model."""
     from spear_envs.retrieval.backends.milvus import MilvusPlace
 
     remote = settings.uri.startswith(("http://", "https://"))

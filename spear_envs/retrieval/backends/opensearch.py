@@ -18,19 +18,19 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Fields:
-    """Where an index has what a passage is made of."""
+    """Fields of an index for passages."""
 
     text: str = "contents"
     """Searched, and the text of the passage."""
     title: str | None = None
     """Put before the text, in quotes, where the text does not begin with it by itself."""
     id: str | None = None
-    """None takes the index's own ``_id``."""
+    """None for ``_id``."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """Names of the variables that hold what a server wants to see."""
+    """Names of the environment variables for logging in."""
 
     username: str | None = None
     password_variable: str | None = None
@@ -47,7 +47,7 @@ class Login:
 
     @property
     def key(self) -> str:
-        """How a message names what is wrong with it."""
+        """What an error message says to check."""
         variable = self.api_key_variable or self.password_variable
         return f"the variable {variable}" if variable else "whether the server wants a key, and name its variable"
 
@@ -60,7 +60,7 @@ class OpenSearchBackend:
         index: name of the index.
         fields: see :class:`Fields`.
         login: see :class:`Login`.
-        calls: requests side by side.
+        calls: concurrent requests.
         deadline_s, tries: of :class:`~spear_envs.retrieval.asking.Asker`.
     """
 
@@ -88,7 +88,7 @@ class OpenSearchBackend:
         self.fingerprint = digest_plain([self._settings, sorted(urls)])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """1 for each query."""
+        """Return 1 for each query."""
         return [1] * len(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
@@ -99,7 +99,7 @@ class OpenSearchBackend:
         fields = [field for field in vars(self._fields).values() if field]
         lines = []
         for query in queries:
-            # A tie goes to the document that was indexed first, so that answers can be repeated.
+            # Ties go to the document that was indexed first, so that answers are repeatable.
             body = {"query": {"match": {self._fields.text: query}}, "size": k, "_source": fields}
             lines += [json.dumps({"index": self._index}), json.dumps(body)]
         response = await self._asker.require(Call("POST", "/_msearch", "".join(f"{line}\n" for line in lines).encode()))
@@ -107,7 +107,7 @@ class OpenSearchBackend:
         if not isinstance(answers, list) or len(answers) != len(queries):
             raise RetrieverFault(
                 FaultKind.BAD_REPLY,
-                f"{response.url.host}: the answer has no list 'responses' of {len(queries)} entries.",
+                f"{response.url.host}: the answer lacks a list 'responses' of {len(queries)} entries.",
             )
         return [self._read_answer(answer, k) for answer in answers]
 
@@ -124,7 +124,7 @@ class OpenSearchBackend:
             ) from None
 
     def _explain(self, answer: Mapping[str, Any]) -> None:
-        """Raise what an error of one search means."""
+        """Raise the error of one search."""
         error, status = answer["error"], answer.get("status")
         reason = error.get("reason") or error.get("type") if isinstance(error, dict) else error
         said = f"{self._index}: status {status}, {str(reason)[:200]}"
@@ -136,7 +136,7 @@ class OpenSearchBackend:
         source, fields = hit["_source"], self._fields
         if not isinstance(text := source.get(fields.text), str):
             raise RetrieverRefusal(
-                f"{self._index}: a document has no text under {fields.text!r} in its _source; set text_field."
+                f"{self._index}: a document lacks a text under {fields.text!r} in its _source; set text_field."
             )
         if fields.title and (title := source.get(fields.title)):
             text = f'"{title}"\n{text}'
@@ -152,4 +152,4 @@ class OpenSearchBackend:
         return {"requests": self._asker.budget.requests}
 
     def close(self) -> None:
-        """Nothing: connections are the process's."""
+        """Do nothing: connections belong to the process."""

@@ -1,8 +1,7 @@
-"""Searches kept in a file of SQLite, so that a training on a search engine can be repeated, by others too.
+"""Searches recorded in an SQLite file, so that a training with a search engine can be repeated, also by others.
 
-A file belongs to one backend. Any number of processes may write to it at a time, and each may be killed at any moment:
-what was answered from it before is answered from it again. What was answered once never changes, since a search is
-stored only where no stored one answers it.
+A file belongs to one backend. Any number of processes may write to it concurrently and may be killed at any moment. A
+stored answer never changes, since a search is stored only if no stored one answers it.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ CREATE TABLE IF NOT EXISTS searches (
     query TEXT NOT NULL, k INTEGER NOT NULL, whole INTEGER NOT NULL, hits TEXT NOT NULL, PRIMARY KEY (query, k)
 ) WITHOUT ROWID;
 """
-# An answer to a greater k answers a smaller one; one with fewer hits than were asked for answers every k.
+# An answer for a greater k also answers a smaller one; one with fewer hits than k answers every k.
 FIND = "SELECT hits FROM searches WHERE query = ? AND (k >= ? OR whole) ORDER BY k LIMIT 1"
 
 Hits = list[tuple[bytes, float]]
 
 
 def normalize_query(query: str) -> str:
-    """Composed characters (NFC), and one space between words: what a recording takes for the same search."""
+    """Normalize a query for comparisons: composed characters (NFC) and single spaces."""
     return " ".join(unicodedata.normalize("NFC", query).split())
 
 
@@ -45,12 +44,12 @@ class Recording:
     """A file of searches, for any thread.
 
     Args:
-        path: the file; made where it is not there and ``backend`` is given.
-        settings: of the backend as its user names it, without what leaves results as they are; None takes the file's.
-        backend: that is recorded; None reads only.
+        path: the file; made if necessary and ``backend`` is given.
+        settings: of the backend, as far as they affect results; None for the file's.
+        backend: to record; None for read-only.
 
     Raises:
-        SpearError: there is no such file, it is not a recording, or it is one of another backend, settings or format.
+        SpearError: the file is missing, is not a recording, or is of another backend, settings or format.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None, backend: Backend | None = None) -> None:
@@ -59,7 +58,7 @@ class Recording:
         self._lock = threading.Lock()
         self._connections: dict[int, sqlite3.Connection] = {}
         if not self._writes and not self.path.is_file():
-            raise SpearError(f"there is no recording {self.path}: make one with 'spear retriever record'.")
+            raise SpearError(f"the recording {self.path} does not exist: make one with 'spear retriever record'.")
         try:
             if backend is not None:
                 self._create(dict(settings or {}), backend)
@@ -67,7 +66,7 @@ class Recording:
         except sqlite3.Error as error:
             raise SpearError(f"{self.path} cannot be used as a recording ({error}): name another file.") from error
         if about.get("format") != str(FORMAT):
-            raise SpearError(f"{self.path} has another format than {FORMAT}: record anew, into another file.")
+            raise SpearError(f"{self.path} has another format than {FORMAT}: record again, into another file.")
         self.settings: dict[str, Any] = json.loads(about["settings"])
         changed = sorted(
             key for key in {*self.settings, *(settings or {})} if self.settings.get(key) != (settings or {}).get(key)
@@ -86,7 +85,7 @@ class Recording:
         self.fingerprint = digest_plain([about["backend"], about["id"]])
 
     def _create(self, settings: dict[str, Any], backend: Backend) -> None:
-        """Make the file unless it is there; of several processes one names it."""
+        """Make the file unless it exists; of several processes only one names it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -108,7 +107,7 @@ class Recording:
                 connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
 
     def _connect(self) -> sqlite3.Connection:
-        """This process's connection: SQLite allows none to be used, or closed, by a forked child."""
+        """This process's connection: forked children must not use or close their parent's."""
         connection = self._connections.get(os.getpid())
         if connection is None:
             connection = self._connect_to_write() if self._writes else self._connect_to_read()
@@ -118,12 +117,12 @@ class Recording:
 
     def _connect_to_write(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        # A killed process loses nothing; after a power cut the last searches may be missing.
+        # Safe against killed processes; a power cut may lose the last searches.
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
     def _connect_to_read(self) -> sqlite3.Connection:
-        """Read only; where nothing can be written beside the file, as a file that nobody changes."""
+        """Open read-only; as immutable if the folder is not writable."""
         uri = f"{self.path.as_uri()}?mode=ro"
         options: dict[str, Any] = {"uri": True, "timeout": BUSY_S, "isolation_level": None, "check_same_thread": False}
         connection = sqlite3.connect(uri, **options)
@@ -137,7 +136,7 @@ class Recording:
         return connection
 
     def find(self, query: str, k: int) -> Hits | None:
-        """The stored answer; None if there is none.
+        """Find the stored answer; None if there is none.
 
         Args:
             query: normalised.
@@ -148,11 +147,11 @@ class Recording:
             return _find(connection, query, k)
 
     def store(self, answers: Iterable[tuple[str, Hits]], k: int) -> list[Hits]:
-        """Keep answers; returns what the file then has for each, which another process may have stored first.
+        """Store answers; return what the file then has for each, which another process may have stored first.
 
         Args:
             answers: normalised queries and their hits.
-            k: that was asked for.
+            k: of the search.
         """
         connection = self._connect()
         kept = []
@@ -177,7 +176,7 @@ class Recording:
         return {"file": self.path.name, "searches": len(self)}
 
     def close(self) -> None:
-        """Write everything into the one file, so that it alone can be shared; the last one to close does so."""
+        """Close; the last one to do so merges everything into the file, which can then be shared."""
         with self._lock:
             if connection := self._connections.pop(os.getpid(), None):
                 connection.close()
@@ -189,11 +188,11 @@ def _find(connection: sqlite3.Connection, query: str, k: int) -> Hits | None:
 
 
 class ReplayBackend:
-    """Answer from a recording only; refuse a search that it lacks, unless there is a backend to ask.
+    """Answers from a recording; refuses other searches unless there is a backend.
 
     Args:
         recording: read only.
-        inner: asked for what was not recorded; None refuses.
+        inner: for what was not recorded; None to refuse.
     """
 
     passages: int | None = None
@@ -208,11 +207,11 @@ class ReplayBackend:
 
     @property
     def fingerprint(self) -> str:
-        """Of the backend that was recorded, and of this very recording."""
+        """Of the recorded backend and this recording."""
         return self._recording.fingerprint
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """1 for each query, or as the backend has it."""
+        """Return 1 for each query, or as the backend does."""
         return self._inner.lengths(queries) if self._inner else [1] * len(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
@@ -228,18 +227,18 @@ class ReplayBackend:
     def _ask(self, queries: Sequence[str], k: int) -> Sequence[Hits]:
         if self._inner is None:
             raise RetrieverRefusal(
-                f"{self._recording.path.name} has no search for {queries[0][:200]!r} with {k} passages: record it, or "
+                f"{self._recording.path.name} lacks a search for {queries[0][:200]!r} with {k} passages: record it, or "
                 "set fall_through: true."
             )
         return _search_whole(self._inner, queries, k)
 
     def describe(self) -> dict[str, Any]:
-        """What was recorded, and where."""
+        """Describe the recorded backend and the file."""
         about = self._inner.describe() if self._inner else self._recording.settings
         return {**about, "recording": self._recording.describe()}
 
     def counts(self) -> Mapping[str, float]:
-        """Searches answered from the file and by the backend, and the backend's own."""
+        """Searches answered from the file and by the backend, and the backend's counts."""
         return {**(self._inner.counts() if self._inner else {}), **self._counts}
 
     def close(self) -> None:
@@ -250,7 +249,7 @@ class ReplayBackend:
 
 
 class RecordingBackend(ReplayBackend):
-    """Answer from a recording; ask the backend once for each search it lacks.
+    """Answers from a recording; asks the backend once for each other search.
 
     Args:
         recording: open for writing.

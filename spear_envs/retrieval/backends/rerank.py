@@ -1,4 +1,4 @@
-"""A second look at what a backend found, with a cross-encoder."""
+"""Reranking the passages of a backend with a cross-encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spear_envs.retrieval.backend import Backend, Found, Passage
 from spear_envs.retrieval.models import describe_model, find_model
 
 DIGITS = 4
-"""Of a score: what a batch's neighbours change lies below."""
+"""Of a score; the composition of batches only changes later ones."""
 
 
 class RerankBackend:
@@ -26,11 +26,11 @@ class RerankBackend:
         inner: finds the candidates; closed with this backend.
         model: folder of a sentence-transformers cross-encoder with one output.
         depth: candidates of a query.
-        batch: pairs that are scored together.
-        device: that scores: ``cpu``, ``cuda``, ….
+        batch: pairs per batch.
+        device: ``cpu``, ``cuda``, ….
 
     Raises:
-        SpearError: there is no such model, or it cannot be read.
+        SpearError: the model is missing or cannot be read.
         ModuleNotFoundError: the extra ``search`` is not installed.
     """
 
@@ -43,7 +43,7 @@ class RerankBackend:
         spec = describe_model(folder)
         try:
             self._model = CrossEncoder(str(folder), device=device, local_files_only=True)
-        except Exception as error:  # the library has no base class for what it raises
+        except Exception as error:  # the library lacks a base class of its errors
             raise SpearError(f"{folder} cannot be read as a cross-encoder ({error}): check the model.") from error
         if self._model.config.num_labels != 1:
             raise SpearError(f"{folder} has {self._model.config.num_labels} outputs: give a cross-encoder with one.")
@@ -58,11 +58,11 @@ class RerankBackend:
 
     @property
     def fingerprint(self) -> str:
-        """Of the backend's, the model and the depth."""
+        """Of the backend, the model and the depth."""
         return digest_plain([self._inner.fingerprint, self._digest, self._depth])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Those of the backend."""
+        """As of the backend."""
         return self._inner.lengths(queries)
 
     def read(self, passage: Passage) -> bytes:
@@ -86,11 +86,11 @@ class RerankBackend:
         return [sorted(hits, key=lambda hit: -hit[1])[:k] for hits in scored]
 
     def describe(self) -> dict[str, Any]:
-        """Those of the backend, and the second look."""
+        """Describe the backend and the reranking."""
         return {**self._inner.describe(), "rerank": self._settings}
 
     def counts(self) -> Mapping[str, float]:
-        """Those of the backend."""
+        """As of the backend."""
         return self._inner.counts()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Another retrieval service as a backend: ours, Search-R1's, or one that speaks alike."""
+"""Another retrieval service as a backend: ours, Search-R1's, or a compatible one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ServiceBackend:
 
     Args:
         urls: base addresses.
-        token_variable: of the environment, with the bearer token, if the service wants one.
-        calls: requests side by side.
+        token_variable: environment variable with the bearer token, if the service needs one.
+        calls: concurrent requests.
         deadline_s, tries: of the client.
     """
 
@@ -37,11 +37,11 @@ class ServiceBackend:
 
     @property
     def fingerprint(self) -> str:
-        """The service's own; its addresses, if it says nothing."""
+        """The service's fingerprint, or one of its addresses."""
         return self._client.fingerprint
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """1 for each query."""
+        """Return 1 for each query."""
         return [1] * len(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
@@ -63,4 +63,4 @@ class ServiceBackend:
         return {"requests": self._client.requests}
 
     def close(self) -> None:
-        """Nothing: connections are the process's."""
+        """Do nothing: connections belong to the process."""

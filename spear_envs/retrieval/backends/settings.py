@@ -1,4 +1,4 @@
-"""The file that names indexes and what each is: YAML, read by pydantic."""
+"""The file that configures indexes: YAML, checked by pydantic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from spear_envs.retrieval.backends.shards import Merge
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = ("retrieve", "health", "metrics")
-"""Paths of the service, which no index can be called."""
+"""Paths of the service, which cannot be names of indexes."""
 
 
 class Settings(BaseModel):
-    """Base of all parts of the file: no unknown keys, and no value turned into another type."""
+    """Base of all parts of the file: without unknown keys and conversions of types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -34,13 +34,13 @@ class Rerank(Settings):
 
 
 class Index(Settings):
-    """What every kind of index can have."""
+    """Settings of every kind of index."""
 
     rerank: Rerank | None = None
     record: str | None = None
-    """File of searches: answered from it, or asked and kept."""
+    """File of searches: answers from it, or asks and stores."""
     replay: str | None = None
-    """File of searches: answered from it only."""
+    """File of searches: only answers from it."""
     fall_through: bool = False
     """For ``replay``: ask the backend for searches that the file lacks, without recording them."""
 
@@ -49,7 +49,7 @@ class Index(Settings):
         if self.record and self.replay:
             raise ValueError("give record or replay, not both")
         if self.fall_through and not self.replay:
-            raise ValueError("fall_through is of replay: give replay, or leave it out")
+            raise ValueError("fall_through is for replay: give replay, or leave it out")
         return self
 
 
@@ -81,13 +81,13 @@ class Milvus(Index):
 
 
 class Remote(Index):
-    """What is asked over HTTP."""
+    """Settings of backends over HTTP."""
 
     deadline_s: float = Field(10.0, gt=0)
     """For all tries of a search together."""
     tries: int = Field(4, ge=1)
     concurrency: int = Field(8, ge=1, le=256)
-    """Requests side by side."""
+    """Concurrent requests."""
 
 
 class Service(Remote):
@@ -151,11 +151,11 @@ KINDS: dict[str, type[Index]] = {
 
 
 class Config(Settings):
-    """The whole file."""
+    """The file."""
 
     indexes: dict[str, AnyIndex] = Field(min_length=1)
     default: str | None = None
-    """Name of the index that is asked where none is named; by default the first."""
+    """Name of the default index; by default the first."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Config:
@@ -163,23 +163,21 @@ class Config(Settings):
             if not NAME.fullmatch(name) or name in RESERVED:
                 raise ValueError(f"an index cannot be called {name!r}: use letters, digits, '_', '-' and '.'")
         if self.default is not None and self.default not in self.indexes:
-            raise ValueError(
-                f"default is {self.default!r}, and there is no such index: there are {', '.join(self.indexes)}"
-            )
+            raise ValueError(f"default is {self.default!r}, which is not an index: there are {', '.join(self.indexes)}")
         return self
 
 
 Shards.model_rebuild()
 Config.model_rebuild()
 
-# What leaves the results of an index as they are, or names a place: no part of what a recording is compared with.
+# Settings that do not affect results, or are places: a recording is not compared by them.
 _ASIDE = {"rerank", "record", "replay", "fall_through", "deadline_s", "tries", "concurrency", "partial", "threads"}
 _ASIDE |= {"url", "urls", "uri", "corpus", "index", "encoder", "device", "token_variable", "key_variable"}
 _ASIDE |= {"username", "password_variable", "api_key_variable", "max_requests", "max_cost", "cost_per_request"}
 
 
 def identify(settings: Index) -> dict[str, Any]:
-    """What of an index's settings decides its results, as plain data without keys and places."""
+    """Settings of an index that affect its results, as plain data."""
     plain = settings.model_dump(exclude=_ASIDE, exclude_none=True)
     if isinstance(settings, Shards):
         plain["shards"] = [identify(shard) for shard in settings.shards]
@@ -190,7 +188,7 @@ def read_config(path: Path) -> Config:
     """Read the file.
 
     Raises:
-        SpearError: it cannot be read, or something in it is wrong; in one line, with the path of the key.
+        SpearError: it cannot be read or is invalid; the message is one line with the path of the key.
     """
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
@@ -205,8 +203,8 @@ def read_config(path: Path) -> Config:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing that is wrong."""
-    # A key that is not known comes before one that is missing: it is often the same, misspelt.
+    """Explain the first error."""
+    # An unknown key comes before a missing one, since it is often the same, misspelt.
     first = min(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
     path, model = _walk(first["loc"])
     where, value = ".".join(map(str, path)), first["input"]
@@ -233,7 +231,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def _walk(location: Sequence[str | int]) -> tuple[list[str | int], type[BaseModel]]:
-    """The path of a key as the file has it, without pydantic's own tags of kinds, and the model that holds the key."""
+    """Path of a key in the file, without pydantic's tags of kinds, and the model with the key."""
     path: list[str | int] = []
     model: type[BaseModel] = Config
     is_kind = False

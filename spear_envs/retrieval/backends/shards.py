@@ -1,4 +1,4 @@
-"""Backends asked side by side, and one merged answer."""
+"""Backends asked concurrently, with a merged answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONSTANT = 60
 
 
 class Merge(str, Enum):
-    """What orders passages of several shards."""
+    """Order of passages of several shards."""
 
     SCORE = "score"
     """Their scores, which must be of one scale."""
@@ -31,10 +31,10 @@ class Merge(str, Enum):
 
 
 def merge_hits(shards: Sequence[Sequence[tuple[bytes, float]]], k: int, merge: Merge) -> list[tuple[bytes, float]]:
-    """The best ``k`` of several answers to one query.
+    """Merge several answers to one query into the best ``k``.
 
     Ties go to the earlier shard, and within it to the earlier passage. The same passage (id and contents) of several
-    shards stands once: with its best score, or by rank with the sum of them, as in reciprocal rank fusion.
+    shards counts once: with its best score, or by rank with their sum, as in reciprocal rank fusion.
 
     Args:
         shards: hits of each shard, best first.
@@ -69,7 +69,7 @@ class ShardsBackend:
         partial: a shard that fails is left out of an answer and counted, as long as one answers.
 
     Raises:
-        SpearError: scores of different scales are to be compared.
+        SpearError: scores have different scales.
     """
 
     read = staticmethod(read_as_is)
@@ -92,11 +92,11 @@ class ShardsBackend:
 
     @property
     def fingerprint(self) -> str:
-        """Of the shards' and of how they are merged."""
+        """Of the shards and the merge."""
         return digest_plain([self._merge.value, *(shard.fingerprint for shard in self._shards)])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """The greatest of the shards."""
+        """The greatest over the shards."""
         return [max(lengths) for lengths in zip(*(shard.lengths(queries) for shard in self._shards), strict=True)]
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
@@ -118,14 +118,14 @@ class ShardsBackend:
         return [merge_hits(parts, k, self._merge) for parts in zip(*answers, strict=True)]
 
     def _find_pool(self) -> ThreadPoolExecutor:
-        """As many threads as calls, so that no shard waits for another; a forked child has none of its parent's."""
+        """The pool of this process, with a thread for each call, so that shards do not wait for each other."""
         if self._pool is None or self._pool_pid != os.getpid():
             self._pool = ThreadPoolExecutor(self.load.calls * len(self._shards), thread_name_prefix="shard")
             self._pool_pid = os.getpid()
         return self._pool
 
     def describe(self) -> dict[str, Any]:
-        """How they are merged, and the shards."""
+        """Describe the merge and the shards."""
         return {
             "kind": "shards",
             "merge": self._merge.value,
@@ -134,7 +134,7 @@ class ShardsBackend:
         }
 
     def counts(self) -> Mapping[str, float]:
-        """Those of the shards, and answers that lack one."""
+        """Counts of the shards, and answers that lack one."""
         return add_counts([{"left_out": self._left_out}, *(shard.counts() for shard in self._shards)])
 
     def close(self) -> None:

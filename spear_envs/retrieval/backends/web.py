@@ -1,4 +1,4 @@
-"""Search of the web: Serper, Brave and SearXNG. A passage is a result's title and snippet; its id is its address."""
+"""Web search: Serper, Brave and SearXNG. A passage is a result's title and snippet; its id is the address."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _TAG = re.compile(r"<[^<>]*>")
 
 @dataclass(frozen=True)
 class WebEngine:
-    """How a search engine is asked and answers, as its maker publishes it."""
+    """Requests and answers of a search engine, as published by its makers."""
 
     name: str
     url: str | None
-    """Of its makers; None for one that everybody runs for himself."""
+    """Of its makers; None if it is self-hosted."""
     key_header: str | None
     key_variable: str | None
     most: int
     """Results of one request."""
     ask: _Ask
     list_path: tuple[str, ...]
-    """Where an answer has its list of results."""
+    """Path of the list of results in an answer."""
     keys: tuple[str, str, str]
     """Of a result's title, address and snippet."""
     may_lack_list: bool = False
-    """An answer without results has no list at all."""
+    """Whether an answer without results lacks the list."""
 
 
 class _Ask(Protocol):
@@ -82,13 +82,13 @@ class WebBackend:
     """A search engine. Scores are 1, 1/2, 1/3, … by rank.
 
     Args:
-        engine: which.
-        url: where it answers; None for its makers' own.
-        key_variable: of the environment, with the key; None for the engine's usual one.
-        results: asked for with each search, whatever ``k`` is, so that one search has one price and one recording.
+        engine: one of ``ENGINES``.
+        url: its address; None for its makers'.
+        key_variable: environment variable of the key; None for the engine's usual one.
+        results: requested by each search, whatever ``k``, so that a search has one price and one recording.
         options: further parameters of the request, such as ``gl`` of Serper.
         budget: what may be spent.
-        calls: requests side by side.
+        calls: concurrent requests.
         deadline_s, tries: of :class:`~spear_envs.retrieval.asking.Asker`.
     """
 
@@ -134,7 +134,7 @@ class WebBackend:
         return {header: key if self._engine.key_header else f"Bearer {key}"}
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """1 for each query."""
+        """Return 1 for each query."""
         return [1] * len(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
@@ -150,7 +150,7 @@ class WebBackend:
             items = []
         if not isinstance(items, list):
             path = ".".join(self._engine.list_path)
-            raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer has no list {path!r}.")
+            raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer lacks the list {path!r}.")
         documents = dict(filter(None, (self._read_item(item) for item in items)))
         if items and not documents:
             keys = " and ".join(self._engine.keys[:2])
@@ -176,9 +176,9 @@ class WebBackend:
         return {"requests": budget.requests, "cost": round(budget.cost, 6)}
 
     def close(self) -> None:
-        """Nothing: connections are the process's."""
+        """Do nothing: connections belong to the process."""
 
 
 def _clean(text: str) -> str:
-    """Text without the marks of HTML that engines put around the words of the query."""
+    """Remove the HTML that engines put around words of the query."""
     return " ".join(html.unescape(_TAG.sub("", text)).split())

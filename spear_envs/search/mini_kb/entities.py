@@ -1,4 +1,4 @@
-"""What the invented worlds are made of: kinds of entities, the relations between them, and one entity."""
+"""Entities of the invented worlds, their kinds, and the relations between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Kind(str, Enum):
-    """What an entity is."""
+    """The kind of an entity."""
 
     COUNTRY = "country"
     """Has a capital and a currency."""
@@ -22,13 +22,13 @@ class Kind(str, Enum):
     WORK = "work"
     """Was written by a person and issued by a press."""
     RIVER = "river"
-    """A name alone: it has no passage of its own."""
+    """A name without a passage."""
     CURRENCY = "currency"
-    """A name alone: it has no passage of its own."""
+    """A name without a passage."""
 
 
 class Relation(str, Enum):
-    """What a passage says of its entity; each has one value at most."""
+    """A fact that a passage gives; each has at most one value."""
 
     CAPITAL = "capital"
     """Country to city, which lies in it."""
@@ -69,42 +69,42 @@ LINKS: Mapping[Kind, tuple[tuple[Relation, Kind], ...]] = MappingProxyType(
         Kind.CURRENCY: (),
     }
 )
-"""The relations of each kind, and the kind they lead to."""
+"""The relations of each kind, and their target kinds."""
 WITH_NAMESAKES = frozenset({Kind.PERSON, Kind.WORK})
-"""Kinds of which another bearer of the same name may have a passage, told apart by the label."""
+"""Kinds whose namesakes may have a passage; the label tells them apart."""
 
 
 @dataclass(eq=False)
 class Entity:
-    """One entity of an invented world. Filled while the world is drawn, and only read afterwards."""
+    """One entity of an invented world. It is filled while the world is drawn and then only read."""
 
     kind: Kind
     name: str
     aliases: tuple[str, ...] = ()
-    """Other names, which only the entity's own passage explains."""
+    """Other names, which only the entity's passage explains."""
     label: str = ""
     """Trade of a person, form of a work, type of an organisation."""
     year: int = 0
     """Of birth, foundation or publication."""
     has_namesake: bool = False
-    """Whether another bearer of the name has a passage, so that the name alone does not say who is meant."""
+    """Whether a namesake has a passage, so that the name alone is ambiguous."""
     links: dict[Relation, Entity] = field(default_factory=dict)
     mentions: dict[Relation, str] = field(default_factory=dict)
-    """How the entity's passage calls what each relation leads to."""
+    """Name of each relation's target in the entity's passage."""
     row: int = -1
-    """Number of its passage in the corpus; -1 where it has none."""
+    """Number of its passage in the corpus; -1 without one."""
 
     @property
     def answers(self) -> list[str]:
-        """The name, then the aliases."""
+        """Return the name, then the aliases."""
         return [self.name, *self.aliases]
 
     @property
     def short_name(self) -> str:
-        """The name with its article, as it stands inside a sentence."""
+        """Return the name with its article, for use inside a sentence."""
         return f"the {self.name}" if self.kind is Kind.ORGANISATION else self.name
 
     @property
     def full_name(self) -> str:
-        """The short name and what tells it from a namesake."""
+        """Return the short name with the label that tells it from a namesake."""
         return f"the {self.label} {self.name}" if self.kind in WITH_NAMESAKES else self.short_name

@@ -1,4 +1,4 @@
-"""Putting a knowledge base together."""
+"""Making a knowledge base."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from spear_envs.search.mini_kb.world import World, draw_world
 
 
 def build(seed: int = 0, size: BaseSize | str = BaseSize.STANDARD) -> KnowledgeBase:
-    """The knowledge base of a seed: the same bytes on any machine, made in a fraction of a second.
+    """Return the knowledge base of a seed: the same bytes on any machine, made in a fraction of a second.
 
-    It is kept for the process: all callers share one.
+    It is cached: all callers share one.
 
     Args:
         seed: any whole number; tasks and published numbers are of seed 0.
         size: ``"standard"`` or ``"small"``.
 
     Raises:
-        SpearError: ``seed`` is not a whole number, or there is no such size.
+        SpearError: ``seed`` is not a whole number, or the size is unknown.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SpearError(f"seed={seed!r}: give a whole number.")
@@ -42,12 +42,12 @@ def _remember_base(seed: int, size: BaseSize) -> KnowledgeBase:
 
 
 def make_base(seed: int, size: BaseSize, find_judge: Callable[[Sequence[str], BaseSize], Judge]) -> KnowledgeBase:
-    """Make a knowledge base anew.
+    """Make a knowledge base, uncached.
 
     Args:
         seed: any whole number.
         size: of the base.
-        find_judge: gives the judge for a corpus and a size; it decides which drafts become questions.
+        find_judge: returns the judge for a corpus and a size, which decides which drafts become questions.
     """
     plan, wording = PLANS[size], WORDINGS[size]
     namer: Namer = PairedNames(seed) if size is BaseSize.SMALL else InventedNames()
@@ -70,7 +70,7 @@ def make_base(seed: int, size: BaseSize, find_judge: Callable[[Sequence[str], Ba
 
 
 def _write_corpus(worlds: dict[str, World], wording: Wording, shares: Shares, namer: Namer, dice: Dice) -> list[str]:
-    """The passages of all worlds in random order; each entity is told its row."""
+    """Write the passages of all worlds in random order; set each entity's row."""
     passages: list[tuple[str, Entity | None]] = [
         (f'"{title}"\n{text}', entity)
         for world in worlds.values()

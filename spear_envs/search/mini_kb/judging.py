@@ -1,7 +1,7 @@
-"""Which drafts become questions: those that need the searches they are made for, and can be answered by them.
+"""Choosing the drafts that become questions: those that need their searches and can be answered by them.
 
-Searching takes most of the time of making a base. For the bases that everybody uses, ``dropped.json`` therefore holds
-what the searches found; ``scripts/judge_questions.py`` writes it.
+Searching takes most of the time of making a base. For the bases of the published seeds, ``dropped.json`` therefore has
+the verdicts; ``scripts/judge_questions.py`` writes it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ RECORD = "dropped.json"
 TOPK = 3
 """Passages of a search; the environment's default."""
 WALKED = 2
-"""How far up a query must bring its passage: one place less than ``TOPK`` leaves room for other rankings."""
+"""Rank that a query must bring its passage to; one less than ``TOPK`` leaves room for other rankings."""
 
 
 class SearchingJudge:
-    """Keeps a draft if each of its queries finds the passage it is for, if its answer is named neither in the question
-    nor in a passage before the last, and if a search with the question itself is enough for one hop and brings no name
-    of the answer for more.
+    """Keeps a draft on three conditions: each query finds its passage; neither the question nor a passage before the
+    last names the answer; and a search with the question itself finds the passage of a single hop, but for more hops
+    no passage that names the answer.
 
     Args:
         contents: the corpus.
@@ -37,7 +37,7 @@ class SearchingJudge:
         self._find = SearchIndex.in_memory(contents).search
 
     def __call__(self, draft: Draft) -> bool:
-        """Whether the draft is kept."""
+        """Return whether the draft is kept."""
         answers = [answer.lower() for answer in draft.answer.answers]
 
         def names_answer(text: str) -> bool:
@@ -53,24 +53,8 @@ class SearchingJudge:
         return last in found if not earlier else not any(names_answer(self._texts[row]) for row in found)
 
 
-class RecordingJudge:
-    """Says what another judge says, and keeps the numbers of the drafts that it dropped."""
-
-    def __init__(self, judge: Judge) -> None:
-        self.dropped: list[int] = []
-        self._judge = judge
-        self._numbers = count()
-
-    def __call__(self, draft: Draft) -> bool:
-        """Whether the draft is kept."""
-        number, kept = next(self._numbers), self._judge(draft)
-        if not kept:
-            self.dropped.append(number)
-        return kept
-
-
 class _RememberingJudge:
-    """Repeats what a recording judge heard; drafts come in one order."""
+    """Repeats recorded verdicts; drafts come in a fixed order."""
 
     def __init__(self, dropped: Collection[int]) -> None:
         self._dropped = frozenset(dropped)
@@ -81,7 +65,7 @@ class _RememberingJudge:
 
 
 def choose_judge(contents: Sequence[str], size: BaseSize) -> Judge:
-    """The record, if it is of this corpus, or else searches."""
+    """Return the recorded verdicts if they are of this corpus, else a judge that searches."""
     record = json.loads(resources.files(__package__).joinpath(RECORD).read_text("utf-8")).get(size.value)
     if record is not None and record["corpus"] == digest_corpus(contents):
         return _RememberingJudge(record["dropped"])
@@ -89,5 +73,5 @@ def choose_judge(contents: Sequence[str], size: BaseSize) -> Judge:
 
 
 def digest_corpus(contents: Sequence[str]) -> str:
-    """SHA-256 (hex) of the passages."""
+    """Return the SHA-256 (hex) of the passages."""
     return hashlib.sha256("\0".join(contents).encode()).hexdigest()

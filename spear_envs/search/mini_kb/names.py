@@ -1,6 +1,6 @@
 """Names of the entities: invented words for the standard base, pairs of known words for the small one.
 
-Both give out no name twice, whatever split it is for, so that splits cannot share an entity.
+Neither gives out a name twice, in any split, so that splits cannot share an entity.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ class Namer(Protocol):
     """Gives out names."""
 
     def name_entity(self, kind: Kind, dice: Dice) -> Entity:
-        """A new entity with name, aliases and label, and nothing else."""
-        ...
+        """Make an entity with name, aliases and label, and nothing else."""
 
     def name_work(self, trade: str, dice: Dice) -> Entity:
-        """A new work by a person of this trade."""
-        ...
+        """Make a work by a person of this trade."""
 
     def name_nobody(self, dice: Dice) -> str:
-        """A name that no entity bears."""
-        ...
+        """Return a name that no entity bears."""
 
 
 TITLES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -44,20 +41,20 @@ TITLES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "engineer": ("manual", ("The {} Bridge", "Locks and Canals of {}", "The {} Engine", "Harbours of {}")),
     }
 )
-"""For each trade the form of its works, and their titles."""
+"""Form and titles of the works of each trade."""
 JOBS = tuple(TITLES)
 TYPES = ("Institute", "Society", "Foundry", "Observatory", "Railway", "Bank")
 BYNAMES = ("Captain", "Old", "Brother", "Doctor", "Master", "Aunt")
 
 
 class InventedNames:
-    """Names made of invented words; no word is given out twice or occurs inside another one."""
+    """Names made of invented words; no word occurs twice or inside another one."""
 
     ONSETS = (*"bcdfghjklmnprstvz", "br", "cr", "dr", "fl", "gr", "kl", "pr", "st", "tr", "th", "sh", "ch", "gl", "kn")
     VOWELS = (*"aeiouaeiou", "ae", "ia", "ei", "ou")
     CODAS = ("", "", "n", "r", "l", "k", "m", "x")
     LEAST = 4
-    """Letters that a word must have, so that chance does not put it into English text."""
+    """Least letters of a word, so that it does not occur in English text by chance."""
 
     def __init__(self) -> None:
         self._words: set[str] = set()
@@ -91,7 +88,7 @@ class InventedNames:
         return self._word(dice)
 
     def _word(self, dice: Dice, syllables: int = 2, endings: Sequence[str] = ("",)) -> str:
-        """A new capitalised word; an ending that begins with a blank is a word of its own."""
+        """Make a new capitalised word; an ending that begins with a blank is a separate word."""
         while True:
             word = "".join(dice.pick(self.ONSETS) + dice.pick(self.VOWELS) for _ in range(syllables))
             ending = dice.pick(endings)
@@ -114,9 +111,9 @@ class InventedNames:
 
 
 class PairedNames:
-    """Names of two words from short lists, so that a tiny model knows each word; no pair is given out twice.
+    """Names of two words from short lists, so that a tiny model knows each word; no pair occurs twice.
 
-    The lists of two kinds share no word. There are no aliases.
+    The lists of two kinds share no word, and there are no aliases.
     """
 
     WORDS: Mapping[Kind, tuple[str, str]] = MappingProxyType(
@@ -153,7 +150,7 @@ class PairedNames:
     FORMS: Mapping[str, str] = MappingProxyType(
         {"director": "film", "novelist": "novel", "poet": "poem", "singer": "song"}
     )
-    """For each trade the form of its works."""
+    """Form of the works of each trade."""
 
     def __init__(self, seed: int) -> None:
         self._pairs = {

@@ -1,4 +1,4 @@
-"""Passages of one world: what is true of each entity, and what only looks like it."""
+"""Passages of one world: true ones about each entity, and distractors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIES = 20
 def write_passages(
     world: World, wording: Wording, shares: Shares, namer: Namer, dice: Dice
 ) -> Iterator[tuple[str, str, Entity | None]]:
-    """Title and text of each passage, and the entity whose facts it gives; None if it gives none."""
+    """Yield title and text of each passage, and the entity whose facts it gives, or None."""
     for group in world.values():
         for entity in group:
             yield entity.name, _describe(entity, wording, dice), entity
@@ -41,7 +41,7 @@ def _describe(entity: Entity, wording: Wording, dice: Dice) -> str:
 
 
 def _invent_namesake(entity: Entity, world: World, dice: Dice) -> Entity:
-    """Another bearer of the name, with another label, about whom nothing is true that is true of the entity."""
+    """Invent a namesake with another label, who shares no fact with the entity."""
     labels = sorted({other.label for other in world[entity.kind]} - {entity.label})
     other = Entity(entity.kind, entity.name, ("the Younger",), dice.pick(labels), entity.year + dice.between(3, 40))
     for relation in entity.links:

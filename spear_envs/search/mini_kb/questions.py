@@ -1,4 +1,4 @@
-"""Questions of one world: chains of relations, put into words."""
+"""Questions of one world: chains of relations in words."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Chain = tuple[Kind, tuple[Relation, ...]]
 
 @dataclass(frozen=True)
 class Draft:
-    """A question that has not got its number yet."""
+    """A question without its number."""
 
     text: str
     path: tuple[Entity, ...]
-    """The entities whose passages have to be read, in order."""
+    """The entities whose passages must be read, in order."""
     answer: Entity
     queries: tuple[str, ...]
-    """For each passage a query made of words of the question and of the passages before."""
+    """A query for each passage, made of words of the question and the earlier passages."""
 
 
 Judge = Callable[[Draft], bool]
-"""Says whether a draft is kept."""
+"""Decides whether a draft is kept."""
 
 
 def list_chains(hops: int) -> list[Chain]:
-    """All chains of so many relations."""
+    """List all chains of ``hops`` relations."""
 
     def extend(kind: Kind, length: int) -> Iterator[tuple[Relation, ...]]:
         if length == 0:
@@ -45,14 +45,14 @@ def list_chains(hops: int) -> list[Chain]:
 
 
 def ask_questions(world: World, wording: Wording, hops: int, count: int, is_sound: Judge, dice: Dice) -> list[Draft]:
-    """Up to ``count`` questions, the chains in turn.
+    """Draft up to ``count`` questions, the chains in turn.
 
     Args:
         world: of one split, with passages.
         wording: of the questions.
-        hops: relations of each.
-        count: how many are wanted.
-        is_sound: asked about each draft, in a fixed order.
+        hops: relations of each question.
+        count: number of questions.
+        is_sound: called with each draft, in a fixed order.
         dice: of these questions.
     """
     chains = list_chains(hops)
@@ -74,7 +74,7 @@ def ask_questions(world: World, wording: Wording, hops: int, count: int, is_soun
 
 
 def _draft(start: Entity, relations: Sequence[Relation], wording: Wording, dice: Dice) -> Draft | None:
-    """The question about one entity, or None if its chain breaks off or comes back to where it was."""
+    """Draft the question about one entity; None if its chain breaks off or returns to an entity."""
     path, surfaces, here = [], [start.full_name], start
     for relation in relations:
         if relation not in here.links:

@@ -1,4 +1,4 @@
-"""How large a base is: entities and questions of each split, and how much is there to mislead."""
+"""Sizes of a base: entities and questions of each split, and shares of misleading passages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SPLITS = ("train", "valid", "test")
 
 
 class BaseSize(str, Enum):
-    """How large an embedded knowledge base is."""
+    """The size of an embedded knowledge base."""
 
     STANDARD = "standard"
     """Invented names, aliases, namesakes and distractors, several phrasings: for language models."""
     SMALL = "small"
-    """Some hundred different words in all, one phrasing, little that misleads: for tiny word-level policies."""
+    """Some hundred different words, one phrasing, few misleading passages: for tiny word-level policies."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Shares:
     namesakes: float
     """That a person or a work has a namesake with a passage of false facts."""
     distractors: float
-    """That an entity has a passage which repeats its name and says none of its facts."""
+    """That an entity has a passage which repeats its name but gives none of its facts."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Phrases that passages and questions are put together from."""
+"""Phrases of passages and questions."""
 
 from __future__ import annotations
 
@@ -15,31 +15,28 @@ class Phrase:
     """A piece of a question."""
 
     text: str
-    """With ``{}`` for whom or what it is about."""
+    """With ``{}`` for the entity that it is about."""
     hint: str
-    """What of the text a query about this relation takes; may be empty."""
+    """The words of the text that a query about this relation uses; may be empty."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """All phrasings of one size; wherever there are several, one is drawn."""
+    """All phrasings of one size; one of several is drawn."""
 
     openings: Mapping[Kind, tuple[str, ...]]
     """First sentence of an entity's passage; slots ``name``, ``alias``, ``label``, ``year``."""
     facts: Mapping[Relation, tuple[str, ...]]
-    """One sentence; slots ``it`` (the entity in short) and ``x`` (what the relation leads to)."""
+    """One sentence; slots ``it`` (the entity in short) and ``x`` (the target of the relation)."""
     last: Mapping[Relation, tuple[Phrase, ...]]
     """A question that asks for the relation."""
     inner: Mapping[Relation, tuple[Phrase, ...]]
     """The relation as a part of a longer question."""
     distractors: Mapping[Kind, tuple[tuple[str, str], ...]]
-    """Title and text that give no fact; slots ``name`` and ``other``, a name that no entity bears."""
+    """Title and text without facts; slots ``name`` and ``other``, a name that no entity bears."""
 
 
-def _p(text: str, hint: str) -> Phrase:
-    return Phrase(text, hint)
-
-
+_p = Phrase
 _STANDARD = Wording(
     openings={
         Kind.COUNTRY: (

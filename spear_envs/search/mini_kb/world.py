@@ -1,4 +1,4 @@
-"""One split's own world: entities, coherent facts about them, and how their passages will call each other."""
+"""The world of one split: entities, coherent facts about them, and their names in each other's passages."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from spear_envs.search.mini_kb.sizes import Shares
 
 World = Mapping[Kind, Sequence[Entity]]
 TRIES = 12
-"""Draws for a fitting person or press; where none fits, the passage says nothing of it."""
+"""Draws for a fitting person or press; if none fits, the passage omits the fact."""
 
 
 def draw_world(counts: Mapping[Kind, int], shares: Shares, namer: Namer, dice: Dice) -> World:
     """Draw entities and facts.
 
     Capitals lie in their countries, teachers are older than their pupils, spouses are married to each other, founders
-    and authors are grown up, and a press exists before it issues a work.
+    and authors are adults, and a press exists before it issues a work.
 
     Args:
-        counts: entities of each kind; cities are at least as many as countries.
-        shares: how often an alias is used and a name is borne twice.
+        counts: entities of each kind; at least as many cities as countries.
+        shares: probabilities of aliases and namesakes.
         namer: gives names that no other world has.
         dice: of this world.
     """

@@ -1,4 +1,4 @@
-"""The embedded catalogue: products, goals and instructions made by a generator of our own, without any download."""
+"""The embedded catalogue: generated products, goals and instructions, without a download."""
 
 from spear_envs.webshop.mini.files import write_files
 from spear_envs.webshop.mini.generate import PRODUCTS, SEED, Record, make_records, stream_records

@@ -18,7 +18,7 @@ ODD = 2
 SHELF_SIZE = 3 * FAMILIES + ODD
 CEILING_MARGIN = 40
 DEAR_EVERY = 12
-"""One shelf in so many has a product that is too dear for a ceiling."""
+"""One shelf in this many has a product too expensive for a ceiling."""
 TRIES = 200
 
 Options = Mapping[str, Sequence[str] | None]
@@ -26,13 +26,13 @@ Options = Mapping[str, Sequence[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A product before it is put into words."""
+    """A product before its texts are written."""
 
     shelf: Shelf
     attributes: tuple[Attribute, ...]
-    """What the title names."""
+    """Attributes that the title names."""
     hidden: tuple[Attribute, ...] = ()
-    """What only the features name."""
+    """Attributes that only the features name."""
     brand: str = ""
     style: str = ""
     extra: str = ""
@@ -47,20 +47,20 @@ class Listing:
     features_as_text: bool = False
     options: Options = field(default_factory=dict)
     price: int | None = 0
-    """Whole dollars; None if the record names no price."""
+    """Whole dollars; None for a record without a price."""
     price_to: int | None = None
     """Upper end of a range."""
     cents: str = "00"
     goal: tuple[Attribute, ...] = ()
-    """What an instruction about it asks for; empty if there is none."""
+    """Attributes that its instruction asks for; empty without one."""
     listed: bool = True
-    """The attribute file knows it."""
+    """Whether the attribute file has it."""
     words_key: str = ""
     """Listings with equal keys have equal descriptions and features."""
 
 
 def fill_shelf(shelf: Shelf, number: int, dice: Dice) -> list[Listing]:
-    """The ``SHELF_SIZE`` products of shelf ``number``, in random order."""
+    """Make the ``SHELF_SIZE`` products of shelf ``number``, in random order."""
     goals = _pick_goals(shelf, dice)
     listings: list[Listing] = []
     for i, goal in enumerate(goals):
@@ -76,11 +76,11 @@ def _name_words(listing: Listing, key: str) -> Listing:
     return listing if listing.words_key else replace(listing, words_key=key)
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- goals
 
 
 def _pick_goals(shelf: Shelf, dice: Dice) -> list[tuple[Attribute, ...]]:
-    """Sets of one to three attributes, none of which holds another one."""
+    """Choose sets of one to three attributes, none of which contains another."""
     goals: list[tuple[Attribute, ...]] = []
     for _ in range(TRIES):
         size = 1 if dice.chance(0.04) else 2 if dice.chance(0.6) else 3
@@ -100,7 +100,7 @@ def _add_attribute(
     goals: Sequence[tuple[Attribute, ...]],
     dice: Dice,
 ) -> tuple[Attribute, ...]:
-    """The attributes and one more, unless that would answer another goal of the shelf."""
+    """Add an attribute, unless the result would answer another goal of the shelf."""
     for attribute in dice.sample(shelf.attributes, len(shelf.attributes)):
         more = {*attributes, attribute}
         if attribute in attributes or attribute in avoid or any(more.issuperset(goal) for goal in goals):
@@ -111,7 +111,7 @@ def _add_attribute(
 
 
 def _fits_title(attributes: Collection[Attribute]) -> bool:
-    """Whether a title of ten words can name them all: three only if two of them come before the noun."""
+    """Return whether a title of ten words can name them all: three only if two of them come before the noun."""
     return len(attributes) < 3 or sum(attribute.form is Form.BEFORE for attribute in attributes) >= 2
 
 
@@ -162,7 +162,7 @@ def _make_family(
 def _make_lacking(
     wanted: Listing, goals: Sequence[tuple[Attribute, ...]], options: Options, base: int, dice: Dice
 ) -> Listing:
-    """A listing like ``wanted``, cheap enough, that lacks one attribute of the goal everywhere."""
+    """Make a listing like ``wanted``, cheap enough, that lacks one attribute of the goal everywhere."""
     missing = dice.pick(wanted.hidden or wanted.goal)
     kept = tuple(attribute for attribute in wanted.attributes if attribute is not missing)
     listing = _dress(wanted.shelf, dice, options, emphatic=dice.chance(0.7), exotic=False)
@@ -183,7 +183,7 @@ def _make_other(shelf: Shelf, goals: Sequence[tuple[Attribute, ...]], dice: Dice
 
 
 def _dress(shelf: Shelf, dice: Dice, options: Options, *, emphatic: bool, exotic: bool) -> Listing:
-    """A listing without attributes and price."""
+    """Make a listing without attributes and price."""
     return Listing(
         shelf=shelf,
         attributes=(),
@@ -211,7 +211,7 @@ def _pick_options(shelf: Shelf, dice: Dice, exotic: bool) -> Options:
     return {name: dice.sample(values, 2 if count == 2 else dice.pick((2, 2, 3, 4))) for name, values in chosen}
 
 
-# ---------------------------------------------------------------- what data in the wild has, too
+# ---------------------------------------------------------------- oddities of real data
 
 
 def _share_value(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
@@ -253,7 +253,7 @@ def _widen_price(listing: Listing, listings: list[Listing], dice: Dice) -> Listi
 
 
 def _copy_listing(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    """The same words as another product of the shelf that no goal asks for: an equal score in every search."""
+    """Copy the words of a product that no goal asks for: an equal score in every search."""
     found = next(other for other in listings if not other.goal and not other.words_key)
     index = listings.index(found)
     key = f"copy {dice.below(1 << 30)}"
@@ -274,4 +274,4 @@ ODDITIES: tuple[Callable[[Listing, list[Listing], Dice], Listing], ...] = (
     _copy_listing,
     _widen_price,
 )
-"""What is done to the odd products, in turn. Each gets the product, the shelf so far, and dice."""
+"""Changes of the odd products, in turn; each takes the product, the shelf so far, and dice."""

@@ -1,4 +1,4 @@
-"""Generated catalogues as files of the official names and forms, for stores of any size."""
+"""Generated catalogues as files with the official names and formats, for stores of any size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spear_envs.webshop.mini.generate import PRODUCTS, SEED, stream_records
 def write_files(folder: Path, products: int = PRODUCTS, seed: int = SEED, *, long_tail: bool = False) -> None:
     """Write ``items_shuffle.json``, ``items_ins_v2.json`` and ``items_human_ins.json``, product by product.
 
-    A million products with ``long_tail`` take about two minutes and 1.3 GB on disk, and no memory to speak of.
+    A million products with ``long_tail`` take about two minutes, 1.3 GB on disk and little memory.
 
     Args:
-        folder: made if it is not there; files of these names in it are overwritten.
+        folder: created if missing; files with these names are overwritten.
         products, seed, long_tail: see :func:`~spear_envs.webshop.mini.generate.stream_records`.
 
     Raises:

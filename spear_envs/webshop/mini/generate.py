@@ -27,7 +27,7 @@ SEED = 2025
 SYLLABLES = tuple(consonant + vowel for consonant in "BDJKLMNRVWXY" for vowel in "AIOU")
 MAX_PRODUCTS = (len(SYLLABLES) ** 2 // 2) ** 2
 PIECE_STEP = 733
-"""Which syllables follow each other in ASINs; coprime to the number of pairs of syllables."""
+"""Step between the pairs of syllables of successive ASINs; coprime to their number."""
 
 
 class Record(NamedTuple):
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 def make_records(
     products: int = PRODUCTS, seed: int = SEED
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """A whole catalogue: the contents of ``items_shuffle``, ``items_ins_v2`` and ``items_human_ins``.
+    """Make a catalogue: the contents of ``items_shuffle``, ``items_ins_v2`` and ``items_human_ins``.
 
     Raises:
         SpearError: see :func:`stream_records`.
@@ -61,16 +61,16 @@ def make_records(
 
 
 def stream_records(products: int = PRODUCTS, seed: int = SEED, *, long_tail: bool = False) -> Iterator[Record]:
-    """Products one by one, the same for the same arguments anywhere.
+    """Yield products, the same for the same arguments on every machine.
 
     Args:
-        products: how many, in whole shelves of 20 products of one query; the last shelf is cut.
-        seed: another one gives another catalogue of the same kind.
+        products: number of products, in shelves of 20 with one query; the last shelf is cut.
+        seed: seed of the catalogue.
         long_tail: give titles a model number and descriptions many invented words, rare and common ones in the
-            proportions of real text, so that an index of a million products costs what it would cost with real ones.
+            proportions of real text, so that an index of a million products costs as much as with real ones.
 
     Raises:
-        SpearError: more products than there are ASINs for, or fewer than one.
+        SpearError: ``products`` is below 1 or above the number of ASINs.
     """
     require_whole("products", products, 1, MAX_PRODUCTS)
     return _stream(products, seed, long_tail)
@@ -88,7 +88,7 @@ def _stream(products: int, seed: int, long_tail: bool) -> Iterator[Record]:
 
 
 def _make_asin(index: int, width: int) -> str:
-    """The ASIN of product ``index`` among at most ``width`` squared: ``Z0`` and two pronounceable pieces.
+    """Make the ASIN of product ``index`` among at most ``width`` squared: ``Z0`` and two pronounceable pieces.
 
     Neighbours get distant ASINs, and the two pieces come from lists of ``width`` each, so that a word-level tokenizer
     knows them all after a few products.
@@ -99,7 +99,7 @@ def _make_asin(index: int, width: int) -> str:
 
 
 def _coprime(width: int) -> int:
-    """A number near the golden section of the square of ``width`` that shares no factor with it."""
+    """Find a number near the golden section of the square of ``width`` and coprime to it."""
     step = width * width * 618 // 1000
     while math.gcd(step, width) != 1:
         step += 1

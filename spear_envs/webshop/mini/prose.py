@@ -1,4 +1,4 @@
-"""Sentences of the mini catalogue: titles, features, descriptions, instructions, and how people would ask."""
+"""Sentences of the mini catalogue: titles, features, descriptions, instructions and paraphrases."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _tell(attribute: Attribute) -> str:
 
 
 def write_title(brand: str, style: str, attributes: Sequence[Attribute], noun: str, extra: str = "") -> str:
-    """``Velmora Classic Leak Proof Travel Bottle for Daily Use``; ``style`` and ``extra`` as far as there is room."""
+    """Write ``Velmora Classic Leak Proof Travel Bottle for Daily Use``; ``style`` and ``extra`` if there is room."""
     phrases = _group_by_form(attributes)
     parts = [*(phrase.title() for phrase in phrases[Form.BEFORE]), noun]
     for form in (Form.FOR, Form.WITH):
@@ -97,19 +97,19 @@ def _count_words(*texts: str) -> int:
 
 
 def write_feature(attributes: Sequence[Attribute], dice: Dice) -> str:
-    """A feature that names the attributes, if there are any."""
+    """Write a feature that names the attributes, if there are any."""
     if not attributes:
         return dice.pick(_PLAIN_FEATURES)
     return f"{', '.join(map(_tell, attributes)).capitalize()}: {dice.pick(_PLAIN_FEATURES).lower()}"
 
 
 def write_care(dice: Dice, count: int) -> list[str]:
-    """``count`` features that name no attribute."""
+    """Choose ``count`` features without attributes."""
     return dice.sample(_CARE, count)
 
 
 def describe(brand: str, noun: str, attributes: Sequence[Attribute], dice: Dice, sentences: int) -> str:
-    """A description of so many sentences, one of which names the attributes if there are any."""
+    """Write a description of so many sentences, one of which names the attributes if there are any."""
     told = [dice.pick(_OPENINGS).format(noun=noun.lower(), brand=brand)]
     if attributes:
         told.append(f"It is {', '.join(map(_tell, attributes))}")
@@ -119,7 +119,7 @@ def describe(brand: str, noun: str, attributes: Sequence[Attribute], dice: Dice,
 
 
 def write_instruction(attributes: Sequence[Attribute], query: str) -> str:
-    """``Find me leak proof, easy clean travel bottles for daily use``."""
+    """Write ``Find me leak proof, easy clean travel bottles for daily use``."""
     phrases = _group_by_form(attributes)
     text = "Find me " + ", ".join(phrases[Form.BEFORE])
     text = f"{text} {query}" if phrases[Form.BEFORE] else f"Find me {query}"
@@ -130,7 +130,7 @@ def write_instruction(attributes: Sequence[Attribute], query: str) -> str:
 
 
 def write_paraphrase(shelf: Shelf, attributes: Sequence[Attribute], values: Sequence[str], dice: Dice) -> str:
-    """What a person could write who wants a product with these attributes and option values."""
+    """Write a person's request for a product with these attributes and option values."""
     noun = shelf.noun.lower()
     thing = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} {ask_for(attributes)}".rstrip()
     text = dice.pick(_REQUESTS).format(thing=thing)
@@ -140,5 +140,5 @@ def write_paraphrase(shelf: Shelf, attributes: Sequence[Attribute], values: Sequ
 
 
 def ask_for(attributes: Sequence[Attribute]) -> str:
-    """``that does not leak and that i can wash in no time``."""
+    """Write ``that does not leak and that i can wash in no time``."""
     return " and ".join(attribute.said for attribute in attributes)

@@ -9,15 +9,15 @@ _NUCLEI = (*"aeiou", "ai", "ea", "ou")
 _CODAS = ("", "n", "r", "l", "m", "k")
 _SYLLABLES = tuple(onset + nucleus + coda for onset in _ONSETS for nucleus in _NUCLEI for coda in _CODAS)
 _LENGTHS = (0, 0, 0, 0, 0, 0, 4, 8, 14, 20, 27, 35, 45, 58, 74, 93, 118, 150, 196, 380)
-"""Invented words of a description, one entry for each twentieth of the products: all words counted, the median is near
+"""Numbers of invented words of a description, one for each twentieth of the products: with all words the median is near
 75 and the mean near 110, as in the official 1,000 products."""
 
 
 def write_tail(dice: Dice, products: int) -> tuple[str, str]:
-    """What is appended to the title and to the description of one of ``products`` products.
+    """Write the additions to title and description of one of ``products`` products.
 
-    Word r is drawn about in proportion to 1/r, and their number grows with the catalogue to the power 0.6, from some
-    ten thousand for a thousand products: both as measured on the official 1,000 products.
+    The probability of word r is about proportional to 1/r, and the vocabulary grows with the catalogue to the power
+    0.6, from some ten thousand for a thousand products: both as measured on the official 1,000 products.
     """
     bits = 13 + 6 * (products // 1000).bit_length() // 10
     words = [_make_word(_draw_rank(dice, bits)) for _ in range(dice.pick(_LENGTHS))]
@@ -26,7 +26,7 @@ def write_tail(dice: Dice, products: int) -> tuple[str, str]:
 
 
 def _draw_rank(dice: Dice, bits: int) -> int:
-    """A rank below 2 to the power ``bits + 1``, spread evenly on a logarithmic scale."""
+    """Draw a rank below 2 to the power ``bits + 1``, uniform on a logarithmic scale."""
     step = 1 << dice.below(bits + 1)
     return step + dice.below(step)
 

@@ -1,4 +1,4 @@
-"""The vocabulary of the mini catalogue: shelves, attributes, options. All of it was made up for this package."""
+"""The vocabulary of the mini catalogue: shelves, attributes, options. All of it was invented for this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Form(Enum):
-    """Where an attribute is placed next to a noun."""
+    """The place of an attribute next to a noun."""
 
     BEFORE = "before"
     """leak proof bottles"""
@@ -26,12 +26,12 @@ class Attribute:
     """Two words in lower case, as instructions and titles have them."""
     form: Form
     said: str
-    """How a person says it: a clause that follows ``a bottle``."""
+    """A person's wording: a clause that follows ``a bottle``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What all products of one query share."""
+    """The common properties of the products of one query."""
 
     category: str
     query: str
@@ -165,7 +165,7 @@ EXOTIC: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "fashion": ("fit", ("s/m", "l/xl")),
     "grocery": ("flavor", ("salt & honey", "piña", "<5 spices")),
 }
-"""For each category an option group whose values need care: accents, quotes, slashes, characters of HTML."""
+"""An option group per category whose values need care: accents, quotes, slashes, characters of HTML."""
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "beauty": ("Women's", "Rosé", "Bath & Body"),
@@ -174,7 +174,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "fashion": ("Men's", "Women's", "Été"),
     "grocery": ("Crème", "<5g Fat", "Salt & Sweet", "Chef's"),
 }
-"""For each category words of some titles that need the same care."""
+"""Words of some titles per category that need the same care."""
 
 # query | noun | alias | second level | attributes | groups as name=values | prices
 _SHELVES: Mapping[str, str] = {
@@ -293,7 +293,7 @@ Ostrakel Nimbrek Fendorra Grivalt Jorvesk Krumholt Lanvero Mistrava Nordequi Oxt
 Thrumbel Ulvenno Varquist Wendrusk Xandrovel Yolbrith Zanthure Ambrevik Bolvanta Cresdune Drovanki Elmquora
 """
 BRANDS = tuple(_BRANDS.split())
-"""Names of no maker that we know of."""
+"""Invented brands; we know of no maker with these names."""
 
 STYLES = ("Classic", "Compact", "Deluxe", "Modern", "Premium", "Simple", "Everyday", "Signature")
 

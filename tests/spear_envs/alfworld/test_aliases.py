@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from spear_envs.alfworld.aliases import rewrite_command
 from spear_envs.alfworld.interpreter import Interpreter
-from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2, Wording
-from tests.spear_envs.alfworld.small import play, start
+from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
+from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start
 
 
 def rewrite(game: Interpreter, command: str) -> str:

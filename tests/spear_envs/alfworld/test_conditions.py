@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from spear_envs.alfworld.conditions import count_goal_conditions, split_goal
 from spear_envs.alfworld.game import Game
-from spear_envs.alfworld.gamefile import read_game
+from spear_envs.alfworld.gamefile import GameFile, load_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.pddl import parse_expression
@@ -64,7 +64,7 @@ def test_official_games(official_games: Path) -> None:
     for path in sorted(official_games.glob("valid_seen/*/*/game.tw-pddl")):
         head = path.parts[-3].split("-")
         task_type = TaskType(head[0])
-        play = Interpreter(read_game(path))
+        play = Interpreter(load_game(GameFile(path)))
         met = []
         for command in [None, *plan(play.game, play.state)]:
             if command is not None:

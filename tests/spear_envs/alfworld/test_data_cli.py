@@ -140,7 +140,7 @@ class TestGet:
         (tmp_path / "in" / "readme").write_text("")
         archive = shutil.make_archive(str(tmp_path / "mine"), "zip", tmp_path / "in")
         code, _, err = run(capsys, "get", "alfworld", "--from", archive)
-        assert code == 1 and "There is no game with its traj_data.json in what was unpacked" in err
+        assert code == 1 and "has no game with its traj_data.json after unpacking" in err
 
     def test_hostile_and_broken_archives(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         bad = tmp_path / "bad.zip"

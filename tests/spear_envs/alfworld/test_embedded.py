@@ -145,5 +145,5 @@ def test_unknown_ids(task_id: str) -> None:
 
 def test_a_game_that_comes_out_different_is_refused() -> None:
     entry = replace(list_embedded("train")[0], digest="0" * 64)
-    with pytest.raises(GameError, match=r"standard/train/pick/0 came out different from the one that is listed"):
+    with pytest.raises(GameError, match=r"standard/train/pick/0 differs from the listed one"):
         entry.read()

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_envs.alfworld.errors import GameError
-from spear_envs.alfworld.gamefile import CACHED_GAMES, GameFile, WordingChoice, load_game, read_game, read_game_file
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.gamefile import CACHED_GAMES, GameFile, WordingChoice, load_game, read_game_file
 from spear_envs.alfworld.tasks import make_task_set
-from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2
+from spear_envs.alfworld.wording import WORDING_2_1_2
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data, write_problem
+from tests.spear_envs.alfworld.small import WORDING_2_1_1, make_data, write_problem
 
 needs_logic = pytest.mark.skipif(not has_textworld(), reason=MEND)
 
@@ -28,12 +29,16 @@ def write(folder: Path, data: Any) -> Path:
     return path
 
 
+def read_game(path: Path, wording: WordingChoice = WordingChoice.FILE) -> Game:
+    return load_game(GameFile(path), wording)
+
+
 @needs_logic
 def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
     path = write(tmp_path, make_data())
     game = read_game(path)
     assert game.task == "put a hot apple in fridge."
-    assert read_game(str(path)) is game
+    assert read_game(path) is game
     write(tmp_path, make_data(write_problem("(and)")))
     os.utime(path, ns=(1, 1))
     assert read_game(path) is not game

@@ -10,10 +10,10 @@ import pytest
 
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.grammar import KNOWN_PARTS, digest_parts, read_wording, replace_sentence, split_grammar
-from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2, Wording
+from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1, patch_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data
+from tests.spear_envs.alfworld.small import WORDING_2_1_1, make_data
 
 pytestmark = pytest.mark.skipif(not has_textworld(), reason=MEND)
 

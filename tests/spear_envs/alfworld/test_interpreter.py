@@ -19,9 +19,9 @@ from spear_envs.alfworld.gamefile import load_game
 from spear_envs.alfworld.interpreter import CHANGES, Interpreter
 from spear_envs.alfworld.state import PROPERTIES, State
 from spear_envs.alfworld.tasks import make_task_set
-from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2
+from spear_envs.alfworld.wording import WORDING_2_1_2
 from tests.spear_envs.alfworld.peer import play_randomly, run_errands
-from tests.spear_envs.alfworld.small import play, start, write_problem
+from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start, write_problem
 
 
 def test_the_opening_lists_all_receptacles_by_id() -> None:

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.alfworld.game import Game
-from spear_envs.alfworld.gamefile import read_game
+from spear_envs.alfworld.gamefile import GameFile, load_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import is_winnable, plan
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.task_types import TaskType
-from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2, Wording
+from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 from tests.spear_envs.alfworld.odd_games import GOALS
+from tests.spear_envs.alfworld.small import WORDING_2_1_1
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
 
 THINGS = """
@@ -217,7 +218,7 @@ def test_any_state_of_a_synthetic_game_can_be_won(made: SyntheticGame, walk: lis
 def test_official_games_are_won_in_few_commands(official_games: Path) -> None:
     paths = sorted(official_games.glob("valid_*/*/*/game.tw-pddl"))
     assert len(paths) == 340
-    lengths = [len(win(Interpreter(read_game(path)))) for path in paths]
+    lengths = [len(win(Interpreter(load_game(GameFile(path))))) for path in paths]
     assert min(lengths) >= 3 and max(lengths) <= 11
 
 
@@ -225,7 +226,7 @@ def test_official_games_are_won_in_few_commands(official_games: Path) -> None:
 @settings(max_examples=60)
 def test_any_state_of_an_official_game_is_won_or_lost_for_good(official_games: Path, data: st.DataObject) -> None:
     paths = sorted(official_games.glob("valid_*/*/*/game.tw-pddl"))
-    play = Interpreter(read_game(data.draw(st.sampled_from(paths))))
+    play = Interpreter(load_game(GameFile(data.draw(st.sampled_from(paths)))))
     wander(play, data.draw(walks))
     held = play.state.held
     if held is not None and not any(play.game.accepts(one, held) for one in play.game.receptacles):

@@ -74,7 +74,7 @@ class TestScanning:
             ('{"pddl_domain": "', "is not JSON"),
             ("[1, 2]", "holds a list instead of an object"),
             ('{"solvable": true}', "has no 'pddl_domain'"),
-            ('{"pddl_domain": "", "pddl_problem": "", "grammar": 3}', "something else than a text in 'grammar'"),
+            ('{"pddl_domain": "", "pddl_problem": "", "grammar": 3}', "not a text in 'grammar'"),
             ('{"pddl_domain": "", "pddl_problem": "", "grammar": "x"}', "no rule that says 'Your task is to"),
             ("\udcff", "is not JSON"),
         ],

@@ -111,7 +111,7 @@ def test_a_state_stays_with_its_backend() -> None:
         states[backend] = env.get_state()
     for backend, other in (("native", "textworld"), ("textworld", "native")):
         before = envs[backend].step("inventory")
-        with pytest.raises(SpearError, match=f"saved with backend='{other}', and this .* backend='{backend}'"):
+        with pytest.raises(SpearError, match=f"saved with backend='{other}', but this .* backend='{backend}'"):
             envs[backend].set_state(states[other])
         envs[backend].set_state(states[backend])
         assert envs[backend].step("inventory") == before

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from spear_envs.bm25 import build, merging
 from spear_envs.bm25.build import build_index
-from spear_envs.bm25.files import ARRAYS, MANIFEST, check_files, map_index
+from spear_envs.bm25.files import ARRAYS, MANIFEST, map_index
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.bm25.packing import pack_postings
 from spear_envs.bm25.postings import make_postings
@@ -48,7 +48,6 @@ def assert_same_as_in_memory(folder: Path, texts: list[str]) -> None:
         a, b = getattr(made, field.name), getattr(expected, field.name)
         assert np.array_equal(a, b), field.name
         assert np.asarray(a).dtype == np.asarray(b).dtype, field.name
-    check_files(folder)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -105,7 +104,7 @@ def test_an_interrupted_build_goes_on(small_chunks: None, tmp_path: Path, monkey
     folder = tmp_path / "index"
     with pytest.raises(RuntimeError, match="reader failed"):
         build_index(fail_after(35), folder, processes=1)
-    with pytest.raises(SpearError, match="no finished search index"):
+    with pytest.raises(SpearError, match="not hold a finished search index"):
         SearchIndex.open(folder)
     assert count_analysed(monkeypatch, TEXTS, folder) == 3
     assert_same_as_in_memory(folder, TEXTS)
@@ -258,7 +257,7 @@ def test_processes_must_be_one_at_least(tmp_path: Path, processes: int) -> None:
 
 def test_no_index(tmp_path: Path, folder: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path, folder / MANIFEST):
-        with pytest.raises(SpearError, match="holds no finished search index: build it again"):
+        with pytest.raises(SpearError, match="does not hold a finished search index: build it again"):
             SearchIndex.open(path)
 
 
@@ -277,7 +276,7 @@ def test_files_of_another_size_are_refused(folder: Path, name: str, damage: str)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "of version 1, and this is version 3: build it again"),
+        ({"version": 1}, "of version 1, not 3: build it again"),
         ({"version": None}, "of version None"),
         ({"format": "other"}, "not a manifest of a search index"),
         ({"files": []}, "damaged"),
@@ -314,17 +313,6 @@ def test_files_of_two_indexes_do_not_mix(folder: Path, tmp_path: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(SpearError, match="do not belong together"):
         SearchIndex.open(folder)
-
-
-def test_a_flipped_bit_is_found_by_the_checksums(folder: Path) -> None:
-    check_files(folder)
-    path = folder / "data.bin"
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
-    SearchIndex.open(folder)
-    with pytest.raises(SpearError, match=r"data\.bin is damaged"):
-        check_files(folder)
 
 
 @pytest.mark.parametrize("spread", [1_000, -1, 2**61])

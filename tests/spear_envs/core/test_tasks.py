@@ -162,7 +162,7 @@ def test_fingerprint_does_not_depend_on_the_hash_seed() -> None:
 
 def test_a_generator_that_gives_a_wrong_id_is_refused() -> None:
     tasks = GeneratedTaskSet("toy", "train", 5, lambda i: make_task(i + 1), {})
-    with pytest.raises(SpearError, match="00000003' where 'toy/train/00000002' was due"):
+    with pytest.raises(SpearError, match="00000003' instead of 'toy/train/00000002'"):
         _ = tasks[2]
 
 

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.alfworld.tools import find_tools
-from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2
+from spear_envs.alfworld.wording import WORDING_2_1_2
 from spear_envs.code.grammar import CodeParser, read_call
 from spear_envs.code.prompts import TOOLS as CODE_TOOLS
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import make_env
 from spear_envs.core.parsing import PlainParser
 from spear_envs.core.tools import ACT, CallError, CallParser, make_tool, show_call, write_call
+from tests.spear_envs.alfworld.small import WORDING_2_1_1
 from tests.spear_envs.corridor import CORRIDOR
 
 ALL: dict[str, dict[str, Any]] = {

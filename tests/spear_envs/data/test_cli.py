@@ -114,7 +114,7 @@ class TestVerifyAll:
         code, out, err = run(capsys, "verify", "--json")
         assert code == 1 and err.strip().splitlines()[-1].startswith("Error: code: not all of it")
         (finding,) = next(one for one in json.loads(out) if one["dataset"] == "code")["findings"]
-        assert finding["subject"] == str(path) and "is not the file that is expected" in finding["fault"]
+        assert finding["subject"] == str(path) and "is not the expected file" in finding["fault"]
         code, out, _ = run(capsys, "verify", "code", "--json")
         assert code == 1 and [one["state"] for one in json.loads(out)] == ["damaged"]
 

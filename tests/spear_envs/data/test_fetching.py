@@ -63,7 +63,7 @@ class TestGood:
         get(describe(site.put("/f", whole(BODY))), tmp_path)
         assert (tmp_path / "items.json.sha256").read_text() == f"{SHA256}  items.json\n"
         (tmp_path / "items.json").write_bytes(OTHER)
-        with pytest.raises(SpearError, match=r"not the file that is expected .* delete it, and items.json.sha256"):
+        with pytest.raises(SpearError, match=r"not the expected file .* delete it, and items.json.sha256"):
             fetch(describe(), tmp_path)
 
     def test_redirects(self, site: Site, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ class TestTrouble:
     def test_also_when_called_again(self, site: Site, tmp_path: Path) -> None:
         url = site.put("/f", ranged(BODY, stop=100_000), status(503))
         message = fail(describe(url), tmp_path)
-        assert "503" in message and "What has come is kept: the same command resumes." in message
+        assert "503" in message and "The same command resumes the download." in message
         site.put("/f", ranged(BODY))
         assert get(describe(url), tmp_path) == BODY
         assert site.ranges()[-1] == "bytes=100000-"
@@ -199,9 +199,7 @@ class TestRefusals:
         message = fail(pinned(site.put("/a", status(404)), site.put("/b", whole(OTHER))), tmp_path)
         assert "items.json could not be downloaded (127.0.0.1" in message
         assert "404 Not Found" in message and f"instead of {SHA256[:12]}…" in message
-        assert message.endswith(
-            "By hand: Open the page in a browser. Then name the folder that holds it: --from FOLDER."
-        )
+        assert message.endswith("By hand: Open the page in a browser. Then name its folder: --from FOLDER.")
 
     @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
     def test_a_page_instead_of_the_file(self, site: Site, tmp_path: Path, kind: str) -> None:
@@ -253,11 +251,11 @@ class TestAtHand:
     def test_the_wrong_file(self, tmp_path: Path) -> None:
         (tmp_path / "items.json").write_bytes(OTHER)
         message = fail(pinned(), tmp_path / "a", source=tmp_path)
-        assert "is not the file that is expected (its SHA-256 is" in message and "Open the page" in message
+        assert "is not the expected file (its SHA-256 is" in message and "Open the page" in message
         assert not list((tmp_path / "a").iterdir())
 
     def test_no_such_file(self, tmp_path: Path) -> None:
-        assert "there is no" in fail(pinned(), tmp_path / "a", source=tmp_path)
+        assert "does not exist" in fail(pinned(), tmp_path / "a", source=tmp_path)
 
     @pytest.mark.parametrize("how", ["keyword", "environment"])
     def test_offline(self, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:

@@ -55,7 +55,7 @@ class TestVerify:
         assert verify(RemoteFile("a"), tmp_path) == self.digest  # now against the record
 
     def test_absent(self, tmp_path: Path) -> None:
-        with pytest.raises(SpearError, match="is not there: 'spear data get' fetches it"):
+        with pytest.raises(SpearError, match="is missing: 'spear data get' fetches it"):
             verify(RemoteFile("a"), tmp_path)
 
     def test_wrong(self, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ class TestVerify:
         (tmp_path / "a").write_bytes(b"abc")
         for junk in (b"", b"nothing like it  a\n", b"\xff\xfe"):
             (tmp_path / "a.sha256").write_bytes(junk)
-            with pytest.raises(SpearError, match="holds no checksum"):
+            with pytest.raises(SpearError, match="is not a checksum"):
                 verify(RemoteFile("a"), tmp_path)
 
     def test_other_tools_read_the_record(self, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_an_interrupted_joining_goes_on(
 
 def test_a_missing_part_is_said(tmp_path: Path, parts: list[Part]) -> None:
     (tmp_path / "part_a1").unlink()
-    with pytest.raises(SpearError, match="part_a1 is not there"):
+    with pytest.raises(SpearError, match="part_a1 is missing"):
         join_parts(tmp_path, tmp_path / "whole", parts)
 
 

@@ -168,4 +168,4 @@ def test_from_one_data_folder_to_another(
         (theirs / "code" / "aime-2024" / "aime.jsonl").write_bytes(rows[::-1])
         monkeypatch.setenv("SPEAR_DATA", str(folder / "again"))
         code, _, err = run(capsys, "get", "code", "aime-2024", *options)
-        assert code == 1 and "is not the file that is expected" in err and "aime.jsonl could not be downloaded" in err
+        assert code == 1 and "it sends another file" in err and "aime.jsonl could not be downloaded" in err

@@ -32,7 +32,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
 )
 def test_a_build_that_fails_says_that_it_can_go_on(raised: Exception, said: str) -> None:
     with (
-        pytest.raises(SpearError, match=f"^{said}.*: mend that and run the same command again; what was .* is kept.$"),
+        pytest.raises(SpearError, match=f"^{said}.*: fix that and run the same command again, which resumes.$"),
         explain_build("the store X", (OSError, KeyError)),
     ):
         raise raised

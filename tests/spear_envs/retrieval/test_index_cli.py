@@ -64,7 +64,7 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
     [
         (("--type", "hnsw"), "needs --encoder"),
         (("--type", "hnsw", "--type", "flat", "--encoder", "x"), "one type"),
-        (("--adopt", "a", "--type", "flat", "--encoder", "x"), "leave --type away"),
+        (("--adopt", "a", "--type", "flat", "--encoder", "x"), "leave --type out"),
         (("--memory", "much"), "64GB"),
     ],
 )
@@ -78,9 +78,9 @@ def test_contradictions_are_usage_errors(
 def test_what_a_user_can_mend(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     corpus = make_corpus(3).path
     for arguments, words in (
-        (("--corpus", tmp_path / "none"), "there is no corpus"),
+        (("--corpus", tmp_path / "none"), "none does not exist"),
         (("--corpus", corpus, "--type", "hsnw", "--encoder", "x"), "type 'hsnw' is not valid"),
-        (("--corpus", corpus, "--encoder", tmp_path / "none"), "there is no folder"),
+        (("--corpus", corpus, "--encoder", tmp_path / "none"), "does not exist"),
     ):
         with pytest.raises(SpearError, match=words):
             raise call("build", "--out", tmp_path / "index", *arguments).exception or AssertionError

@@ -156,7 +156,7 @@ class TestFailedStarts:
 def test_an_open_address_is_warned_of(corpus: str) -> None:
     with run_command("--corpus", corpus, "--host", "0.0.0.0") as running:
         running.process.terminate()
-        assert "Warning: whoever reaches" in finish(running.process)[2]
+        assert "Warning: anyone who reaches" in finish(running.process)[2]
 
 
 def test_the_token_is_asked_for_and_given(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:

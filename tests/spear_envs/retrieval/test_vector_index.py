@@ -100,14 +100,14 @@ def test_types_are_told_apart(name: str, vectors: Vectors, tmp_path: Path) -> No
     assert read_type(tmp_path / "index") == kind
     for other in NAMES:
         if other != name:
-            with pytest.raises(SpearError, match=f"no index of type {other}"):
+            with pytest.raises(SpearError, match=f"is not an index of type {other}"):
                 VectorIndex(tmp_path / "index", parse_type(other))
 
 
 def test_exact_vectors_must_be_as_many(vectors: Vectors, tmp_path: Path) -> None:
     write("ivf4-pq4", vectors, tmp_path)
     (tmp_path / "exact").write_bytes(b"1234")
-    with pytest.raises(SpearError, match="holds no 600 vectors of 16 dimensions"):
+    with pytest.raises(SpearError, match="does not hold 600 vectors of 16 dimensions"):
         VectorIndex(tmp_path / "index", parse_type("ivf4-pq4"), exact=tmp_path / "exact")
 
 

@@ -129,7 +129,7 @@ def test_places_that_are_taken_or_not_there(tmp_path: Path) -> None:
         ("full", "is not empty: clear it, or name another folder with --out"),
         ("file", "is a file: name another folder with --out"),
         ("nowhere", "is a file: name another folder with --out"),
-        ("no/such", "to put it in: make it"),
+        ("no/such", "does not exist: make it"),
     ):
         with pytest.raises(SpearError, match=words):
             write_package(MAZE, tmp_path / place)

@@ -47,7 +47,7 @@ def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.
     publish_source(site, "questions", {item.path: LINES for item in BENCHMARKS}, lfs=lfs)
     code, out, err = run(capsys, "get", "search")
     assert code == 0, err
-    assert out.count("no SHA-256 is known") == (0 if lfs else 7)
+    assert out.count("its SHA-256 is unknown") == (0 if lfs else 7)
     assert (data / "flashrag" / "hotpotqa" / "dev.jsonl").read_bytes() == LINES
     assert not (data / "flashrag" / "nq" / "train.jsonl").exists()
     asked = len(site.requests)
@@ -58,7 +58,7 @@ def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.
     assert "nq/test: 5 questions instead of 3,610" in out and "dev.jsonl is as it should be" in out
     (data / "flashrag" / "nq" / "test.jsonl").write_bytes(LINES[:-1] + b" ")
     code, out, _ = run(capsys, "verify", "search", "questions")
-    assert code == 1 and "is not the file that is expected" in out and "dev.jsonl is as it should be" in out
+    assert code == 1 and "is not the expected file" in out and "dev.jsonl is as it should be" in out
 
 
 def test_parts_are_joined_and_a_cut_download_goes_on(
@@ -119,7 +119,7 @@ def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture
     code, out, _ = run(capsys, "verify", "search", "e5-flat")
     assert code == 0 and "panel" not in out, "questions that are missing are not fault of the index"
     code, _, err = run(capsys, "get", "search", "train", "--from", given)
-    assert code == 1 and "name the folder that has it" in err
+    assert code == 1 and "name the folder that does" in err
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture
     [
         (status(404), "could not be downloaded"),
         (whole(b"[]"), "has no file"),
-        (whole(b'{"error": "gone"}'), "gives no listing"),
-        (whole(b'[{"type": "file", "path": "nq/test.jsonl"}]'), "gives no listing"),
-        (page("Sign in"), "could not be downloaded|gives no listing"),
+        (whole(b'{"error": "gone"}'), "does not list files"),
+        (whole(b'[{"type": "file", "path": "nq/test.jsonl"}]'), "does not list files"),
+        (page("Sign in"), "could not be downloaded|does not list files"),
     ],
 )
 def test_a_repository_that_is_not_what_it_was(

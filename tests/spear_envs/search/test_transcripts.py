@@ -121,5 +121,5 @@ def test_no_such_rule() -> None:
 def test_what_is_not_read_may_have_any_form() -> None:
     asked = {"role": "user", "content": [{"type": "text", "text": "Who?"}]}
     assert find_answer([asked, say(ONE)]) == "Oslo"  # type: ignore[list-item]
-    with pytest.raises(SpearError, match="message 1 has no text"):
+    with pytest.raises(SpearError, match="message 1 lacks a text"):
         find_last_answer([asked, say(ONE)])  # type: ignore[list-item]

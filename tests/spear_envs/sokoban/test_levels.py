@@ -53,7 +53,7 @@ def test_a_level_knows_its_pieces() -> None:
         ("#####\n#PXO#\n##_##", "border"),
         ("#####\n#_XO#\n#####", "0 players"),
         ("######\n#PSXX#\n#_OO_#\n######", "2 players"),
-        ("#####\n#P_O#\n#####", "no box"),
+        ("#####\n#P_O#\n#####", "lacks a box"),
         ("######\n#PX_O#\n#_OO_#\n######", "1 boxes and 3 targets"),
         ("\n".join(["#" * 21] * 21), "between 3 and 20"),
         ("####\n#P\0#\n####", "write it with"),

@@ -55,6 +55,6 @@ def test_a_missing_wheel_is_an_error_that_names_the_command(monkeypatch: pytest.
 
 
 def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(SpearError, match="choose 'drawn' or 'gym-sokoban'"):
+    with pytest.raises(SpearError, match="choose one of 'drawn', 'gym-sokoban'"):
         load_tiles("pretty")
     assert load_tiles(Sprites.DRAWN) is draw_tiles()

@@ -58,7 +58,7 @@ def test_a_build_goes_on_where_it_was(
     with pytest.raises(Stop):
         build_store(files, tmp_path / "store", processes=1, on_progress=stop)
     assert not (tmp_path / "store").exists()
-    with pytest.raises(SpearError, match="is half built: run the same build command"):
+    with pytest.raises(SpearError, match="is incomplete: run the same build command"):
         open_catalog(tmp_path / "store")
     made = []
     write_chunk = record_chunks._write_chunk
@@ -221,9 +221,9 @@ def test_duplicates_limits_and_unlisted_products(tmp_path: Path, workers: int) -
         ("[1]", "is not an array of products"),
         ('[{"asin": "B1", "name": "x"}, 7]', "record 1: a product must be an object"),
         ('[{"asin": "B1", "name": "x"}, {"asin": "B2", "name": null}]', "record 1: product B2: name is null"),
-        ('[{"asin": "B1", "name": "x"}, {"name": "y"}]', "record 1: a product has no asin"),
+        ('[{"asin": "B1", "name": "x"}, {"name": "y"}]', "record 1: a product lacks an asin"),
         ('[{"asin": "B1", "name": "x"}, {"asin": "B2"', r"broken JSON at byte 43: it ends"),
-        ('[{"asin": "B1", "name": "x"}] and more', "there is more behind its end"),
+        ('[{"asin": "B1", "name": "x"}] and more', "there is more after its end"),
         (f'[{{"asin": "B1", "name": "x", "n": {"1" * 5_000}}}]', "a number has too many digits"),
     ],
 )
@@ -285,7 +285,7 @@ def test_bad_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
 
 def test_missing_files(tmp_path: Path) -> None:
     files = CatalogFiles(tmp_path / "items.json", tmp_path / "attributes.json")
-    with pytest.raises(SpearError, match=r"items\.json is not there"):
+    with pytest.raises(SpearError, match=r"items\.json does not exist"):
         build_store(files, tmp_path / "store", processes=1)
 
 

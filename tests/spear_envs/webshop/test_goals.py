@@ -75,7 +75,7 @@ def test_products_without_goals() -> None:
     }
     source = load(records, entries).goals()
     assert [source.goal(position).asin for position in range(len(source))] == ["B4"]
-    with pytest.raises(SpearError, match="has no goals of this kind"):
+    with pytest.raises(SpearError, match="lacks goals of this kind"):
         load(records[:2], entries).goals()
 
 
@@ -140,11 +140,11 @@ def test_broken_goals_files(tmp_path: Path) -> None:
         (({**row, "attributes": None},), "row 0: attributes must be a list of texts"),
         (({**row, "goal_options": None},), "row 0: goal_options must be a list of texts"),
         (({key: value for key, value in row.items() if key != "query"},), "row 0: query must be"),
-        ((), "holds no goals"),
+        ((), "is empty: name a file"),
     ):
         with pytest.raises(SpearError, match=message):
             read_goals(write_rows(tmp_path / "goals.jsonl", *rows))
-    with pytest.raises(SpearError, match=r"none\.jsonl is not there"):
+    with pytest.raises(SpearError, match=r"none\.jsonl does not exist"):
         read_goals(tmp_path / "none.jsonl")
     with pytest.raises(SpearError, match=r"cannot be read \(Is a directory\): name a goals file"):
         read_goals(tmp_path)

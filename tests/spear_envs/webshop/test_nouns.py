@@ -59,10 +59,10 @@ class Unhashable(list[str]):
 
 
 def test_functions_that_are_no_taggers() -> None:
-    with pytest.raises(SpearError, match="has no hash: give a plain function"):
+    with pytest.raises(SpearError, match="is not hashable: give a plain function"):
         find_tagger(Unhashable())
     for result in (None, "red lamp", [1], {"red"}):
-        with pytest.raises(SpearError, match="of the title 'Red Lamp': it must give a list of words"):
+        with pytest.raises(SpearError, match="for the title 'Red Lamp': it must return a list of words"):
             find_tagger(lambda title, result=result: result).tag_all(["Red Lamp"])  # type: ignore[misc]
 
 
@@ -100,7 +100,7 @@ def test_a_spacy_pipeline(save_pipeline: Callable[[bool], Path]) -> None:
 
 
 def test_a_spacy_pipeline_without_tags(save_pipeline: Callable[[bool], Path]) -> None:
-    with pytest.raises(SpearError, match="tags no parts of speech"):
+    with pytest.raises(SpearError, match="does not tag parts of speech"):
         spacy_nouns(str(save_pipeline(False)))(["Red Lamp"])
 
 

@@ -98,8 +98,8 @@ def test_bullets_may_be_one_text_and_the_query_is_stripped() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"asin": None}, "no asin"),
-        ({"asin": 7}, "no asin"),
+        ({"asin": None}, "lacks an asin"),
+        ({"asin": 7}, "lacks an asin"),
         ({"asin": "Ä"}, "plain letters"),
         ({"name": None}, "B1: name is null"),
         ({"name": ["x"]}, "B1: name is a list"),

@@ -104,10 +104,10 @@ def test_errors_far_from_the_end_do_not_read_all_of_it(tmp_path: Path, monkeypat
         ('{"a": 1}', r"\[ expected, \{ found"),
         ("[1 2]", r", or \] expected, 2 found"),
         ("[1,]", "Expecting value"),
-        ("[1] [2]", "at byte 4: there is more behind its end"),
+        ("[1] [2]", "at byte 4: there is more after its end"),
         ("[,1]", "Expecting value"),
         ("<!DOCTYPE html>", r"\[ expected, < found"),
-        ("[" * 100_000, "it nests too deep"),
+        ("[" * 100_000, "it is nested too deeply"),
     ],
 )
 def test_what_is_no_array(tmp_path: Path, text: str, message: str) -> None:
@@ -122,7 +122,7 @@ def test_what_is_no_array(tmp_path: Path, text: str, message: str) -> None:
         ("{1: 2}", '" expected, 1 found'),
         ('{"a" 2}', ": expected"),
         ('{"a": 2', "it ends where"),
-        ("{} {", "more behind"),
+        ("{} {", "more after"),
     ],
 )
 def test_what_is_no_object(tmp_path: Path, text: str, message: str) -> None:
@@ -142,7 +142,7 @@ def test_other_encodings_and_damaged_packing(tmp_path: Path) -> None:
     packed.write_bytes(b"[1, 2]")
     with pytest.raises(SpearError, match="cut short or damaged"):
         list(read_values(packed))
-    with pytest.raises(SpearError, match=r"none\.json is not there"):
+    with pytest.raises(SpearError, match=r"none\.json does not exist"):
         list(read_values(tmp_path / "none.json"))
 
 
@@ -160,7 +160,7 @@ def test_entries_must_be_objects(tmp_path: Path) -> None:
 
 
 def test_finding_the_files(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="holds no catalogue"):
+    with pytest.raises(SpearError, match="is not a catalogue"):
         find_files(tmp_path)
     put(tmp_path / "items_shuffle_1000.json.xz", "[]")
     with pytest.raises(SpearError, match=r"lacks items_ins_v2\*\.json"):

@@ -163,7 +163,7 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> N
 
 def test_another_version(copy: Path) -> None:
     change_manifest(copy, lambda content: content.update(version=99))
-    with pytest.raises(SpearError, match="is of version 99, this program reads 1: build it again"):
+    with pytest.raises(SpearError, match="has version 99, this program reads 1: build it again"):
         open_catalog(copy)
 
 
@@ -199,7 +199,7 @@ def test_damage_within_a_file(copy: Path) -> None:
     with pytest.raises(SpearError, match=r"record \d+ of the store .* is damaged"):
         for number in range(len(catalog)):
             catalog.product(number)
-    with pytest.raises(SpearError, match=r"records\.bin is not what was written: build it again"):
+    with pytest.raises(SpearError, match=r"records\.bin has changed: build it again"):
         check_store(copy)
 
 
@@ -210,22 +210,22 @@ def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
     catalog = open_catalog(copy)
     with pytest.raises(SpearError, match=r"is damaged.*: build"):
         catalog.goals().goal(0)
-    with pytest.raises(SpearError, match=f"{name}.bin is not what was written"):
+    with pytest.raises(SpearError, match=f"{name}.bin has changed"):
         check_store(copy)
 
 
 def test_a_search_index_of_an_earlier_version_names_the_command(copy: Path) -> None:
     path = copy / INDEX / "manifest.json"
     path.write_text(path.read_text("utf-8").replace('"version": 3', '"version": 2'), "utf-8")
-    with pytest.raises(SpearError, match=r"of version 2, and this is version 3: .*'spear data build webshop'"):
+    with pytest.raises(SpearError, match=r"of version 2, not 3: .*'spear data build webshop'"):
         open_catalog(copy)
 
 
 def test_a_folder_without_a_manifest(copy: Path) -> None:
     (copy / "manifest.json").unlink()
-    with pytest.raises(SpearError, match="holds no finished store"):
+    with pytest.raises(SpearError, match="is not a finished store"):
         open_store(copy)
-    with pytest.raises(SpearError, match="holds no catalogue"):
+    with pytest.raises(SpearError, match="is not a catalogue"):
         open_catalog(copy)
 
 
@@ -244,7 +244,7 @@ def test_the_wrong_settings(built: Path) -> None:
 def test_goals_that_a_store_lacks(tmp_path: Path) -> None:
     records, entries, _ = make_records(3)
     build_store(catalogs.write(tmp_path / "raw", records, entries), tmp_path / "store", processes=1)
-    with pytest.raises(SpearError, match=r"goal_kind='human': the store .* has no such goals"):
+    with pytest.raises(SpearError, match=r"goal_kind='human': the store .* lacks such goals"):
         open_catalog(tmp_path / "store").goals("human")
 
 

@@ -102,7 +102,7 @@ def test_replay_touches_no_backend_and_says_what_is_missing(tmp_path: Path) -> N
     replayed = replay(tmp_path / "r.sqlite")
     assert replayed.search(["9"], 2) == [hits[:2]]
     for query, k in (("8", 3), ("9", 4)):
-        with pytest.raises(RetrieverRefusal, match=rf"r.sqlite has no search for '{query}' with {k} passages"):
+        with pytest.raises(RetrieverRefusal, match=rf"r.sqlite lacks a search for '{query}' with {k} passages"):
             replayed.search([query], k)
     through = ReplayBackend(Recording(tmp_path / "r.sqlite", SETTINGS), inner)
     assert through.search(["9"], 2) == [hits[:2]] and len(through.search(["8"], 3)[0]) == 3

@@ -47,7 +47,7 @@ def test_each_index_has_its_path_and_the_first_is_the_default() -> None:
         assert [document["id"] for document in found["/web"]] == ["w"]
         missing = ask(f"{url}/wep", "q")
         assert missing.status_code == 422 and "Did you mean 'web'?" in missing.json()["detail"]
-        with pytest.raises(SpearError, match="no index 'wep'"):
+        with pytest.raises(SpearError, match="the index 'wep' does not exist"):
             RetrieverClient(f"{url}/wep").search("q", 1)
         health = httpx.get(f"{url}/health").json()
         assert health["fingerprint"] == "list" and list(health["indexes"]) == ["wiki", "web"]
@@ -133,7 +133,7 @@ def test_serve_record_and_replay(tmp_path: Path) -> None:
         health = httpx.get(f"{running.url}/health").json()
         assert health["fingerprint"] == fingerprint and health["retriever"]["recording"]["searches"] == 2
         missing = ask(running.url, "c")
-        assert missing.status_code == 403 and "has no search for 'c'" in missing.json()["detail"]
+        assert missing.status_code == 403 and "lacks a search for 'c'" in missing.json()["detail"]
 
 
 def test_wrong_commands_say_what_to_do(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ def test_wrong_commands_say_what_to_do(tmp_path: Path) -> None:
         return result.output + str(result.exception)
 
     told = run("serve", "--config", str(config), "--retriever", "bm25", "--nprobe", "3")
-    assert "--retriever and --nprobe belong into retriever.yaml" in told
-    assert "no index 'web' of kind milvus" in run(
+    assert "--retriever and --nprobe belong in retriever.yaml" in told
+    assert "lacks an index 'web' of kind milvus" in run(
         "fill", "--config", str(config), "--index", "web", "--corpus", str(config)
     )
-    assert "has no index 'wrds'" in run("record", str(tmp_path / "r"), "--config", str(config), "--index", "wrds")
+    assert "lacks the index 'wrds'" in run("record", str(tmp_path / "r"), "--config", str(config), "--index", "wrds")
     assert "cannot be used as a recording" in run("replay", str(config))
 
 
@@ -180,5 +180,5 @@ indexes:
     infos = [play(choice) for choice in (path, f"{path}#halves", os.fspath(tmp_path / "words.sqlite"))]
     assert all(info["won"] and info["tool_calls"] == 3 for info in infos)
     assert infos[0]["retriever"] == infos[2]["retriever"] != infos[1]["retriever"], "a recording is its own replay"
-    with pytest.raises(SpearError, match="has no index 'x'"):
+    with pytest.raises(SpearError, match="lacks the index 'x'"):
         play(f"{path}#x")

@@ -50,9 +50,9 @@ def write(folder: Path, text: str) -> Path:
         ("indexes: {a: {kind: searxng}}", "indexes.a: searxng needs url: the address of an instance"),
         ("indexes: {a: {kind: serper, max_cost: 1.0}}", "indexes.a: max_cost needs cost_per_request"),
         ("indexes: {a: {kind: serper, record: x, replay: y}}", "indexes.a: give record or replay, not both"),
-        ("indexes: {a: {kind: serper, fall_through: true}}", "indexes.a: fall_through is of replay"),
+        ("indexes: {a: {kind: serper, fall_through: true}}", "indexes.a: fall_through is for replay"),
         ("indexes: {a: {kind: serper, results: 101}}", "indexes.a.results: input should be less than or equal to 100"),
-        ("indexes: {a: {kind: bm25}}\ndefault: b", "default is 'b', and there is no such index: there are a."),
+        ("indexes: {a: {kind: bm25}}\ndefault: b", "default is 'b', which is not an index: there are a."),
         ("indexes: {health: {kind: bm25}}", "an index cannot be called 'health'"),
         ("indexes: {a/b: {kind: bm25}}", "an index cannot be called 'a/b'"),
     ],
@@ -76,20 +76,20 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     for text, told in (
         (
             "indexes: {a: {kind: bm25, corpus: none.jsonl}}",
-            r"retriever.yaml, indexes.a: there is no corpus .*none.jsonl",
+            r"retriever.yaml, indexes.a: the corpus .*none.jsonl does not exist",
         ),
         (
             "indexes: {a: {kind: shards, shards: [{kind: dense}]}}",
             r"indexes.a: shards.0: retriever='dense' needs an index",
         ),
-        ("indexes: {a: {kind: bm25, replay: r.sqlite}}", r"there is no recording .*r.sqlite"),
+        ("indexes: {a: {kind: bm25, replay: r.sqlite}}", r"the recording .*r.sqlite does not exist"),
         ("indexes: {a: {kind: brave, results: 21}}", "brave gives at most 20"),
         ("indexes: {a: {kind: milvus, uri: x, encoder: y}}", "give http://host:19530, or a path that ends in .db"),
         ("indexes: {a: {kind: opensearch, urls: ['x'], index_name: y}}", "'x' is not an address of an OpenSearch"),
     ):
         with pytest.raises(SpearError, match=told):
             ConfigSource(write(tmp_path, text)).open()
-    with pytest.raises(SpearError, match=r"has no index 'wik': it has wiki. Did you mean 'wiki'?"):
+    with pytest.raises(SpearError, match=r"lacks the index 'wik': it has wiki. Did you mean 'wiki'?"):
         ConfigSource(write(tmp_path, "indexes: {wiki: {kind: bm25}}"), "wik").open()
 
 

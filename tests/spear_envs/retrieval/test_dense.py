@@ -167,8 +167,8 @@ def test_what_does_not_belong_together_is_refused(
     graph.add(vectors)
     for wrong, words in (
         (shorter, "59 vectors of 32 dimensions"),
-        (by_distance, "no index of type flat"),
-        (graph, "no index of type flat"),
+        (by_distance, "is not an index of type flat"),
+        (graph, "is not an index of type flat"),
     ):
         faiss.write_index(wrong, str(path))
         change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))

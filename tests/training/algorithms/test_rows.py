@@ -65,7 +65,7 @@ def test_a_table_is_its_columns_and_is_never_changed() -> None:
     [
         ({"reward": [1.0], "advantage": [1.0, 2.0]}, "one number of rows"),
         ({"prompt_length": [1], "response_length": [2], "mask": [1]}, "column mask has 1 entries, its rows have 2"),
-        ({"rewards": [1.0]}, "no column 'rewards'"),
+        ({"rewards": [1.0]}, "'rewards' is not a column"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(columns: dict[str, Any], message: str) -> None:

@@ -184,7 +184,7 @@ def test_costs_are_counted(served: Served) -> None:
 def test_refusals_are_typed(served: Served) -> None:
     with pytest.raises(ContextExceededError, match="too long"):
         ask(served.server, ["go " * CONTEXT], Sampling(max_tokens=8))
-    with pytest.raises(SpearError, match=r"no model 'other'"):
+    with pytest.raises(SpearError, match="does not serve 'other'"):
         ask(replace(served.server, model="other"), ["go"], Sampling(max_tokens=8))
 
 

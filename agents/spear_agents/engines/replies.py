@@ -139,9 +139,7 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
     if status in (401, 403):
         return SpearError(f"{url} refused the key ({status}): set the variable {key_variable}. It said: {message}")
     if status == 404:
-        return SpearError(
-            f"{url} does not exist or does not serve {model!r}: check --base-url and --model ({message})"
-        )
+        return SpearError(f"{url} does not exist or does not serve {model!r}: check --base-url and --model ({message})")
     if status == 429:
         return SpearError(f"{url}: no credit is left ({message})")
     return SpearError(f"{url} refused the request ({status}): {message}. Change the option it names.")

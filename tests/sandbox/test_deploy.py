@@ -158,7 +158,7 @@ from spear_sandbox.deploy.ray_serve import build
 try:
     build({"replica": 2})
 except ValueError as error:
-    assert "not known" in str(error)
+    assert "unknown" in str(error)
 else:
     raise AssertionError
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)

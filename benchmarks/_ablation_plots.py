@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks._ablation_plan import ARMS, Scenario
 from benchmarks._ablation_results import ArmResult
 from spear_agents.statistics import Estimate
+from spear_training.plots import smooth
 
 __all__ = ["plot_curves", "plot_overview"]
 
@@ -75,7 +76,7 @@ def _open(columns: int, size: tuple[float, float], **layout: Any) -> tuple[Any, 
 def _draw_curves(axis: Any, arms: Sequence[ArmResult], name: str, factor: float) -> None:
     for result in arms:
         values = np.asarray([[value or 0.0 for value in run["curves"][name]] for run in result.runs])
-        curve = values.mean(0).cumsum() if name == "drawn" else _smooth(factor * values.mean(0))
+        curve = values.mean(0).cumsum() if name == "drawn" else smooth(factor * values.mean(0), SMOOTH)
         if name == "drawn" and not curve.any():
             continue
         steps = np.arange(1, len(curve) + 1)
@@ -97,7 +98,3 @@ def _save(figure: Any, path: Path, title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    return np.asarray([values[max(0, i - SMOOTH + 1) : i + 1].mean() for i in range(len(values))])

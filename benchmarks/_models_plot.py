@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from spear_agents.statistics import Estimate
+from spear_training.plots import smooth
 
 __all__ = ["plot_learning"]
 
 COLOURS = ("#7a8288", "#2a6f97")
-SMOOTH = 5
-"""Steps of the running mean: the luck of four tasks moves a single one."""
 
 
 def plot_learning(
@@ -45,7 +44,7 @@ def plot_learning(
         played = games * np.arange(1, len(mean) + 1)
         end = max(end, int(played[-1]))
         axis.plot(played, mean, ".", color=COLOURS[number], alpha=0.35, markersize=4)
-        axis.plot(played, _smooth(mean), color=COLOURS[number], linewidth=1.5, label=f"{title}, games of the training")
+        axis.plot(played, smooth(mean), color=COLOURS[number], linewidth=1.5, label=f"{title}, games of the training")
     _mark(axis, 0, start, "#333333", "cold start, unseen games")
     for number, (title, estimate) in enumerate(unseen.items()):
         _mark(axis, end * (1.03 + 0.025 * number), estimate, COLOURS[number], f"{title}, unseen games")
@@ -64,10 +63,3 @@ def plot_learning(
 def _mark(axis: Any, place: float, estimate: Estimate, colour: str, label: str) -> None:
     mean, low, high = (100 * value for value in (estimate.mean, estimate.low, estimate.high))
     axis.errorbar([place], [mean], [[mean - low], [high - mean]], fmt="D", color=colour, capsize=3, label=label)
-
-
-def _smooth(values: Any) -> Any:
-    sums = np.cumsum(np.insert(values, 0, 0.0))
-    ends = np.arange(1, len(values) + 1)
-    begins = np.maximum(ends - SMOOTH, 0)
-    return (sums[ends] - sums[begins]) / (ends - begins)

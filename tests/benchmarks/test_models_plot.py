@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 import pytest
 
-from benchmarks._models_plot import _smooth, plot_learning
+from benchmarks._models_plot import plot_learning
 from spear_agents.statistics import Estimate
+from spear_training.plots import smooth
 
 
 def test_arms_are_drawn_with_what_they_won_before_and_after(tmp_path: Path) -> None:
@@ -18,4 +20,4 @@ def test_arms_are_drawn_with_what_they_won_before_and_after(tmp_path: Path) -> N
 
 
 def test_the_running_mean_begins_with_what_there_is() -> None:
-    assert _smooth([4.0, 2.0, 0.0, 0.0, 4.0, 9.0]) == pytest.approx([4.0, 3.0, 2.0, 1.5, 2.0, 3.0])
+    assert smooth(np.asarray([4.0, 2.0, 0.0, 0.0, 4.0, 9.0])) == pytest.approx([4.0, 3.0, 2.0, 1.5, 2.0, 3.0])

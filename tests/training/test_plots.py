@@ -76,10 +76,10 @@ def test_figures_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_success_is_smoothed_over_the_last_steps_alone() -> None:
-    from spear_training.plots import SMOOTH, _smooth
+    from spear_training.plots import SMOOTH, smooth
 
     values = np.arange(10.0)
-    smooth = _smooth(values)
-    assert smooth[0] == 0.0 and smooth[1] == 0.5
-    assert smooth[-1] == values[-SMOOTH:].mean()
-    assert not any(map(math.isnan, smooth))
+    found = smooth(values)
+    assert found[0] == 0.0 and found[1] == 0.5
+    assert found[-1] == values[-SMOOTH:].mean()
+    assert not any(map(math.isnan, found))

@@ -38,7 +38,7 @@ def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
             colour = f"C{number}"
             if key == "success/all":
                 axis.plot(steps, values, ".", color=colour, alpha=0.35, markersize=4)
-                axis.plot(steps, _smooth(values), color=colour, label=f"{label}, mean of {SMOOTH}")
+                axis.plot(steps, smooth(values), color=colour, label=f"{label}, mean of {SMOOTH}")
             else:
                 sparse = key.startswith("val/") or key == "replay/drawn"
                 axis.plot(steps, values, "o-" if sparse else "-", color=colour, markersize=4, label=label)
@@ -66,6 +66,6 @@ def _collect(history: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, n
     return np.asarray([step for step, _ in pairs]), np.asarray([value for _, value in pairs], dtype=float)
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over the last :data:`SMOOTH` values, fewer at the beginning."""
-    return np.asarray([values[max(0, i - SMOOTH + 1) : i + 1].mean() for i in range(len(values))])
+def smooth(values: np.ndarray, steps: int = SMOOTH) -> np.ndarray:
+    """Mean over the last ``steps`` values, fewer at the beginning [N]."""
+    return np.asarray([values[max(0, i - steps + 1) : i + 1].mean() for i in range(len(values))])

@@ -124,13 +124,13 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 def _start_cold(work: Path) -> Iterator[Figure]:
     if not (work / "cold" / "model").exists():
         before = os.times()
-        data = _fine_tune(work, "cold", games=160, rate="3e-4", threads=1)
+        data = fine_tune(work, "cold", games=160, rate="3e-4", threads=1)
         after = os.times()
         minutes = (after.children_user + after.children_system - before.children_user - before.children_system) / 60
         yield Figure("cold start of 160 games on one core", minutes, "CPU-min", note=_count_tokens(data))
 
 
-def _fine_tune(work: Path, name: str, games: int, rate: str, threads: int) -> Path:
+def fine_tune(work: Path, name: str, games: int, rate: str, threads: int) -> Path:
     """Teach the model games of the searching expert; returns the file of the games."""
     data, out = work / f"{name}.jsonl", work / name
     collect = ("--tokenizer", MODEL, "--env", "expert=searching", "--template", "unlisted", "--tasks", str(games))
@@ -191,7 +191,7 @@ def _learn(work: Path) -> Iterator[Figure]:
     """Unseen games before and after a training of each arm and seed, paired by game."""
     start = work / "start"
     if not (start / "model").exists():
-        _fine_tune(work, "start", games=320, rate="5e-4", threads=2)
+        fine_tune(work, "start", games=320, rate="5e-4", threads=2)
     before, after = _play(work, "start", start / "model"), {}
     for seed in range(SEEDS):
         for arm in ARMS:

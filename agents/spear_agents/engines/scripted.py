@@ -80,7 +80,7 @@ def scripted_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
     def respond(prompt: str, dice: random.Random) -> str:
         action = core.scripted_action()
         if action is None:
-            raise SpearError(f"{env} has no script")
+            raise SpearError(f"{type(core).__name__} has no script: take the engine random or expert")
         return template.respond(action)
 
     return respond

@@ -262,6 +262,9 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
+    if override.startswith("-"):
+        dry = "; a dry run is model=tiny" if "dry" in override else ""
+        raise SpearError(f"{override!r} is not an option: --help lists them{dry}")
     if "=" not in override and not override.startswith("~"):
         raise SpearError(f"{override!r} is not an override: write key=value")
     # Hydra reads a bare ~ in a value as the deletion of a key.

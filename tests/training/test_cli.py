@@ -60,6 +60,7 @@ def test_the_choices_are_listed_with_what_they_are(capsys: pytest.CaptureFixture
         ),
         ((), "no model: pass actor_rollout_ref.model.path=FOLDER"),
         ((f"{MODEL}=/no/such",), "the model folder /no/such does not exist"),
+        (("prset=demo",), "did you mean preset?"),
         (("--dry-run",), "a dry run is model=tiny"),
         (("--overwrite",), "'--overwrite' is not an option: --help lists them"),
         (("spear.sil.gamma=cosin", f"{MODEL}=MODEL"), "did you mean cosine?"),

@@ -46,7 +46,8 @@ ENVIRONMENTS = {
     "sokoban": "spear/Sokoban-v1",
     "webshop": "spear/WebShop-v0",
 }
-ENGINES = ("expert", "random")
+# Random play needs a list of actions. Where there is none, a wrong answer takes its place.
+WRONG = {"code": r"\boxed{-1}", "search": "<answer>nobody knows</answer>"}
 
 _OPEN = "openEpisode(state.rows.find((row) => row.source === '{}').i)"
 _PAIR = """
@@ -61,9 +62,9 @@ VIEWER = {
     "list": ("closeEpisode()", "document.querySelector('.row')"),
     "found": ("filters.said = 'drawer'; buildFilters(); searchTranscripts(); closeEpisode()", "state.found"),
     **{
-        f"{name}-{engine}": (_OPEN.format(f"{name}/{engine}"), f"state.body && state.body.env === '{env_id}'")
+        f"{name}-{played}": (_OPEN.format(f"{name}/{played}"), f"state.body && state.body.env === '{env_id}'")
         for name, env_id in ENVIRONMENTS.items()
-        for engine in ENGINES
+        for played in ("expert", "wrong" if name in WRONG else "random")
     },
     "prompts": (f"flip('prompts'); {_OPEN.format('alfworld/expert')}", "document.querySelector('.prompt')"),
     "curves": ("showView('curves')", "document.querySelector('.chart')"),
@@ -102,8 +103,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of an exported page with episodes of each environment and the curves of a training."""
     folder = tmp_path_factory.mktemp("runs") / "example"
     for name, env_id in ENVIRONMENTS.items():
-        for engine in ENGINES:
-            evaluate(env_id, engine=engine, tasks=6, out=folder / name / engine, progress=False)
+        evaluate(env_id, engine="expert", tasks=6, out=folder / name / "expert", progress=False)
+        if name not in WRONG:
+            evaluate(env_id, engine="random", tasks=6, out=folder / name / "random", progress=False)
+            continue
+        game = Game(env_id, folder / name / "wrong")
+        game.act(game.hint() or "", thought="Look first, then guess.")
+        game.act(WRONG[name])
+        game.close()
     steps = []
     for i in range(1, 41):
         wave = math.sin(1.7 * i)

@@ -29,8 +29,8 @@ ENVIRONMENTS = {
 }
 """Title, environment, split and keywords; fewer turns than by default, for the time."""
 METHODS = {"plain": "plain", "io": "I/O", "react": "ReAct", "reflexion": "Reflexion"}
-SCRIPTED = "WebShop"
-"""The environment that has a script."""
+BASELINES = {"random": ("ALFWorld", "WebShop", "Sokoban"), "script": ("WebShop",), "expert": tuple(ENVIRONMENTS)}
+"""Who plays without a model, and where: random play needs a list of actions."""
 COLD = ("--template", "unlisted", "--layout", "conversation")
 """How the cold start learnt ALFWorld, and how it is played there by ``plain``."""
 TASKS = {Size.QUICK: 2, Size.STANDARD: 24, Size.FULL: 64}
@@ -46,7 +46,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if not (start / "model").exists():
         fine_tune(work, "start", games=320, rate="5e-4", threads=2)
     rows: dict[str, dict[str, str]] = {}
-    for engine in ("random", "script", "expert"):
+    for engine in BASELINES:
         yield from _play_row(options, rows, engine, ("--engine", engine))
     for title, model in (("pretrained", MODEL), ("cold start", str(start / "model"))):
         for method in METHODS:
@@ -60,7 +60,7 @@ def _play_row(
 ) -> Iterator[Figure]:
     rows[row] = {}
     for title, (env_id, split, keywords) in ENVIRONMENTS.items():
-        if row == "script" and title != SCRIPTED:
+        if title not in BASELINES.get(row, ENVIRONMENTS):
             continue
         out = options.work / "episodes" / f"{row}-{title}".replace(", ", "-").replace("/", "").replace(" ", "-")
         if not (out / SUMMARY).exists():

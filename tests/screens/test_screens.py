@@ -144,6 +144,7 @@ def dress(chromium: Chromium, mode: str) -> None:
 def take(chromium: Chromium) -> Image.Image:
     """What is in sight, as soon as it stays the same."""
     chromium.evaluate("document.activeElement.blur()")  # a cursor blinks
+    chromium.evaluate("document.querySelectorAll('[src$=gif]').forEach((one) => { one.style.visibility = 'hidden' })")
     chromium.evaluate("Promise.all([document.fonts.ready, ...[...document.images].map((one) => one.decode().catch(String))])")
     before = None
     for _ in range(50):
@@ -170,7 +171,7 @@ def check(name: str, screen: Image.Image) -> None:
     now = screen.resize((screen.width // 2, screen.height // 2), Image.Resampling.BOX)
     if os.environ.get("SCREENS") == "refresh":
         REFERENCES.mkdir(exist_ok=True)
-        now.save(path, quality=80, method=6)
+        now.save(path, lossless=True)
         return
     assert path.is_file(), f"{path.name} is missing: SCREENS=refresh makes it"
     reference = Image.open(path).convert("RGB")

@@ -36,7 +36,7 @@ MODES = {"light": (1280, 800), "dark": (1280, 800), "phone": (390, 844)}
 
 CELL = 4
 """Pixels a side of the squares whose mean colours are compared, 8 on the screen: Chromiums draw letters differently."""
-TOLERANCE = 12
+TOLERANCE = 8
 """Largest difference of a cell in a channel, of 255."""
 
 ENVIRONMENTS = {

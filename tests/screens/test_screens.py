@@ -145,7 +145,9 @@ def take(chromium: Chromium) -> Image.Image:
     """What is in sight, as soon as it stays the same."""
     chromium.evaluate("document.activeElement.blur()")  # a cursor blinks
     chromium.evaluate("document.querySelectorAll('[src$=gif]').forEach((one) => { one.style.visibility = 'hidden' })")
-    chromium.evaluate("Promise.all([document.fonts.ready, ...[...document.images].map((one) => one.decode().catch(String))])")
+    chromium.evaluate(
+        "Promise.all([document.fonts.ready, ...[...document.images].map((one) => one.decode().catch(String))])"
+    )
     before = None
     for _ in range(50):
         chromium.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

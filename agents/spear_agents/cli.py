@@ -120,7 +120,9 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
         console.print(f"{evaluation.overall.faults} episodes were cut short by a fault.{again}", soft_wrap=True)
     console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
     if out is not None:
-        console.print(f"episodes and figures: {out / SUMMARY}", soft_wrap=True)
+        console.print(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them", soft_wrap=True)
+    else:
+        console.print("The episodes were not kept: --out FOLDER keeps them for `spear view`.", soft_wrap=True)
 
 
 def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:

@@ -29,7 +29,7 @@ from spear_agents.statistics import Comparison, Metric, Part, compare_trajectori
 from spear_agents.tables import PART_HEADINGS, Cell, describe_part, format_latex, make_cells
 from spear_agents.trajectory import Trajectory
 from spear_agents.usage import Usage, describe_versions, sum_usage
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptTemplate
@@ -195,7 +195,10 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
                 f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks, ask for 1 or more of them"
             )
         return [tasks[i].id for i in range(count)]
-    return list(dict.fromkeys(tasks.get(name.strip()).id for name in selection.split(",")))
+    try:
+        return list(dict.fromkeys(tasks.get(name.strip()).id for name in selection.split(",")))
+    except UnknownTaskError as error:
+        raise UnknownTaskError(f"{error} Give a number of tasks, all, or ids with commas between.") from None
 
 
 def choose_template(env: gym.Env[Any, Any], name: str) -> Any:

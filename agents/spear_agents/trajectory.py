@@ -401,7 +401,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                     ) from error
                 yield trajectory
     except OSError as error:
-        raise SpearError(f"{path} cannot be read: {error.strerror}") from error
+        raise SpearError(f"{path} cannot be read: {error.strerror}. `spear eval --out FOLDER` writes one.") from error
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:

@@ -70,6 +70,16 @@ def fail(*overrides: str, check: bool = False) -> str:
     return str(caught.value)
 
 
+def test_missing_data_is_told_before_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_hub(name: str) -> bool:
+        raise AssertionError(f"asked for {name}")
+
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    monkeypatch.setattr("spear_training.launch.has_vision", ask_hub)
+    assert "spear data get alfworld" in fail("preset=alfworld_qwen2.5_1.5b", "cluster=8gpu", check=True)
+
+
 # ---- configurations --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], model_folder: Path, name: str) -> None:
@@ -151,7 +161,7 @@ def test_the_home_folder_may_be_abbreviated(
         ("trainer.total_training_steps.more=1", "did you mean trainer.total_training_steps?"),
         ("data.spear_env.id=x", "did you mean data.spear_env?"),
         ("total", "'total' is not an override: write key=value"),
-        ("--ouput=x", "'--ouput' is not a key"),
+        ("--ouput=x", "'--ouput=x' is not an option: --help lists them"),
         ("=3", "`spear train --print-config` lists all keys"),
         ("trainer.logger=[console", "overrides do not fit the configuration"),
         ("trainer.logger=a,b", "overrides do not fit the configuration: Ambiguous value"),

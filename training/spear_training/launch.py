@@ -262,6 +262,9 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
+    if override.startswith("-"):
+        dry = "; a dry run is model=tiny" if "dry" in override else ""
+        raise SpearError(f"{override!r} is not an option: --help lists them{dry}")
     if "=" not in override and not override.startswith("~"):
         raise SpearError(f"{override!r} is not an override: write key=value")
     # Hydra reads a bare ~ in a value as the deletion of a key.
@@ -272,7 +275,8 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
         return override
     known = list(_list_keys(base))
     near = [path for path in known if path.endswith(f".{key}")][:1]
-    near = near or difflib.get_close_matches(key, known, 1, cutoff=0.6)
+    groups = GROUPS if "spear" in base else ()
+    near = near or difflib.get_close_matches(key, [*groups, *known], 1, cutoff=0.6)
     tail = key.rpartition(".")[2]
     near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
     hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
@@ -333,6 +337,9 @@ def check_config(config: DictConfig) -> Training:
     check_rollouts(config)
     RolloutCorrection.from_node(OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True))
     check_taken_keywords(config.data.apply_chat_template_kwargs or {})
+    branches = settings.algorithm.branch.share > 0
+    # Before the model, which may come from the hub: missing data is found in seconds, without a network.
+    environment = inspect_environment(settings.env, branches=branches)
     name = config.actor_rollout_ref.model.path
     made_here = settings.makes_policy and not Path(name).is_dir()
     vision = settings.vision_start is not None if made_here else has_vision(name)
@@ -341,8 +348,6 @@ def check_config(config: DictConfig) -> Training:
     if settings.agent is not None and settings.env.layout is not Layout.CONVERSATION:
         raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
     check_sequence_parallel(config, str(name), vision=vision)
-    branches = settings.algorithm.branch.share > 0
-    environment = inspect_environment(settings.env, branches=branches)
     if branches:
         check_branching(
             layout=settings.env.layout,

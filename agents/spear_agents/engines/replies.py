@@ -137,9 +137,15 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
     if status in (400, 413, 422) and (code == "context_length_exceeded" or _TOO_LONG.search(message)):
         return ContextExceededError(f"the prompt is too long for {model}: {message}")
     if status in (401, 403):
-        return SpearError(f"{url} refused the key ({status}): set the variable {key_variable}. It said: {message}")
+        return SpearError(
+            f"{url} refused the key ({status}): set the variable {key_variable} to a key of this server. "
+            f"It said: {message}"
+        )
     if status == 404:
-        return SpearError(f"{url} does not exist or does not serve {model!r}: check --base-url and --model ({message})")
+        versioned = "" if "/v1/" in url else "; most servers' address ends in /v1"
+        return SpearError(
+            f"{url} does not exist or does not serve {model!r}: check --base-url and --model ({message}){versioned}"
+        )
     if status == 429:
         return SpearError(f"{url}: no credit is left ({message})")
     return SpearError(f"{url} refused the request ({status}): {message}. Change the option it names.")

@@ -13,7 +13,7 @@ import pytest
 from spear_agents.engines import openai
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind
-from spear_agents.engines.replies import Prices
+from spear_agents.engines.replies import Prices, explain_refusal
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
@@ -196,6 +196,12 @@ def test_what_waiting_cannot_mend_stops_at_once(script: Script, status: int, bod
         ask(script.server())
     assert not isinstance(found.value, EngineFault)
     assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize(("root", "told"), [("http://host:1", True), ("http://host:1/v1", False)])
+def test_an_address_without_its_version_is_told(root: str, told: bool) -> None:
+    error = explain_refusal(404, b"{}", f"{root}/chat/completions", "toy", "OPENAI_API_KEY")
+    assert ("ends in /v1" in str(error)) is told
 
 
 def test_a_prompt_that_is_too_long_is_told_apart(script: Script) -> None:

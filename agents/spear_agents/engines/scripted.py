@@ -65,9 +65,7 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
         actions = self.info.get("admissible_actions")
         if not actions:
             name = type(self.unwrapped).__name__
-            raise SpearError(
-                f"{name} does not list admissible actions to draw from: use the engine expert without noise"
-            )
+            raise SpearError(f"{name} does not list admissible actions: take the engine expert, without noise")
         return actions
 
 

@@ -62,9 +62,8 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     """A file of a model's folder. Raises SpearError if there is none."""
     path = Path(folder) / name
     if not path.is_file():
-        raise SpearError(
-            f"{folder} does not contain {name}: give a folder of save_pretrained, such as one of `spear warmstart`"
-        )
+        fault = f"does not contain {name}" if path.parent.is_dir() else "does not exist"
+        raise SpearError(f"{folder} {fault}: give a folder of save_pretrained, such as one of `spear warmstart`")
     return path
 
 

@@ -60,6 +60,7 @@ def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
         (["spear/Sokobn-v0", "--engine", "random"], "Sokoban"),
         (["spear/Sokoban-v1"], "--model"),
         ([*SOKOBAN, "--split", "tset"], "'test'"),
+        ([*SOKOBAN, "--tasks", "sokoban/none"], "Unknown task"),
         ([*SOKOBAN, "--tasks", "ten"], "Give a number of tasks, all, or ids"),
         ([*SOKOBAN, "--out", "/proc/nowhere"], "cannot be written"),
     ],

@@ -53,8 +53,26 @@ EPISODE_COLUMNS = (
     "fault",
 )
 """Fields of a trajectory that a table of episodes copies."""
-_ENGINE_FAULTS = frozenset(kind.value for kind in (*EngineFaultKind, *AgentFaultKind))
+_MENDS = {
+    EngineFaultKind.UNREACHABLE: "check that a server runs at --base-url and is not behind a proxy",
+    EngineFaultKind.TIMEOUT: "give --request-timeout more seconds, or lower --requests",
+    EngineFaultKind.OVERLOADED: "lower --requests",
+    EngineFaultKind.SERVER_ERROR: "read the server's log",
+    EngineFaultKind.BAD_REPLY: "check that --base-url is an OpenAI-compatible API, usually ending in /v1",
+    EngineFaultKind.DEAD: "read the engine's output, which the message above names",
+    EngineFaultKind.OUT_OF_MEMORY: "lower --concurrency or --max-model-len",
+    EngineFaultKind.NOT_A_NUMBER: "check the weights, or try --dtype float32",
+    AgentFaultKind.FAILED: "correct the program where the warnings above say",
+    AgentFaultKind.TIMEOUT: "give --agent-timeout more seconds",
+}
+"""What to do about a fault of the player, by its kind."""
+_ENGINE_FAULTS = frozenset(kind.value for kind in _MENDS)
 """Faults of the player, likely to recur in the next episode."""
+
+
+def explain_fault(trajectory: Trajectory) -> str:
+    """What to do about a fault of the player."""
+    return next(mend for kind, mend in _MENDS.items() if kind.value == trajectory.fault)
 
 
 @dataclass(frozen=True, repr=False)
@@ -298,7 +316,7 @@ def run_evaluation(
             raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     if all(trajectory.fault in _ENGINE_FAULTS for trajectory in trajectories):
-        raise SpearError(f"no episode could be played ({trajectories[0].fault}): see to the engine and try again")
+        raise SpearError(f"no episode could be played ({trajectories[0].fault}): {explain_fault(trajectories[0])}")
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:
@@ -336,8 +354,9 @@ class _Progress:
         self._faults = self._faults + 1 if broken else 0
         if self._faults == FAULTS_IN_A_ROW:
             raise SpearError(
-                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): see to it and run the same "
-                "command again. Finished episodes are kept if --out was given"
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): "
+                f"{explain_fault(trajectory)}, and run the same command again. "
+                "Finished episodes are kept if --out was given"
             )
 
 

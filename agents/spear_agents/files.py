@@ -62,8 +62,9 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     """A file of a model's folder. Raises SpearError if there is none."""
     path = Path(folder) / name
     if not path.is_file():
+        found = f"does not contain {name}" if Path(folder).is_dir() else "does not exist"
         raise SpearError(
-            f"{folder} does not contain {name}: give a folder of save_pretrained, such as one of `spear warmstart`"
+            f"{folder} {found}: give a Hugging Face folder, as `spear models get` and `spear warmstart` write"
         )
     return path
 

@@ -39,7 +39,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path in _list_pages(config.nav):
         if path.startswith("api/"):
             name = PurePosixPath(path).name.removesuffix(".md")
-            files.append(File.generated(config, path, content=f"# {name}\n\n::: {name}\n"))
+            title = name.replace(".", ".<wbr>")  # long names break after a dot on a phone
+            files.append(File.generated(config, path, content=f"# {title}\n\n::: {name}\n"))
     for page in TUTORIALS:
         notebook = make_notebook((ROOT / "docs" / page).read_text("utf-8"))
         files.append(File.generated(config, name_notebook(page), content=notebook))

@@ -40,7 +40,7 @@ _NUMBERS = ("no", "one", "two", "three", "four")
 
 
 def describe_condition(condition: Condition) -> str:
-    """A goal condition in words, ``"a hot apple in a sidetable"``; as written if it lacks a type of object."""
+    """A goal condition in words, ``"a hot apple in/on a sidetable"``; as written if it lacks a type of object."""
     facts = list(_list_facts(condition.expression))
     things = {name: kind.removesuffix("type") for predicate, name, kind in facts if predicate == "objecttype"}
     places = [kind.removesuffix("type") for predicate, _, kind in facts if predicate == "receptacletype"]
@@ -51,7 +51,7 @@ def describe_condition(condition: Condition) -> str:
     words = [*(word for predicate, word in _STATES.items() if predicate in found), *nouns]
     words[0] = _count(words[0], len(things))
     if places and "inreceptacle" in found:
-        words.append(f"in {_count(places[0], 1)}")
+        words.append(f"in/on {_count(places[0], 1)}")  # as ALFWorld says it itself
     if "holds" in found:
         words.append("in the agent's hand")
     return " ".join(words) + (", where the agent is" if "atlocation" in found else "")

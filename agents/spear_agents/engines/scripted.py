@@ -64,7 +64,8 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
         """Admissible actions. Raises SpearError if the environment does not list them."""
         actions = self.info.get("admissible_actions")
         if not actions:
-            raise SpearError(f"{self.env} does not list admissible actions, which the random policy needs")
+            name = type(self.unwrapped).__name__
+            raise SpearError(f"{name} does not list admissible actions: take the engine expert, without noise")
         return actions
 
 

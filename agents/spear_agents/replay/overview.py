@@ -9,8 +9,10 @@ from typing import Any
 
 from spear_agents.statistics import estimate_mean, plain_estimate, split_numbers
 
-SHOWN_SETTINGS = ("env_id", "split", "engine", "model", "method", "temperature", "env_kwargs", "agent")
-"""Settings of an evaluation shown in the overview."""
+SHOWN_SETTINGS = {"env_id": "environment", "env_kwargs": "keywords"} | {
+    key: key for key in ("split", "engine", "model", "method", "temperature", "agent")
+}
+"""Settings of an evaluation shown in the overview, and their titles there."""
 
 
 def describe_sources(
@@ -45,11 +47,15 @@ def _describe(
         "name": source if step is None else f"{source} of step {step}",
         "source": source,
         "step": step,
-        "settings": {key: str(settings[key]) for key in SHOWN_SETTINGS if settings.get(key)},
+        "settings": {title: _format(settings[key]) for key, title in SHOWN_SETTINGS.items() if settings.get(key)},
         "tokens": sum(row["tokens"] for row in rows),
         "cost": sum(costs) if costs else None,
         "parts": parts,
     }
+
+
+def _format(value: Any) -> str:
+    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _describe_part(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

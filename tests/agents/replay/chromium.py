@@ -27,6 +27,7 @@ class Chromium:
         # The browser reads commands from descriptor 3 and answers on 4.
         command = ["bash", "-c", f'exec "$@" 3<&{read} 4>&{write}', "bash", PROGRAM, "--headless", "--no-sandbox"]
         command += ["--remote-debugging-pipe", f"--user-data-dir={profile}", "--disable-gpu", "--hide-scrollbars"]
+        command += ["--font-render-hinting=none", "--disable-lcd-text"]  # letters as wide on every machine
         command += ["--no-first-run", "--disable-background-networking", "--disable-component-update"]
         command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--window-size={size[0]},{size[1]}"]
         quiet = subprocess.DEVNULL

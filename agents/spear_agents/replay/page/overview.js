@@ -15,12 +15,12 @@ function drawSource(source) {
   const rows = source.parts.map((part) => make("tr", { class: part.name === "all" ? "whole" : "", tabIndex: 0, onclick: () => showPart(source, part), onkeydown: (event) => event.key === "Enter" && showPart(source, part) },
     make("th", { scope: "row" }, part.name), make("td", {}, part.success ? String(part.success.tasks) : "0"), make("td", {}, String(part.episodes)),
     make("td", {}, part.success ? percent(part.success.mean) : "–"), make("td", {}, part.success ? `${percent(part.success.ci95_low)}–${percent(part.success.ci95_high)}` : "–"),
-    make("td", {}, bar(part.success)), make("td", {}, percent(part.score)), make("td", {}, part.turns === null ? "–" : part.turns.toFixed(1)), make("td", {}, part.faults ? String(part.faults) : "")));
+    make("td", {}, bar(part.success)), make("td", {}, percent(part.score)), make("td", {}, part.turns === null ? "–" : part.turns.toFixed(1)), make("td", {}, String(part.faults))));
   const facts = Object.entries(source.settings).map(([key, value]) => chip(words(key), value));
   if (source.tokens) facts.push(chip("tokens", source.tokens.toLocaleString("en")));
   if (source.cost !== null) facts.push(chip("cost", short(source.cost)));
   return make("section", { class: "source" }, make("h2", {}, source.name), make("div", { class: "chips" }, facts),
-    make("table", { class: "figures" }, make("thead", {}, make("tr", {}, ["subtask", "tasks", "episodes", "won %", "95 %", "", "score %", "turns", "faults"].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, rows)));
+    make("table", { class: "figures" }, make("thead", {}, make("tr", {}, ["subtask", "tasks", "episodes", "won %", "95 % interval", "", "score %", "turns", "faults"].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, rows)));
 }
 
 // The interval as a band and the mean as a mark in it.

@@ -43,9 +43,9 @@ function drawStage(problem) {
   const options = make("div", { class: "options" });
   const fill = () => options.replaceChildren(...matching().slice(0, LISTED).map((action, i) =>
     make("button", { class: i === 0 && game.draft ? "chosen" : "", onclick: () => perform("act", { action, thought: game.thought }) }, action)));
-  const input = make("textarea", { id: "action", rows: 1, value: game.draft, placeholder: now.actions.length ? "Type an action: Tab completes, Enter plays" : "Type an action: Enter plays, Shift+Enter breaks the line",
+  const input = make("textarea", { id: "action", rows: 1, value: game.draft, placeholder: now.actions.length ? "Action: Tab completes, Enter plays" : "Action: Shift+Enter breaks the line",
     "aria-label": "Action", oninput: () => { game.draft = input.value; input.rows = Math.min(12, input.value.split("\n").length); fill(); }, onkeydown: (event) => typeAction(event, input, fill) });
-  const thought = make("textarea", { rows: 1, value: game.thought, placeholder: "Thought (recorded with the action, may be empty)", "aria-label": "Thought", oninput: () => { game.thought = thought.value; } });
+  const thought = make("textarea", { rows: 1, value: game.thought, placeholder: "Thought (optional, recorded)", "aria-label": "Thought", oninput: () => { game.thought = thought.value; } });
   const button = (label, verb, main) => make("button", { class: main ? "main" : "", disabled: verb === "undo" && (now.done || !now.turns.length), onclick: () => perform(verb) }, label);
   fill();
   $("play").replaceChildren(make("div", { class: "inner" },

@@ -156,5 +156,5 @@ def test_the_random_policy_is_uniform_and_well_formed() -> None:
 def test_no_listed_actions_no_random_policy() -> None:
     env = InfoWatch(CorridorEnv())
     env.info = {"admissible_actions": None}
-    with pytest.raises(SpearError, match="^CorridorEnv does not list admissible actions: take the engine expert"):
+    with pytest.raises(SpearError, match=r"^CorridorEnv does not list .*: take the engine expert"):
         env.admissible_actions()

@@ -44,7 +44,7 @@ def plot_learning(
         played = games * np.arange(1, len(mean) + 1)
         end = max(end, int(played[-1]))
         axis.plot(played, mean, ".", color=COLOURS[number], alpha=0.35, markersize=4)
-        axis.plot(played, smooth(mean), color=COLOURS[number], linewidth=1.5, label=f"{title}, games of the training")
+        axis.plot(played, smooth(mean), color=COLOURS[number], linewidth=1.5, label=f"{title}, training games")
     _mark(axis, 0, start, "#333333", "cold start, unseen games")
     for number, (title, estimate) in enumerate(unseen.items()):
         _mark(axis, end * (1.03 + 0.025 * number), estimate, COLOURS[number], f"{title}, unseen games")

@@ -36,7 +36,7 @@ OUT_OPTION = click.option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure what the project costs, beside its peers and its bars."""
+    """Measure speed and memory next to other packages."""
 
 
 @bench.command("list")
@@ -44,7 +44,7 @@ def list_benchmarks() -> None:
     """List the benchmarks and how long each took."""
     stored = {size: _read_baseline(size) for size in (Size.QUICK, Size.STANDARD)}
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("benchmark", "what is measured", "bars", *(f"minutes, {size.value}" for size in stored)):
+    for column in ("benchmark", "what is measured", "bars", *(f"min, {size.value}" for size in stored)):
         table.add_column(column, overflow="fold")
     for benchmark in find_benchmarks():
         results = [found.get(benchmark.name) for found in stored.values()]
@@ -59,7 +59,7 @@ def list_benchmarks() -> None:
 @click.option("--full", "size", flag_value=Size.FULL.value, help="Everything: hours.")
 @OUT_OPTION
 @click.option("--again", is_flag=True, help="Also run what has finished.")
-@click.option("--limit", type=click.FloatRange(min=0, min_open=True), metavar="MINUTES", help="Of one benchmark.")
+@click.option("--limit", type=click.FloatRange(min=0, min_open=True), metavar="MINUTES", help="Time limit of one benchmark.")
 def run(names: tuple[str, ...], size: str | None, out: Path, again: bool, limit: float | None) -> None:
     """Run all benchmarks or those named.
 

@@ -59,7 +59,9 @@ def list_benchmarks() -> None:
 @click.option("--full", "size", flag_value=Size.FULL.value, help="Everything: hours.")
 @OUT_OPTION
 @click.option("--again", is_flag=True, help="Also run what has finished.")
-@click.option("--limit", type=click.FloatRange(min=0, min_open=True), metavar="MINUTES", help="Time limit of one benchmark.")
+@click.option(
+    "--limit", type=click.FloatRange(min=0, min_open=True), metavar="MINUTES", help="Time limit of one benchmark."
+)
 def run(names: tuple[str, ...], size: str | None, out: Path, again: bool, limit: float | None) -> None:
     """Run all benchmarks or those named.
 

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from spear_agents.files import write_text
+from spear_agents.models.cli import print_rows
 from spear_agents.panels.ledger import (
     add_entry,
     check_again,
@@ -44,14 +43,11 @@ def list_panels() -> None:
     \b
       spear panel list
     """
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("panel", no_wrap=True)
-    for column in ("what it is", "tasks of", "samples", "data"):
-        table.add_column(column)
+    rows = []
     for each in OFFICIAL.values():
-        data = each.data or "embedded"
-        table.add_row(each.name, each.title, f"{each.env_id} {each.split}", str(each.protocol.samples), data)
-    Console().print(table)
+        title = f"{each.title}{f' ({each.data})' if each.data else ''}"
+        rows.append(((each.name, f"{each.env_id} {each.split}", str(each.protocol.samples)), title))
+    print_rows(Console(), ("panel", "tasks of", "samples"), rows)
 
 
 @panel.command("export")

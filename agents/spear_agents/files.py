@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -55,6 +56,8 @@ def draft_file(path: Path) -> Iterator[Path]:
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
     """The error for a file that cannot be written."""
+    if error.errno == errno.EISDIR:
+        return SpearError(f"{path} is a folder: name a file in it")
     return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
 
 

@@ -148,5 +148,3 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
         shown = capsys.readouterr().out
         plural = "" if code else "s"
         assert f"{code} problem{plural}, 0 notes" in shown and ("Free it." in shown) == bool(code)
-            code
-        )

@@ -167,11 +167,11 @@ def test_weights_are_loaded_and_others_refused(tiny_model: Path, model: HFModel)
 
 
 def test_what_it_cannot_do_is_said(model: HFModel, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(SpearError, match=r"does not contain config\.json"):
-            HFModel(path)
-        with pytest.raises(SpearError, match="tokenizer_config"):
-            load_tokenizer(path)
+    for read, file in ((HFModel, "config"), (load_tokenizer, "tokenizer_config")):
+        with pytest.raises(SpearError, match=rf"does not contain {file}\.json"):
+            read(tmp_path)
+        with pytest.raises(SpearError, match="absent does not exist"):
+            read(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SpearError, match="cannot be loaded"):
         HFModel(tmp_path)

@@ -36,15 +36,15 @@ OUT_OPTION = click.option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure what the project costs, beside its peers and its bars."""
+    """Measure speed and memory next to other packages."""
 
 
 @bench.command("list")
 def list_benchmarks() -> None:
-    """List the benchmarks, and how long each took for the stored baselines."""
+    """List the benchmarks and how long each took."""
     stored = {size: _read_baseline(size) for size in (Size.QUICK, Size.STANDARD)}
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("benchmark", "what is measured", "bars", *(f"minutes, {size.value}" for size in stored)):
+    for column in ("benchmark", "what is measured", "bars", *(f"min, {size.value}" for size in stored)):
         table.add_column(column, overflow="fold")
     for benchmark in find_benchmarks():
         results = [found.get(benchmark.name) for found in stored.values()]
@@ -59,12 +59,14 @@ def list_benchmarks() -> None:
 @click.option("--full", "size", flag_value=Size.FULL.value, help="Everything: hours.")
 @OUT_OPTION
 @click.option("--again", is_flag=True, help="Also run what has finished.")
-@click.option("--limit", type=click.FloatRange(min=0, min_open=True), metavar="MINUTES", help="Of one benchmark.")
+@click.option(
+    "--limit", type=click.FloatRange(min=0, min_open=True), metavar="MINUTES", help="Time limit of one benchmark."
+)
 def run(names: tuple[str, ...], size: str | None, out: Path, again: bool, limit: float | None) -> None:
-    """Run benchmarks (all, or those named), and print figures and verdicts.
+    """Run all benchmarks or those named.
 
-    What has finished in the folder of results is not run again, so the same command resumes after Ctrl-C. Beside the
-    results stand bench.json, bench.md and two pictures. Exit code 1 if a bar does not hold or a benchmark failed.
+    Prints figures and verdicts. The same command resumes after Ctrl-C and skips finished benchmarks. bench.json,
+    bench.md and two pictures are next to the results. Exit code 1 if a bar does not hold or a benchmark failed.
     """
     known = find_benchmarks()
     chosen = choose_benchmarks(names, known)
@@ -99,7 +101,7 @@ def run(names: tuple[str, ...], size: str | None, out: Path, again: bool, limit:
 @OUT_OPTION
 @click.option("--baseline", type=click.Path(dir_okay=False, path_type=Path), help="Also write them here, to compare.")
 def show(out: Path, baseline: Path | None) -> None:
-    """Print the results of a run, finished or not, and every bar with its verdict."""
+    """Print figures and bars of a run, finished or not."""
     known = find_benchmarks()
     results = read_results(out, known)
     if not results:
@@ -115,10 +117,11 @@ def show(out: Path, baseline: Path | None) -> None:
 @OUT_OPTION
 @click.option("--tolerance", type=click.FloatRange(min=1), default=1.5, show_default=True, help="Least ratio reported.")
 def compare(baseline: Path | None, out: Path, tolerance: float) -> None:
-    """Compare the results in a folder with BASELINE (bench.json, or the folder of another run), by ratio.
+    """Compare results with those of another run, by ratio.
 
-    Without BASELINE, with the stored one of the same size. Times and rates are corrected for the speed of the cores,
-    which each run has measured. Exit code 1 if a figure has become worse by more than the tolerance.
+    BASELINE is a bench.json or the folder of a run; by default the stored baseline of the same size. Times and rates
+    are corrected for the speed of the cores, which each run has measured. Exit code 1 if a figure has become worse by
+    more than the tolerance.
     """
     known = find_benchmarks()
     now = read_results(out, known)

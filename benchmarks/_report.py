@@ -57,14 +57,18 @@ def show_results(known: Sequence[Benchmark], results: Mapping[str, Result], cons
 
 
 def make_markdown(known: Sequence[Benchmark], results: Mapping[str, Result]) -> str:
-    """Tables of the same, for a page."""
+    """The same for a page: bars that do not hold or were not measured, then every figure with its bar."""
     judgements = list_judgements(known, results)
     lines = ["### Bars", "", f"{len(judgements)} bars: {count_verdicts(judgements)}.", ""]
-    lines += ["| benchmark | figure | bar | measured | verdict |", "|---|---|---|---|---|"]
+    lines += ["| benchmark | bars that do not hold | bar | measured |", "|---|---|---|---|"]
     for one in judgements:
-        verdict = f"**{one.verdict.value}**" if one.verdict is Verdict.NOT_HELD else one.verdict.value
-        verdict += f" ({one.reason})" if one.reason else ""
-        lines.append(_make_row(f"`{one.benchmark}`", one.bar.name, str(one.bar), _show_value(one), verdict))
+        if one.verdict is Verdict.NOT_HELD:
+            lines.append(_make_row(f"`{one.benchmark}`", one.bar.name, str(one.bar), _show_value(one)))
+    lines += ["", "| benchmark | bars that were not measured | why |", "|---|---|---|"]
+    unmeasured = [one for one in judgements if one.verdict is Verdict.NOT_MEASURED]
+    for (benchmark_name, reason), group in groupby(unmeasured, key=lambda one: (one.benchmark, one.reason)):
+        bars = "; ".join(f"{one.bar.name} ({one.bar})" for one in group)
+        lines.append(_make_row(f"`{benchmark_name}`", bars, reason))
     for benchmark in known:
         result = results.get(benchmark.name)
         if result is None or not result.figures:

@@ -1,4 +1,4 @@
-"""The paper's ablation at the size of two cores: GRPO, self-imitation, intrinsic reward, Dr.BoT, GiGPO side by side.
+"""The paper's ablation at the size of two cores.
 
 Every run is a `spear train` of its own, through verl. `run` does what is missing, until all is done or its time is
 over, and can be stopped at any moment: the same command resumes. Started twice on the same folder, the two share the

@@ -1,4 +1,4 @@
-"""What playing costs beside generating, and what it gains that no episode waits for another.
+"""The loop next to the engine: CPU time, and the gain over lock-step.
 
 ``share`` plays each environment with 64 episodes at a time and sets the CPU time of episode loop, environments, prompts
 and parsing against the wall time of the rollout. ``schedule`` plays the same episodes of ALFWorld in three ways: each

@@ -1,4 +1,4 @@
-"""What playing ahead gains: steps of a training under a clock of its own, with an engine's latency and a long tail.
+"""Steps an hour when episodes are played ahead, simulated.
 
 No model and no waiting: requests share an engine whose decoding step takes longer the more of them there are, lengths
 of responses are log-normal, episodes have from a few to all of their turns, and the environment answers after a

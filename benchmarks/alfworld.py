@@ -1,4 +1,4 @@
-"""ALFWorld beside TextWorld in one run: speed, memory, differences step for step.
+"""ALFWorld next to TextWorld: speed, memory, differences.
 
 The same commands (the expert's and random ones) are played on both backends of the environment. Then steps of all kinds
 of play are compared, in workers whose reports are continued with ``--work``. ``--games FOLDER`` (an archive of official

@@ -1,4 +1,4 @@
-"""Advantages, filters, loss and buffers at the size of the paper's batches, on one thread."""
+"""Advantages, filters, loss and buffers at the paper's sizes."""
 
 from __future__ import annotations
 

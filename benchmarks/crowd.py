@@ -1,4 +1,4 @@
-"""4,096 episodes at a time in one process, with the latency of real engines: how late it answers, and the memory.
+"""4,096 episodes at a time in one process: delay and memory.
 
 Eight engines with the latencies that ``ahead`` assumes of them decode in real time: each request takes its own number
 of decoding steps, and a step takes longer the more requests share it. Prompts, environments, the episode loop and rows

@@ -1,4 +1,4 @@
-"""``make demo`` after its set-up: minutes, and what 60 steps of SPEAR gain on the whole test panel of Sokoban."""
+"""``make demo`` after its set-up: minutes and gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent program's address costs: CPU time of a call through the gateway, beside our own loop without it.
+"""CPU time that the gateway adds to a call.
 
 64 episodes of ALFWorld's small rooms at a time, played by the expert, whose responses cost next to nothing, as one
 conversation each: once by ``play_episode``, once by the same loop as a program (``spear_agents.gateway.loop``), over

@@ -1,4 +1,4 @@
-"""What many trainings of the lab take: 30 seeds of seven arms on Sokoban, on two cores."""
+"""Time of 30 seeds of seven arms of the lab."""
 
 from __future__ import annotations
 

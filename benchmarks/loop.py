@@ -1,4 +1,4 @@
-"""How many turns one process drives: prompts, episode loop, environments and rows, with an engine that costs nothing.
+"""Turns that one process drives with an engine that costs nothing.
 
 Every response is as long as a policy's: thoughts that fill it up, and one of a few actions. What is counted is what a
 rollout worker does for a turn: the environment's step, rendering and tokenising the prompt, decoding the response,

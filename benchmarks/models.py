@@ -1,4 +1,4 @@
-"""A real language model on two cores: from nothing to its first episode, its cold start, and a training step.
+"""A real language model on two cores: cold start and a training step.
 
 SmolLM2-135M comes from the package index, learns from games of ALFWorld's searching expert (small rooms, prompts
 without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` trains it

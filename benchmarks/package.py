@@ -1,4 +1,4 @@
-"""The installed package: what importing it costs, how long the command takes to answer, and the fast tests."""
+"""Import, start of the command, and the fast tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's prompting rows with a model that can read: five environments, before and after a cold start.
+"""The paper's prompting rows with a model that can read.
 
 SmolLM2-135M plays held-out tasks by each prompting method of ``spear eval``, as it was published and after its cold
 start on ALFWorld (that of :mod:`benchmarks.models`), beside random, scripted and expert play. The table is written to

@@ -1,4 +1,4 @@
-"""Claims of equality and containment, by the tests that prove them: recordings of the originals, experts, attacks.
+"""Equality and containment, by the tests that prove them.
 
 A claim is proved if at least one of its tests passed and none failed. Where the material of a claim is not at hand, its
 tests are skipped and the claim is not measured.

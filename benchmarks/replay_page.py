@@ -1,4 +1,4 @@
-"""The page of recorded episodes: how long 2,000 of them take to write, to index and to open in headless Chromium.
+"""Writing, indexing and opening a page of 2,000 episodes.
 
 The episodes are Sokoban's, played by the random policy in full prompts, each turn with its picture. Opening is wall
 time, since that is what a person waits; everything else is CPU time.

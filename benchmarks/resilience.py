@@ -1,4 +1,4 @@
-"""Rollouts on one sandbox and one retriever while their processes are killed: load held, episodes lost, wrong rewards.
+"""Rollouts while processes of their services are killed.
 
 64 episodes at a time, half of them of CodeInterpreter, half of SearchR1, played by a script. Each is played in the calm
 first; under siege every episode must have the same words and the same reward, or end as a fault and be played again.

@@ -1,4 +1,4 @@
-"""The sandbox over HTTP and as a pool: CPU time of a run, waits, the rate that it keeps up, what 10,000 runs leave.
+"""The sandbox over HTTP and as a pool: CPU time, waits, rate.
 
 The service comes first: CPU time of a ``print`` and of a cubic solved by SymPy at 1, 16 and 64 clients, in turn with a
 clean interpreter that is started for the same program; waits in an open loop; memory. Then the pool without HTTP,

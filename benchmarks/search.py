@@ -1,4 +1,4 @@
-"""Search-R1 beside its peers: what BM25 finds and costs, how soon a first question is answered, and the embedded base.
+"""BM25 next to its peers: what it finds and costs.
 
 Our BM25 and the peers answer in this process, on the questions and passages of ``shared/data/qa`` beside the checkout,
 or on the embedded base where that folder is missing. Times are CPU seconds, taken in turn: ours, the peers, ours again.

@@ -1,4 +1,4 @@
-"""The retrieval service under load: CPU time of a query, waits, memory, errors, a full queue, its start.
+"""The retrieval service under load: CPU time, waits, errors.
 
 The real command runs in a process of its own, without a cache; one query a request, top 3 with scores. CPU time is that
 of the server's process tree, from /proc, so that other work on the machine changes it little; waits and rates are wall

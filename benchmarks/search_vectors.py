@@ -1,4 +1,4 @@
-"""Encoders and vector indexes: how much they find, what a query costs, and what memory they take and share.
+"""Encoders and vector indexes: recall, time and memory.
 
 Vectors are those that MiniLM makes of the passages of the folder `shared` beside the checkout (of the embedded base
 where that is not), filled up with mixtures of them; queries are real questions. Recall is the share of the three

@@ -1,4 +1,4 @@
-"""What SPEAR costs a training step through verl on a CPU: time, memory and work on the driver, beside GRPO.
+"""SPEAR's training step next to GRPO's: time and memory.
 
 One training of the demo's policy in which GRPO's steps (no replay), SPEAR's whose replay never fires (every row still
 goes through the buffer) and SPEAR's that replay take turns, all on the same episodes; see ``_training_arms``.

@@ -1,4 +1,4 @@
-"""WebShop's bars: equality with recordings of the original, speed, memory, and what a million products cost.
+"""WebShop next to the original: equality, speed, memory.
 
 The catalogue is the official one of 1,000 products and the recordings are those of the original where a folder
 ``shared`` with both lies beside the checkout; else the mini catalogue, and its own recordings. With ``--full`` a whole

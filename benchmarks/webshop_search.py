@@ -1,4 +1,4 @@
-"""WebShop's search on a catalogue of 1.18 million products: building, opening, memory and time of a query.
+"""WebShop's search on 1.18 million products.
 
 The texts are synthetic, with the term statistics of the real products (see `_profile_texts.py`), since the full
 catalogue cannot be shipped. The original is Lucene behind a JVM; its figures, in brackets, are the ones that were

@@ -31,6 +31,14 @@ def walk(name: str, command: click.Command, parent: click.Context) -> Iterator[t
 
 
 COMMANDS = {name: command for name, command in list_commands() if name != "bench"}
+MOST = 64
+"""Characters that a list of subcommands shows of each on 80 columns."""
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name.count(" ") == 1])
+def test_a_group_shows_the_whole_summary(name: str) -> None:
+    summary = COMMANDS[name].get_short_help_str(200)
+    assert len(summary) <= MOST, f"the first sentence of spear {name} --help would be cut off: {summary}"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,11 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
     cut = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)
     if cut:
         console.print(f"{cut:,} episodes ended because their prompt grew too long (--overlong)", soft_wrap=True)
-    if evaluation.overall.faults:
-        again = " The same command plays them again." if out is not None else ""
-        console.print(f"{evaluation.overall.faults} episodes were cut short by a fault.{again}", soft_wrap=True)
+    faults = Counter(trajectory.fault for trajectory in evaluation.trajectories if trajectory.fault is not None)
+    if faults:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.most_common())
+        again = ", and the same command plays these episodes again" if out is not None else ""
+        console.print(f"Faults cut episodes short: {kinds}. Fix what failed{again}.", soft_wrap=True)
     console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
     if out is not None:
         console.print(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them", soft_wrap=True)

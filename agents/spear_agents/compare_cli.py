@@ -35,7 +35,7 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
     help="One more pair, of runs of another training seed; may be repeated.",
 )
 @click.option("--metric", type=click.Choice([metric.value for metric in Metric]), default="success")
-@click.option("--seed", type=int, default=0, help="Of the bootstrap and of drawn permutations.")
+@click.option("--seed", type=int, default=0, help="Seed of the bootstrap and of drawn permutations.")
 @click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
 def compare(
     before: Path, after: Path, more: Sequence[tuple[Path, Path]], metric: str, seed: int, as_json: bool

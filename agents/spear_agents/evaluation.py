@@ -53,8 +53,24 @@ EPISODE_COLUMNS = (
     "fault",
 )
 """Fields of a trajectory that a table of episodes copies."""
-_ENGINE_FAULTS = frozenset(kind.value for kind in (*EngineFaultKind, *AgentFaultKind))
-"""Faults of the player, likely to recur in the next episode."""
+_MENDS = {
+    EngineFaultKind.UNREACHABLE.value: "check that a server runs at --base-url and is not behind a proxy",
+    EngineFaultKind.TIMEOUT.value: "give --request-timeout more seconds, or lower --requests",
+    EngineFaultKind.OVERLOADED.value: "lower --requests",
+    EngineFaultKind.SERVER_ERROR.value: "read the server's log",
+    EngineFaultKind.BAD_REPLY.value: "check that --base-url is an OpenAI-compatible API, usually ending in /v1",
+    EngineFaultKind.DEAD.value: "read the engine's output, which the message above names",
+    EngineFaultKind.OUT_OF_MEMORY.value: "lower --concurrency or --max-model-len",
+    EngineFaultKind.NOT_A_NUMBER.value: "check the weights, or try --dtype float32",
+    AgentFaultKind.FAILED.value: "correct the program where the warnings above say",
+    AgentFaultKind.TIMEOUT.value: "give --agent-timeout more seconds",
+}
+"""What to do about each fault of the player, likely to recur in the next episode."""
+
+
+def explain_fault(trajectory: Trajectory) -> str:
+    """What to do about a fault of the player."""
+    return _MENDS[str(trajectory.fault)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -297,8 +313,8 @@ def run_evaluation(
         except KeyboardInterrupt:
             raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
-    if all(trajectory.fault in _ENGINE_FAULTS for trajectory in trajectories):
-        raise SpearError(f"no episode could be played ({trajectories[0].fault}): see to the engine and try again")
+    if all(trajectory.fault in _MENDS for trajectory in trajectories):
+        raise SpearError(f"no episode could be played ({trajectories[0].fault}): {explain_fault(trajectories[0])}")
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:
@@ -332,12 +348,13 @@ class _Progress:
         self.played[trajectory.task_id, trajectory.seed] = trajectory
         if self._observer is not None:
             self._observer(len(self.played), self._total, trajectory)
-        broken = trajectory.fault in _ENGINE_FAULTS
+        broken = trajectory.fault in _MENDS
         self._faults = self._faults + 1 if broken else 0
         if self._faults == FAULTS_IN_A_ROW:
             raise SpearError(
-                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): see to it and run the same "
-                "command again. Finished episodes are kept if --out was given"
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): "
+                f"{explain_fault(trajectory)}, and run the same command again. "
+                "Finished episodes are kept if --out was given"
             )
 
 

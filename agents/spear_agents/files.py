@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -55,6 +56,8 @@ def draft_file(path: Path) -> Iterator[Path]:
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
     """The error for a file that cannot be written."""
+    if error.errno == errno.EISDIR:
+        return SpearError(f"{path} is a folder: name a file in it")
     return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
 
 
@@ -62,8 +65,10 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     """A file of a model's folder. Raises SpearError if there is none."""
     path = Path(folder) / name
     if not path.is_file():
-        fault = f"does not contain {name}" if path.parent.is_dir() else "does not exist"
-        raise SpearError(f"{folder} {fault}: give a folder of save_pretrained, such as one of `spear warmstart`")
+        found = f"does not contain {name}" if Path(folder).is_dir() else "does not exist"
+        raise SpearError(
+            f"{folder} {found}: give a Hugging Face folder, as `spear models get` and `spear warmstart` write"
+        )
     return path
 
 

@@ -97,6 +97,8 @@ def read_settings(out: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, TypeError) as error:
+        if not out.is_dir():
+            raise SpearError(f"{out} does not exist: give a folder of `spear eval --out`") from error
         raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
 
 

@@ -162,7 +162,7 @@ def serve_runs(
     packages: tuple[str, ...],
     self_test_only: bool,
 ) -> None:
-    """Answer POST /run_code in SandboxFusion's form until SIGINT or SIGTERM.
+    """Serve POST /run_code in SandboxFusion's form.
 
     Before it listens it tests the isolation from inside a run, and ends with code 78 if it does not hold. It listens on
     this machine only, unless --host says otherwise. If SPEAR_SANDBOX_TOKEN is set, requests must carry it as a bearer
@@ -259,9 +259,10 @@ def _warn(text: str) -> None:
 @sandbox.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def doctor(as_json: bool) -> None:
-    """Try each level of isolation on this machine and say which hold, and what to do about the others.
+    """Test each level of isolation on this machine.
 
-    The weak levels are tried for what they promise, which is less. Exit code 78 if no strong level holds.
+    The table says which levels hold and what to do about the others. Weak levels promise less and are tested for
+    that. Exit code 78 if no strong level holds.
 
     \b
       spear sandbox doctor
@@ -318,7 +319,7 @@ def run_file(
     stdin: BinaryIO | None,
     as_json: bool,
 ) -> None:
-    """Run the Python program FILE (- for standard input) in a sandbox, and print what it prints.
+    """Run the program FILE (- for standard input) in a sandbox.
 
     The exit code is the program's; 128 + n if signal n ended it, 124 if its time was up, 70 if the sandbox failed, 78
     if no isolation holds.
@@ -376,9 +377,10 @@ def serve_mcp(
     memory_mb: int,
     max_sessions: int,
 ) -> None:
-    """Offer running code, sessions and their files as tools of the Model Context Protocol (extra 'mcp').
+    """Offer runs, sessions and their files as tools of MCP.
 
-    Over stdin and stdout, or over HTTP; then SPEAR_SANDBOX_TOKEN is asked for, as by 'serve'.
+    Over stdin and stdout, or over HTTP, where clients must send SPEAR_SANDBOX_TOKEN if it is set. Needs the extra
+    'mcp'.
 
     \b
     Example, for a client that starts it:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from spear_envs.core.env import SpearEnv
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError
 
 
 def make_env(
@@ -31,7 +33,7 @@ def make_env(
     try:
         env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped
     except (gym.error.Error, ModuleNotFoundError) as error:
-        raise _explain_unknown(env_id, error) from error
+        raise explain_unknown(env_id, error) from error
     except TypeError as error:
         # gymnasium appends all keywords to the message of a constructor that refuses one.
         problem = str(error).split(" was raised from")[0]
@@ -63,16 +65,26 @@ def find_creator(env_id: str) -> Callable[..., Any]:
         entry_point = gym.spec(name).entry_point
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     except (gym.error.Error, ImportError, AttributeError, ValueError) as error:
-        raise _explain_unknown(env_id, error) from error
+        raise explain_unknown(env_id, error) from error
     if creator is None:
         raise SpearError(f"{env_id} is registered without an entry point: name its class in register_env.")
     return creator
 
 
-def _explain_unknown(env_id: str, error: Exception) -> SpearError:
+def explain_unknown(env_id: str, error: Exception) -> SpearError:
+    """The error for an environment that cannot be found, with the nearest name."""
+    known = {_strip(name): name for name in gym.registry if name.startswith("spear/")}
+    near = difflib.get_close_matches(_strip(env_id), known, n=1, cutoff=0.6)
+    # Gymnasium's own words only repeat an unregistered id, but they name a module that cannot be imported.
     first = str(error).strip().split("\n")[0].rstrip(".")
-    known = [name for name in gym.registry if name.startswith("spear/")]
+    cause = "" if isinstance(error, gym.error.UnregisteredEnv) else f" ({first})"
+    hint = f" Did you mean {known[near[0]]!r}?" if near else ""
     return SpearError(
-        f"there is no environment {env_id!r} ({first}).{suggest_name(env_id, known)} "
-        f"Environments of this package: {', '.join(known)}"
+        f"there is no environment {env_id!r}{cause}.{hint} Choose one of {', '.join(known.values())}, or name yours "
+        "with its module, as in my_package.corridor:mine/Corridor-v0."
     )
+
+
+def _strip(env_id: str) -> str:
+    """The name in lower case, without namespace and version."""
+    return re.sub(r"^.*[/:]|-v\d+$", "", env_id).lower()

@@ -70,7 +70,7 @@ DATASETS: tuple[Dataset, ...] = (
 VERBS = {
     "get": "Download the files of a data set, or take them from a folder.",
     "build": "Convert fetched files for an environment.",
-    "verify": "Check local data against checksums and published counts; without a name, all of it.",
+    "verify": "Check local data, all of it or one data set.",
 }
 
 source_option = click.option(
@@ -154,7 +154,9 @@ def path(name: str | None, as_json: bool) -> None:
 @data.command()
 @click.argument("what", metavar="NAME|PATH|REPOSITORY")
 def unlock(what: str) -> None:
-    """Accept a change of published files: of the data set NAME, of a file, or of a repository on the hub.
+    """Accept a change of published files.
+
+    NAME is a data set, a file, or a repository on the hub.
 
     The first 'spear data get' locks what it fetches in lock.json of the data folder, and other bytes are then refused.
     This removes the lock; the next 'get' takes and locks what is published then. Local files are kept.
@@ -175,7 +177,9 @@ def unlock(what: str) -> None:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="JSON of all files, the manifest.json of a mirror.")
 def list_datasets(name: str | None, as_json: bool) -> None:
-    """List the data sets, or the files of the data set NAME with size, SHA-256 and whether they are here.
+    """List the data sets, or the files of the data set NAME.
+
+    Files are listed with size, SHA-256 and whether they are here.
 
     \b
       spear data list

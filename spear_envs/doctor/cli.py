@@ -91,5 +91,6 @@ def _show(findings: list[Finding]) -> None:
         table.add_row(Text(finding.name), Text(finding.verdict.value, style=COLOURS[finding.verdict]), found)
     console = Console()
     console.print(table)
-    counts = [sum(finding.verdict is verdict for finding in findings) for verdict in (Verdict.PROBLEM, Verdict.NOTE)]
-    console.print(f"{counts[0]} problems, {counts[1]} notes", highlight=False)
+    counts = {each: sum(finding.verdict is each for finding in findings) for each in (Verdict.PROBLEM, Verdict.NOTE)}
+    told = (f"{count} {each.value}{'' if count == 1 else 's'}" for each, count in counts.items())
+    console.print(", ".join(told), highlight=False)

@@ -95,7 +95,9 @@ def check_data() -> Iterator[Finding]:
     """Downloaded data, which is optional: every environment has embedded tasks."""
     folder = data_folder()
     offline = ", downloads are forbidden (SPEAR_OFFLINE)" if is_offline() else ""
-    names = sorted(item.name for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
+    # An interrupted download may have left empty folders.
+    items = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(item.name for item in items if any(path.is_file() for path in item.glob("**/*")))
     if names:
         yield Finding("data", Verdict.OK, f"{', '.join(names)} in {folder}{offline}")
     else:

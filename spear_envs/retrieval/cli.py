@@ -46,7 +46,7 @@ def retriever() -> None:
 @click.option("--encoder", help="Model of the index, if the index lacks its export.")
 @click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
 @click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
-@click.option("--threads", type=click.IntRange(1), default=1, help="Of the encoder and the index.")
+@click.option("--threads", type=click.IntRange(1), default=1, help="Threads of the encoder and the index.")
 @click.option("--device", default="cpu", help="For encoding queries: cpu, cuda, cuda:1, …")
 @take_address(8000)
 @click.option("--cache-mb", type=click.IntRange(0), default=64, help="Room for past results.")
@@ -88,7 +88,7 @@ def serve_passages(
     batch_queries: int,
     batch_tokens: int,
 ) -> None:
-    """Answer POST /retrieve in Search-R1's form until SIGINT or SIGTERM.
+    """Serve POST /retrieve in Search-R1's form.
 
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
     it as a bearer token. Each worker has its own cache, queue and metrics.
@@ -122,9 +122,9 @@ def serve_passages(
 @click.option("--index", "name", help="The one to record.  [default: the file's default]")
 @take_address(8000)
 def record_searches(recording: Path, config: Path, name: str | None, host: str, port: int) -> None:
-    """Serve an index of a file, and store each search and its answer in RECORDING.
+    """Serve an index and record its searches in RECORDING.
 
-    Stored searches are answered from it, without cost.
+    A search that comes again is answered from RECORDING, without cost.
 
     \b
       spear retriever record searches.sqlite --config web.yaml
@@ -138,7 +138,7 @@ def record_searches(recording: Path, config: Path, name: str | None, host: str, 
 @click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @take_address(8000)
 def replay_searches(recording: Path, host: str, port: int) -> None:
-    """Serve only the searches in RECORDING, without an engine or a key.
+    """Serve only the searches in RECORDING, without engine or key.
 
     \b
       spear retriever replay searches.sqlite --port 8000
@@ -234,7 +234,9 @@ def serve_mcp(
     host: str,
     port: int,
 ) -> None:
-    """Offer search as a tool of the Model Context Protocol, over stdin and stdout or over HTTP (extra 'mcp').
+    """Offer search as a tool of MCP (extra 'mcp').
+
+    Over stdin and stdout, or with --http over HTTP.
 
     \b
     Example, for a client that starts it:

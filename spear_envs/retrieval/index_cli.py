@@ -156,7 +156,9 @@ def build(
 @click.option("--corpus", "corpus_path", type=file_type, required=True, help="The corpus of the index.")
 @click.option("--encoder", help="Folder of the model, if it has moved.")
 def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
-    """Compare an index with its checksums, and check that passages find themselves in it.
+    """Compare an index with its checksums.
+
+    Also check that passages find themselves in it.
 
     \b
       spear index check indexes/wiki --corpus wiki-18.jsonl
@@ -177,7 +179,7 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
 @index.command()
 @click.option("--corpus", "corpus_path", type=file_type, help="Count its documents.")
 @click.option("--passages", type=click.IntRange(1), help="Number of documents.  [default: wiki-18's 21,015,324]")
-@click.option("--dimension", type=click.IntRange(1), help="Of the vectors.  [default: E5-base's 768]")
+@click.option("--dimension", type=click.IntRange(1), help="Dimension of the vectors.  [default: E5-base's 768]")
 @encoder_option
 @click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {', '.join(PLANNED)}]")
 @click.option("--cores", default=16, type=click.IntRange(1), help="For the times.")
@@ -191,9 +193,10 @@ def plan(
     cores: int,
     memory: int | None,
 ) -> None:
-    """Estimate memory, disk and time of each type of index; nothing is built.
+    """Estimate memory, disk and time of each type of index.
 
-    With --encoder the model is measured on this machine for some seconds; without, times are from other machines.
+    Nothing is built. With --encoder the model is measured on this machine for some seconds; without it, times are from
+    other machines.
 
     \b
       spear index plan --passages 21015324 --memory 64GB

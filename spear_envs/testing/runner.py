@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from spear_envs.core.errors import SpearError, describe_error
+from spear_envs.core.making import explain_unknown
 from spear_envs.testing.checks import CHECKS, Subject
 from spear_envs.testing.report import CheckReport, CheckResult
 
@@ -46,7 +47,7 @@ def check_spear_env(
     try:
         subject.make().close()  # so that a wrong id or keyword is one clear error, not one per check
     except gym.error.Error as error:
-        raise SpearError(f"{error} Import the module that registers it first (spear check: --module).") from error
+        raise explain_unknown(id, error) from error
     except (ImportError, TypeError, ValueError) as error:
         raise SpearError(f"{id} cannot be made: {error}") from error
     subject.id = id.rpartition(":")[2]  # registered by now

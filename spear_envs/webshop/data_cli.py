@@ -131,7 +131,9 @@ def build(
     processes: int,
     limit: int | None,
 ) -> None:
-    """Build a store of fetched files (--size) or of your own (--items and --attributes).
+    """Build a store of fetched or your own files.
+
+    --size builds one of fetched files, --items and --attributes one of your own.
 
     An interrupted build resumes when the same command is run again.
 

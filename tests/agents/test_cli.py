@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
+from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
@@ -38,6 +39,16 @@ def test_a_broken_environment_is_told_with_file_and_line(corridor_id: str, monke
     monkeypatch.setattr(SplitCorridor, "_act", lambda self, action: 1 / 0)
     error = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert"]).exception
     assert re.search(r"ZeroDivisionError: division by zero \(.*test_cli\.py, line \d+\)", str(error))
+
+
+def test_faults_are_told_by_their_kind(corridor_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(env: SplitCorridor, action: str) -> ActionResult:
+        raise EnvFault("door_stuck", "the door is stuck")
+
+    register_env(corridor_id, SplitCorridor)
+    monkeypatch.setattr(SplitCorridor, "_act", fail)
+    output = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert", "--tasks", "2"]).output
+    assert "Faults cut episodes short: 2 door_stuck. Fix what failed." in output
 
 
 def test_a_model_is_evaluated(tiny_model: Path) -> None:

@@ -166,7 +166,7 @@ def test_the_summary_says_what_it_is_about(settings: EvalSettings, tmp_path: Pat
 
 def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> None:
     cases = [
-        (replace(settings, env_id="spear/Nothing-v0"), "Environments of this package"),
+        (replace(settings, env_id="spear/Nothing-v0"), "Choose one of spear/ALFWorld-v0"),
         (replace(settings, env_kwargs={"colour": "red"}), "colour"),
         (replace(settings, template="absent"), "compact"),
         (replace(settings, temperature=-1), "temperature"),

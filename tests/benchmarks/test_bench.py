@@ -63,7 +63,9 @@ def test_a_run(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "6 bars: 4 held, 0 NOT HELD, 2 not measured" in shown and "needs --full" in shown and "peer: 40 ms" in shown
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} >= {"bench.json", "bench.md", "good.json", "good.log", "other.log"}
-    assert "| `good` | step | ≤ 2 ms | 1 ms | held |" in (out / "bench.md").read_text("utf-8")
+    page = (out / "bench.md").read_text("utf-8")
+    assert "| step (of three) | 1 ms | peer: 40 ms (40 times ours) | ≤ 2 ms | held |" in page
+    assert "| `good` | large (≤ 1 GB) | needs --full |" in page and "| `good` | step |" not in page
     if (out / "bars.png").exists():  # matplotlib comes with the extra 'train'
         assert (out / "bars.png").read_bytes()[:4] == (out / "peers.png").read_bytes()[:4] == b"\x89PNG"
     result = read_summary(out)["good"]

@@ -155,8 +155,8 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("args", "code", "mend"),
         [
-            (("check", "spear/NoSuch-v0"), 1, "--module"),
-            (("check", "nospace/Corridor-v0"), 1, "(spear check: --module)"),
+            (("check", "spear/NoSuch-v0"), 1, "Choose one of spear/ALFWorld-v0"),
+            (("check", "nospace/Corridor-v0"), 1, "name yours with its module"),
             (("check", "not an id"), 1, "Malformed environment ID"),
             (("check", "no_such_module:spear/X-v0"), 1, "no_such_module"),
             (("check", "tests/Corridor-v0", "--module", "no.such.module"), 1, "cannot be imported"),

@@ -228,7 +228,7 @@ def test_what_cannot_be_made_is_one_error() -> None:
     with pytest.raises(SpearError, match="no_such_keyword"):
         check_spear_env("tests/Corridor-v0", no_such_keyword=1)
     for id in ("tests/NoSuch-v0", "nowhere/X-v0", "not an id"):
-        with pytest.raises(SpearError, match="Import the module that registers it"):
+        with pytest.raises(SpearError, match="name yours with its module"):
             check_spear_env(id)
 
 

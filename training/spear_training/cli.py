@@ -64,7 +64,7 @@ def _print_choices(console: Console, config_dir: Path | None) -> None:
 @click.command("demo")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"))
 @click.option("--steps", type=click.IntRange(1), default=60, envvar="SPEAR_DEMO_STEPS", help="Training steps.")
-@click.option("--seed", type=int, default=0, help="Of the training.")
+@click.option("--seed", type=int, default=0, help="Seed of the training.")
 def demo(out: Path, steps: int, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 

@@ -75,7 +75,7 @@ def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[P
         return checkpoints / BEST, int(kept["step"])
     number = step if step is not None else repair_tracker(checkpoints)
     if number is None:
-        raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet")
+        raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet: name the folder of a training")
     folder = checkpoints / f"global_step_{number}"
     if not is_finished(folder) or not any(folder.glob("actor/*")):
         steps = sorted(path.name.rpartition("_")[2] for path in checkpoints.glob("global_step_*") if is_finished(path))

@@ -10,7 +10,7 @@ import click
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
-@click.option("--step", type=click.IntRange(1), help="Of the checkpoint; the latest by default.")
+@click.option("--step", type=click.IntRange(1), help="Step of the checkpoint; the latest by default.")
 @click.option("--best", is_flag=True, help="The checkpoint that was best on the validation panel.")
 def export(run: Path, out: Path, step: int | None, best: bool) -> None:
     """Write the policy of RUN as a folder that transformers, vLLM and `spear eval --model` load.

@@ -49,7 +49,7 @@ from spear_training.precision import check_precision, measure_weights, resolve_d
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
-from spear_training.sizing import WORKERS, check_queue, size_workers
+from spear_training.sizing import WORKERS, check_queue, check_whole_numbers, size_workers
 from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
@@ -88,17 +88,6 @@ CHANGEABLE = (
 
 OPEN_NODES = ("spear.env.kwargs", "spear.loss.policy_options", "spear.sil.gamma_options", "spear.reward.mu_options")
 """Nodes of free keywords, of environments and functions."""
-
-WHOLE_NUMBERS = (
-    "trainer.log_val_generations",
-    "trainer.total_training_steps",
-    "data.train_batch_size",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    WORKERS,
-)
-"""Integer keys that verl does not check; a wrong one would fail in the middle of a run's start."""
-MAY_BE_ZERO = ("trainer.log_val_generations",)
 
 
 @dataclass(frozen=True)
@@ -326,11 +315,7 @@ def check_config(config: DictConfig) -> Training:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
-    for key in WHOLE_NUMBERS:
-        value = OmegaConf.select(config, key)
-        least = 0 if key in MAY_BE_ZERO else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
+    check_whole_numbers(config)
     _check_hardware(config)
     if config.trainer.device == "cpu":
         check_precision(config)

@@ -34,6 +34,13 @@ def prove_gpu(out: Path, device: str, only: tuple[str, ...]) -> None:
     unknown = set(only) - prover.list_steps().keys()
     if unknown:
         raise SpearError(f"there is no step {min(unknown)!r}: choose {', '.join(prover.list_steps())}")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SpearError(
+                "torch sees no GPU (`spear doctor` says why): --device cpu takes the same steps without one"
+            )
     table = Table(box=None, title=f"{prover.describe()['name']}", title_justify="left")
     for column in ("step", "", "s", "figures"):
         table.add_column(column)

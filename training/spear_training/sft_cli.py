@@ -24,12 +24,12 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--keep-lost", is_flag=True, help="Learn from lost episodes too.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the order of the samples.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the order of the samples.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
-    help="Of the computation on a CPU: bfloat16 where it is the faster one and the model is not tiny, else float32.",
+    help="Precision on a CPU: by default bfloat16 if it is faster and the model is not tiny, else float32.",
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options: Any) -> None:

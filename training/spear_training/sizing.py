@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import ReplayUnit
@@ -24,6 +24,16 @@ TURNS_OF_A_GPU = 800
 """Expected maximum turns a second of one GPU's engine."""
 HEADROOM = 2
 """Workers idle half of the time, so that bursts of responses are handled at once."""
+WHOLE_NUMBERS = (
+    "trainer.log_val_generations",
+    "trainer.total_training_steps",
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    WORKERS,
+)
+"""Integer keys that verl does not check; a wrong one would fail in the middle of a run's start."""
+MAY_BE_ZERO = ("trainer.log_val_generations",)
 
 
 def size_workers(config: DictConfig) -> None:
@@ -89,3 +99,12 @@ def _count_episodes(config: DictConfig) -> int:
     """Maximum concurrent episodes."""
     step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     return int(step * (1 + config.spear.rollout.staleness))
+
+
+def check_whole_numbers(config: DictConfig) -> None:
+    """Raise SpearError if a number of tasks, episodes, steps or workers is not a whole one of at least 1."""
+    for key in WHOLE_NUMBERS:
+        value = OmegaConf.select(config, key)
+        least = 0 if key in MAY_BE_ZERO else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")

@@ -32,7 +32,7 @@ from spear_envs.completion import ENV, SPLIT
 )
 @click.option("--epochs", type=int, help="Passes over the rows.")
 @click.option("--batch", type=int, help="Rows of an optimiser step.")
-@click.option("--learning-rate", type=float, help="Its highest value.")
+@click.option("--learning-rate", type=float, help="Highest learning rate.")
 @click.option("--hidden", type=int, help="Width of the model.")
 @click.option("--layers", type=int, help="Depth of the model.")
 @click.option("--heads", type=int, help="Attention heads of a layer.")

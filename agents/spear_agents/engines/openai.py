@@ -11,6 +11,7 @@ import asyncio
 import base64
 import io
 import json
+import logging
 import os
 import random
 import socket
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     import httpx
 
 KEY_VARIABLE = "OPENAI_API_KEY"
+_log = logging.getLogger(__name__)
 _LARGEST_REPLY = 32 * 2**20
 _SEED_BITS = 31
 _REACH_S = 2.0
@@ -139,6 +141,7 @@ class OpenAIEngine:
         if find_spec("httpx") is None:
             raise SpearError("servers need httpx: pip install 'spear-agents[api]'")
         self.server = server
+        self._told: set[EngineFaultKind] = set()
         self.tokenizer = ChatByteTokenizer()
         self._client: httpx.AsyncClient | None = None
         self._free: asyncio.Semaphore | None = None
@@ -208,6 +211,9 @@ class OpenAIEngine:
             else:
                 wait = min(self.server.longest_wait_s, self.server.wait_s * 2 ** (number - 1))
                 await asyncio.sleep(wait * (0.5 + dice.random() / 2))
+        if fault.kind not in self._told:
+            self._told.add(fault.kind)
+            _log.warning("%s (further faults of this kind are only counted)", fault)
         raise fault
 
     async def _send(self, body: bytes) -> tuple[int, Any, bytes]:
@@ -237,6 +243,15 @@ class OpenAIEngine:
         except BadReplyError:
             raise
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            if "WRONG_VERSION_NUMBER" in str(error):  # the same at every try
+                raise SpearError(
+                    f"{self.server.url} does not speak TLS: write http:// instead of https:// in --base-url"
+                ) from None
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise SpearError(
+                    f"the certificate of {self.server.url} is not trusted ({error}): name its authority's file in "
+                    "SSL_CERT_FILE"
+                ) from None
             raise _Unreachable(str(error) or type(error).__name__) from error
 
     def _open_client(self) -> httpx.AsyncClient:

@@ -34,9 +34,10 @@ def models() -> None:
     help="Folder with choices of your own for spear train.",
 )
 def list_command(as_json: bool, config_dir: Path | None) -> None:
-    """List models with their size and whether they are here, and what `spear train model=NAME` takes.
+    """List models with their size and whether they are here.
 
-    Any other is named by its folder, or fetched from the hub first: spear models get OWNER/NAME.
+    Also list the choices of `spear train model=NAME`. For other models give a folder, or fetch one from the hub with
+    spear models get OWNER/NAME.
 
     \b
       spear models list

@@ -20,7 +20,7 @@ from spear_agents.files import explain_unwritable
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder
 from spear_agents.models.checking import check_folder
 from spear_agents.models.conversion import convert_gguf
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import is_offline
 from spear_envs.data.space import check_space
@@ -84,7 +84,10 @@ def get_model(name: str, *, source: Path | None = None, console: Console | None 
         return _get_gguf(Path(name).expanduser(), console)
     if HUB_ID.fullmatch(name):
         return _get_published(name, console)
-    raise SpearError(f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub")
+    raise SpearError(
+        f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub."
+        f"{suggest_name(name, KNOWN)}"
+    )
 
 
 def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -> Path:

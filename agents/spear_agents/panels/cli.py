@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from spear_agents.files import write_text
+from spear_agents.models.cli import print_rows
 from spear_agents.panels.ledger import (
     add_entry,
     check_again,
@@ -44,21 +43,20 @@ def list_panels() -> None:
     \b
       spear panel list
     """
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("panel", no_wrap=True)
-    for column in ("what it is", "tasks of", "samples", "data"):
-        table.add_column(column)
+    rows = []
     for each in OFFICIAL.values():
-        data = each.data or "embedded"
-        table.add_row(each.name, each.title, f"{each.env_id} {each.split}", str(each.protocol.samples), data)
-    Console().print(table)
+        title = f"{each.title}{f' ({each.data})' if each.data else ''}"
+        rows.append(((each.name, f"{each.env_id} {each.split}", str(each.protocol.samples)), title))
+    print_rows(Console(), ("panel", "tasks of", "samples"), rows)
 
 
 @panel.command("export")
 @click.argument("name")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.json.")
 def export(name: str, out: Path | None) -> None:
-    """Write panel NAME with its tasks, fingerprint and protocol as one JSON file.
+    """Write panel NAME as one JSON file.
+
+    It holds the tasks, their fingerprint and the protocol.
 
     \b
       spear panel export sokoban-tiny --out sokoban-tiny.json
@@ -71,7 +69,9 @@ def export(name: str, out: Path | None) -> None:
 @panel.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_panel(file: Path) -> None:
-    """Check whether the installed code makes the tasks and prompts of a panel's FILE; exit code 1 if not.
+    """Check whether the installed code reproduces a panel's FILE.
+
+    Tasks and prompts are compared. Exit code 1 if one differs.
 
     \b
       spear panel verify sokoban-tiny.json
@@ -131,7 +131,7 @@ def ledger() -> None:
 @ledger.command("add")
 @click.argument("run", type=FOLDER)
 @click.option("--panel", "panel_name", required=True, help="Official panel, or the file of one.")
-@click.option("--name", required=True, help="Of the entry.")
+@click.option("--name", required=True, help="Name of the entry.")
 @click.option("--model", help="What the model is called; default: the end of its path.")
 @click.option("--notes", default="", show_default=False, help="A sentence for readers.")
 @click.option("--publish", is_flag=True, help="Copy the model next to the entry, for others to play it.")
@@ -156,7 +156,9 @@ def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, pu
     help="A leaderboard that must be the ledger's.",
 )
 def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | None, page: Path | None) -> None:
-    """Recompute every number of the ledger (or of the entries NAMES); exit code 1 if one does not match.
+    """Recompute every figure of the ledger, or of the entries NAMES.
+
+    Exit code 1 if one does not match.
 
     \b
       spear ledger verify
@@ -193,7 +195,9 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
 @click.argument("page", type=click.Path(path_type=Path, dir_okay=False))
 @LEDGER
 def fill(page: Path, ledger: Path) -> None:
-    """Update the tables of PAGE from the ledger, each after a comment <!-- ledger: BEFORE AFTER OTHERS… -->.
+    """Update the tables of PAGE from the ledger.
+
+    A table follows a comment <!-- ledger: BEFORE AFTER OTHERS… -->.
 
     \b
       spear ledger fill README.md

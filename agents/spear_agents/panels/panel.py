@@ -225,7 +225,7 @@ OFFICIAL: Mapping[str, Panel] = {
             _WEBSHOP,
             "test",
             {"catalog": "full", "goal_kind": "human", "split_scheme": "original"},
-            data="spear data get webshop full",
+            data="spear data get webshop --size full --human",
         ),
         Panel(
             "search-seven",

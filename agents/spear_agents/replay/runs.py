@@ -72,6 +72,8 @@ class Run:
         self._lock = threading.Lock()
         if not self.path.exists():
             raise SpearError(f"{path} does not exist: give a folder of spear eval, play or train")
+        if self.path.is_file() and self.path.suffix != ".jsonl":
+            raise SpearError(f"{path} is not a file of episodes: give its folder, or {EPISODES} in it")
         self.refresh()
         if not self._sources and not self._find_trainings():
             raise SpearError(f"{path} has no {EPISODES} and no metrics: give a folder of spear eval, play or train")

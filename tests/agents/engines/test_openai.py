@@ -204,6 +204,20 @@ def test_an_address_without_its_version_is_told(root: str, told: bool) -> None:
     assert ("ends in /v1" in str(error)) is told
 
 
+def test_an_address_of_the_wrong_scheme_stops_at_once(script: Script) -> None:
+    address = script.server().base_url.replace("http:", "https:")
+    with pytest.raises(SpearError, match="write http:// instead of https://"):
+        ask(replace(script.server(), base_url=address))
+
+
+def test_a_fault_is_told_once(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    script.answers = [say({}, 500)]
+
+    with pytest.raises(EngineFault):
+        ask(script.server(tries=1), calls=3)
+    assert [record.message.count("answered 500") for record in caplog.records] == [1]
+
+
 def test_a_prompt_that_is_too_long_is_told_apart(script: Script) -> None:
     script.answers = [say({"error": {"message": "This model's maximum context length is 8 tokens"}}, 400)]
     with pytest.raises(ContextExceededError):

@@ -44,6 +44,9 @@ def test_a_page_is_served_until_ctrl_c(command: str, sokoban_run: Path, tmp_path
 def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(view, [str(tmp_path / "nowhere")])
     assert isinstance(result.exception, SpearError) and "give a folder of" in str(result.exception)
+    (tmp_path / "summary.json").write_text("{}")
+    result = CliRunner().invoke(view, [str(tmp_path / "summary.json")])
+    assert isinstance(result.exception, SpearError) and "is not a file of episodes" in str(result.exception)
     result = CliRunner().invoke(play, ["spear/Sokobn-v0", "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, SpearError) and not (tmp_path / "out").exists()
 

@@ -31,6 +31,7 @@ def test_keywords() -> None:
     ("env_id", "split", "keywords", "words"),
     [
         ("spear/Sokobann-v0", None, {}, "Did you mean 'spear/Sokoban-v1'"),
+        ("sokoban", None, {}, "Did you mean 'spear/Sokoban-v1'"),
         ("no_module:spear/Sokoban-v1", None, {}, "no_module"),
         ("spear/Sokoban-v1", None, {"boxen": 2}, "boxen"),
         ("spear/Sokoban-v1", "test", {"split": "train"}, "split"),
@@ -47,5 +48,5 @@ def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: d
 
 @pytest.mark.parametrize("env_id", ["spear/Sokobann-v0", "no_module:spear/Sokoban-v1", "not an id"])
 def test_splits_of_nothing(env_id: str) -> None:
-    with pytest.raises(SpearError, match="Environments of this package"):
+    with pytest.raises(SpearError, match="Choose one of spear/ALFWorld-v0"):
         find_splits(env_id)

@@ -121,7 +121,10 @@ def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEAR_OFFLINE", "1")
     nothing = one(machine.check_data(), "data")
     assert nothing.verdict is Verdict.NOTE and "SPEAR_OFFLINE" in nothing.found and "spear data list" in nothing.mend
+    (tmp_path / "data" / "webshop" / "raw").mkdir(parents=True)
+    assert one(machine.check_data(), "data") == nothing, "a failed download left an empty folder"
     (tmp_path / "data" / "alfworld").mkdir(parents=True)
+    (tmp_path / "data" / "alfworld" / "games.zip").touch()
     assert "alfworld in" in one(machine.check_data(), "data").found
 
 
@@ -143,4 +146,5 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
             cli.main(["doctor"])
         assert caught.value.code == code
         shown = capsys.readouterr().out
-        assert f"{code} problems, 0 notes" in shown and ("Free it." in shown) == bool(code)
+        plural = "" if code else "s"
+        assert f"{code} problem{plural}, 0 notes" in shown and ("Free it." in shown) == bool(code)

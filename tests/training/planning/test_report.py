@@ -90,7 +90,7 @@ def test_a_plan_says_how_each_number_is_made() -> None:
         "prompt 2048 + response 16384",
         "rows × 0.75",
         "first replay                  step 4",
-        "Memory: unknown without a model",
+        "Memory: unknown without a model; add actor_rollout_ref.model.path=FOLDER",
     ):
         assert words in output
 
@@ -124,3 +124,5 @@ def test_a_folder_without_metrics_is_told(tmp_path: Path) -> None:
 def test_a_mistake_is_told_as_by_the_training() -> None:
     with pytest.raises(SpearError, match="did you mean demo"):
         CliRunner().invoke(plan, ["preset=demoo"], catch_exceptions=False)
+    with pytest.raises(SpearError, match=r"data\.train_batch_size must be a whole number, 1 or more, not 'many'"):
+        CliRunner().invoke(plan, ["preset=demo", "data.train_batch_size=many"], catch_exceptions=False)

@@ -31,7 +31,9 @@ def lab() -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(1), default=2, help="Runs at a time; always 1 for the trainer.")
 def run(file: Path, out: Path, jobs: int) -> None:
-    """Make the runs of FILE that are missing in --out; the same command resumes.
+    """Make the runs of FILE that are missing in --out.
+
+    The same command resumes.
 
     \b
       spear lab run benchmarks/lab/fresh_03.yaml --out runs/fresh_03
@@ -60,7 +62,9 @@ def run(file: Path, out: Path, jobs: int) -> None:
     "--page", type=click.Path(path_type=Path, exists=True), help="Page with a marked place for FILE's tables."
 )
 def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | None, page: Path | None) -> None:
-    """Print the tables of RESULT, which must have been made by the present FILE.
+    """Print the tables of RESULT.
+
+    FILE must be the same as when RESULT was made.
 
     \b
       spear lab report benchmarks/lab/fresh_03.yaml runs/fresh_03/result.json

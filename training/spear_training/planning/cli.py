@@ -15,7 +15,7 @@ from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 @click.option("--turns", type=click.FloatRange(1), help="Turns of an episode.")
 @click.option("--prompt-tokens", "prompt", type=click.FloatRange(1), help="Tokens of a row's prompt.")
 @click.option("--response-tokens", "response", type=click.FloatRange(1), help="Tokens of a row's response.")
-@click.option("--written-tokens", "written", type=click.FloatRange(1), help="Of these, written by the policy.")
+@click.option("--written-tokens", "written", type=click.FloatRange(1), help="Tokens of these by the policy.")
 @click.option("--positive", type=click.FloatRange(0, 1), help="Share of rows of positive advantage, else 0.5.")
 @click.option(
     "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics in a training's folder."

@@ -24,6 +24,7 @@ from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
 from spear_training.precision import measure_weights, resolve_dtype
 from spear_training.settings import RunSettings
+from spear_training.sizing import check_whole_numbers
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def make_plan(
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
+    check_whole_numbers(config)
     shape = RunShape.of_config(config, count_turns(settings.env))
     most = Texts(shape.max_turns, data.max_prompt_length, data.max_response_length, data.max_response_length)
     known = asdict(measured or most) | given
@@ -139,7 +141,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     else:
         console.print("Replay: none\n")
     if plan.memory is None or plan.parameters is None:
-        console.print("Memory: unknown without a model")
+        console.print("Memory: unknown without a model; add actor_rollout_ref.model.path=FOLDER", soft_wrap=True)
         return
     _print_memory(console, plan.memory, plan.parameters, plan.device_bytes, step)
     if plan.choice:

@@ -44,12 +44,6 @@ ROOMS = ("--env", "rooms=small", "--layout", "conversation")
 CACHE = "actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib"
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
-LEAN = (
-    f"{CACHE}=1.25",  # 64 conversations without lists
-    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
-)
-"""What takes least memory, as docs/real-models.md says."""
 ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
 """Algorithms of ``--full``, and what they are called; the second is the preset's own."""
 SEEDS, STEPS, GAMES = 2, 20, "240"
@@ -160,7 +154,7 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "trainer.save_freq=-1",
-        *(LEAN if template == "unlisted" else (f"{CACHE}=2",)),
+        *(() if template == "unlisted" else (f"{CACHE}=2",)),  # conversations with lists are longer
     )
     with watch_memory(mark) as peak:
         _train(work / "cold", template, out, 2, keys, **{MARK: mark})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,29 @@ def test_a_training_is_fitted_and_a_resumed_one_stays_as_it_was(tmp_path: Path) 
     fit_training(own, (f"{ACTOR_KEYS[0]}=20000",), 100 * GIB, tmp_path / "config.yaml")
     assert read(own)[0] == 20_000, "the check of the run's settings is to see it"
     assert fit_training(compose(), (), None) is None
+
+
+def test_on_a_cpu_a_large_policy_takes_little_memory_unless_the_user_says_otherwise() -> None:
+    config = compose()
+    fit = fit_training(config, (), 100 * GIB)
+    assert read(config) == (ENOUGH, True) and fit is not None
+    assert fit.describe().startswith("micro-batches of 2,048 tokens with gradient checkpointing")
+    longer = compose("data.max_response_length=3000", "spear.env.layout=conversation")
+    fit_training(longer, (), 100 * GIB)
+    assert read(longer) == (longer.data.max_prompt_length + 3000, True), "a micro-batch holds a row"
+    for key, value, taken in (ACTOR_KEYS[0], "20000", (20_000, True)), (ACTOR_KEYS[1], "false", (ENOUGH, False)):
+        own = compose(f"{key}={value}")
+        fit_training(own, (f"{key}={value}",), 100 * GIB)
+        assert read(own) == taken
+
+
+def test_on_a_cpu_a_tiny_policy_is_left_as_it_is(tmp_path: Path) -> None:
+    shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 384}
+    settings = {"model_type": "llama", "vocab_size": 8192, "architectures": ["LlamaForCausalLM"], **shape}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = compose_config(("preset=demo", f"actor_rollout_ref.model.path={tmp_path}"), Path("x"), check=False)
+    fit = fit_training(config, (), 20 * GIB)
+    assert fit is not None and not fit.chosen and read(config) == (32_768, False)
 
 
 def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_
 ENOUGH = 2048
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU
 the choice ends here, since memory that is touched for the first time costs time."""
+CPU_PASS = GIB
+"""Activations and logits of :data:`ENOUGH` tokens beyond which a training on a CPU takes no more tokens than these and
+checkpoints: an update takes as long with a fraction of the memory."""
 CPU_SHARE = 0.8
 """Of the free memory that a training may take: its parts are estimates, and Ray kills workers at 95 %."""
 GPU_SHARE = 0.9
@@ -157,12 +160,15 @@ def fit_training(
     longest = data.max_prompt_length + data.max_response_length
     share = actor.ppo_mini_batch_size * rollout.n * longest // ranks
     wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share, config.trainer.device)
+    trainer, asked = Trainer.of_config(config, model), wish
     others: Sequence[Item] = ()
     if config.trainer.device == "cpu":
+        wish = _lighten(wish, trainer)
         others = size_rollout_on_cpu(config, model, longest, room)
     elif not rollout.free_cache_engine:  # the engine stays on the GPU
         others = [Item("engine", rollout.gpu_memory_utilization * room, "gpu_memory_utilization")]
-    fit = fit_update(Trainer.of_config(config, model), wish, room, others)
+    fit = fit_update(trainer, wish, room, others)
+    fit = replace(fit, chosen=fit.chosen or wish != asked)
     _write(config, dict(zip(ACTOR_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
     return fit
 
@@ -205,6 +211,15 @@ def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, sh
         given_checkpointing=checkpointing in given,
         most=ENOUGH if device == "cpu" else None,
     )
+
+
+def _lighten(wish: Wish, trainer: Trainer) -> Wish:
+    """Ask for small micro-batches and checkpointing where :data:`CPU_PASS` says so, unless the user said otherwise."""
+    least, full = (sum(item.bytes for item in trainer.size_update(n, checkpointing=False)) for n in (0, ENOUGH))
+    if full - least <= CPU_PASS:
+        return wish
+    tokens = wish.tokens if wish.given_tokens else max(wish.longest, min(wish.tokens, ENOUGH))
+    return replace(wish, tokens=tokens, checkpointing=wish.checkpointing or not wish.given_checkpointing)
 
 
 def _write(config: DictConfig, values: dict[str, Any]) -> None:

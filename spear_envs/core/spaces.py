@@ -73,6 +73,6 @@ class PermissiveText(spaces.Text):
 def _refuse_shared_memory(space: PermissiveText, n: int = 1, ctx: Any = None) -> Any:
     """Refuse: gymnasium's form for texts would replace every character outside the alphabet."""
     raise CustomSpaceError(
-        f"{space} cannot be in shared memory: make the vector environment with shared_memory=False, in gym.make_vec with "
-        "vector_kwargs={'shared_memory': False}."
+        f"{space} cannot be in shared memory: make the vector environment with shared_memory=False, in gym.make_vec "
+        "with vector_kwargs={'shared_memory': False}."
     )

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
-
 from spear_envs.core.env import SpearEnv
-from spear_envs.core.making import find_creator
+from spear_envs.core.making import find_creator, list_registered
 from spear_envs.core.registration import ENVIRONMENTS, PREFIX, EnvEntry
 from spear_envs.data.cli import DATASETS, Dataset
 from spear_envs.data.listing import Collection
@@ -93,11 +91,7 @@ def list_module_envs(module: str) -> list[EnvListing]:
         SpearError: an entry point cannot be imported.
     """
     listings = []
-    for short_id, spec in sorted(gym.registry.items()):
-        point = spec.entry_point
-        home = point.partition(":")[0] if isinstance(point, str) else getattr(point, "__module__", "")
-        if home != module and not home.startswith(f"{module}."):
-            continue
+    for short_id in list_registered(module):
         creator = find_creator(short_id)
         if not inspect.isclass(creator) or issubclass(creator, SpearEnv):
             about = (inspect.getdoc(creator) or "No docstring.").splitlines()[0].replace("``", "")

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from spear_envs import __version__
 from spear_envs.completion import ENV, register_shells
-from spear_envs.core.errors import suggest_name
+from spear_envs.core.errors import describe_error, suggest_name
 from spear_sandbox.console import DEBUG, explain_missing, run_command
 
 COMMAND_GROUP = "spear.commands"
@@ -254,6 +254,8 @@ def import_modules(modules: tuple[str, ...]) -> None:
             raise click.ClickException(
                 f"--module {module} cannot be imported ({error}): run from its folder or install it."
             ) from error
+        except SyntaxError as error:
+            raise click.ClickException(f"--module {module} cannot be imported: {describe_error(error)}") from error
 
 
 @click.command()
@@ -271,6 +273,7 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
       spear check spear/Sokoban-v1
       spear check mine/Corridor-v0 --module my_package.corridor --train-tasks 200
     """
+    import gymnasium as gym
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -278,6 +281,11 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
     from spear_envs.testing import check_spear_env
 
     import_modules(modules)
+    if modules and env_id.rpartition(":")[2] not in gym.registry:
+        name = env_id.rpartition(":")[2]
+        raise click.ClickException(
+            f"{modules[-1]} does not register {name!r}: end it with register_env({name!r}, '{modules[-1]}:CLASS')."
+        )
     keywords = read_keywords(pairs)
     console = Console()
     with console.status(f"checking {env_id}") as status:
@@ -294,9 +302,16 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
     table.add_column("result")
     table.add_column("seconds", justify="right")
     table.add_column("what was found", overflow="fold")
+    first: dict[str, str] = {}
     for result in report.results:
+        same = first.setdefault(result.detail, result.name)
         verdict = Text("ok", style="green") if result.passed else Text("FAILED", style="bold red")
-        table.add_row(Text(result.name), verdict, f"{result.seconds:.2f}", Text(result.detail))
+        table.add_row(
+            Text(result.name),
+            verdict,
+            f"{result.seconds:.2f}",
+            Text(result.detail if same == result.name else f"as {same}"),
+        )
     console.print(table)
     if not report.passed:
         raise click.ClickException(f"{env_id} breaks the contract: {', '.join(report.failed_names)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from spear_agents.engines.base import Finish
 from spear_agents.evaluation import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
 from spear_agents.options import SectionedCommand, add_playing_options, add_program_options
-from spear_agents.settings import EngineKind
+from spear_agents.settings import DEFAULT_TOKENS, EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
 from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_paper_table
@@ -23,6 +25,9 @@ from spear_agents.trajectory import StopReason
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
+
+_SHOWN = 200
+"""Characters of a malformed response."""
 
 
 @click.command("eval", cls=SectionedCommand)
@@ -49,7 +54,7 @@ def evaluate(
     as_latex: bool,
     row_name: str | None,
     intervals: bool,
-    concurrency: int,
+    concurrency: int | None,
     **options: Any,
 ) -> None:
     """Evaluate a policy on ENV, for instance spear/Sokoban-v1.
@@ -67,8 +72,10 @@ def evaluate(
     console = Console()
     others: dict[str, Part] = {}
     missing: list[str] = []
-    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
-        evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observer)
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
+        evaluation = run_evaluation(
+            settings, out, concurrency=concurrency, observer=bar.observe, on_response=bar.on_response
+        )
         for kind in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT) if baselines else ():
             try:
                 others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
@@ -113,19 +120,36 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
         )
     if usage.dropped_turns:
         console.print(f"{usage.dropped_turns:,} prompts left out a part of the history", soft_wrap=True)
-    cut = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)
-    if cut:
-        console.print(f"{cut:,} episodes ended because their prompt grew too long (--overlong)", soft_wrap=True)
+    ended = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)
+    if ended:
+        console.print(f"{ended:,} episodes ended because their prompt grew too long (--overlong)", soft_wrap=True)
+    for sentence in _describe_bad_responses(evaluation):
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     faults = Counter(trajectory.fault for trajectory in evaluation.trajectories if trajectory.fault is not None)
     if faults:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.most_common())
         again = ", and the same command plays these episodes again" if out is not None else ""
         console.print(f"Faults cut episodes short: {kinds}. Fix what failed{again}.", soft_wrap=True)
-    console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
+    console.print(f"task fingerprint {evaluation.fingerprint}", soft_wrap=True)
     if out is not None:
         console.print(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them", soft_wrap=True)
     else:
         console.print("The episodes were not kept: --out FOLDER keeps them for `spear view`.", soft_wrap=True)
+
+
+def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:
+    """What made responses of a model useless before they reached the environment."""
+    turns = [turn for trajectory in evaluation.trajectories for turn in trajectory.turns]
+    cut = sum(turn.finish is Finish.LENGTH for turn in turns)
+    if cut:
+        limit = evaluation.settings.max_tokens or DEFAULT_TOKENS
+        yield f"{cut:,} of {len(turns):,} responses were cut off at {limit:,} tokens: give --max-tokens more"
+    malformed = [turn.response for turn in turns if not turn.format_ok]
+    if 2 * len(malformed) > len(turns):
+        yield (
+            f"{len(malformed):,} of {len(turns):,} responses were malformed, the first one {malformed[0][:_SHOWN]!r}: "
+            "look at the prompt in `spear view`, or try --method react"
+        )
 
 
 def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -61,8 +61,9 @@ def collect_episodes(
     *,
     tokenizer: str | None = None,
     keep_lost: bool = False,
-    concurrency: int = 128,
+    concurrency: int | None = None,
     observer: Observer | None = None,
+    on_response: Callable[[Generation], None] | None = None,
 ) -> Collection:
     """Play the tasks of ``settings`` (by default of the first split) and write the won episodes to ``out``.
 
@@ -84,7 +85,7 @@ def collect_episodes(
     settings = replace(settings, split=split, tasks=_bound_tasks(settings, split))
     tokenizer = None if tokenizer is None else resolve_model(tokenizer)
     folder = out.with_name(out.name + FOLDER_SUFFIX)
-    evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer)
+    evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer, on_response=on_response)
     settings = evaluation.settings
     kept = [t for t in evaluation.trajectories if t.stop is not StopReason.FAULT and (t.won or keep_lost)]
     if not kept:

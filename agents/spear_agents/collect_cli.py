@@ -20,7 +20,9 @@ from spear_envs.completion import ENV
 @click.option("--tokenizer", help="Folder or name of a model: also write input_ids and loss_mask of its tokenizer.")
 @click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")
 @add_playing_options(engine="expert", split="the first, such as train", template="default")
-def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int, **options: Any) -> None:
+def collect(
+    env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int | None, **options: Any
+) -> None:
     """Write episodes of ENV as fine-tuning data: won episodes of the expert, unless options say otherwise.
 
     A line has the messages of a turn (layout per_turn) or of an episode (conversation). Interrupted, the same command
@@ -32,9 +34,15 @@ def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, conc
     """
     settings = make_settings(env_id, options)
     console = Console()
-    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
         found = collect_episodes(
-            settings, out, tokenizer=tokenizer, keep_lost=keep_lost, concurrency=concurrency, observer=observer
+            settings,
+            out,
+            tokenizer=tokenizer,
+            keep_lost=keep_lost,
+            concurrency=concurrency,
+            observer=bar.observe,
+            on_response=bar.on_response,
         )
     left_out = f", {found.unrepeatable} left out because they could not be repeated" if found.unrepeatable else ""
     console.print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -15,7 +15,7 @@ import gymnasium as gym
 import spear_envs
 from spear_agents.baselines.forms import Method
 from spear_agents.baselines.reflexion import Reflexion
-from spear_agents.engines.base import EngineFaultKind
+from spear_agents.engines.base import EngineFaultKind, Generation
 from spear_agents.episode import play_episode
 from spear_agents.files import write_json
 from spear_agents.gateway.faults import AgentFaultKind
@@ -23,7 +23,7 @@ from spear_agents.looping import run_blocking
 from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
-from spear_agents.rollout import Job, Play, play_many
+from spear_agents.rollout import Job, Listening, Play, play_many
 from spear_agents.settings import EngineKind, EvalSettings, hash_settings
 from spear_agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
 from spear_agents.tables import PART_HEADINGS, Cell, describe_part, format_latex, make_cells
@@ -257,19 +257,29 @@ def run_evaluation(
     settings: EvalSettings,
     out: str | Path | None = None,
     *,
-    concurrency: int = 128,
+    concurrency: int | None = None,
     deterministic: bool = False,
     observer: Observer | None = None,
+    on_response: Callable[[Generation], None] | None = None,
 ) -> Evaluation:
     """Play the tasks of ``settings`` and summarise the results.
 
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
     ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault.
 
+    Args:
+        settings: who plays what.
+        out: folder of the record; None keeps none.
+        concurrency: episodes at a time; None for :meth:`~spear_agents.settings.EvalSettings.choose_concurrency`.
+        deterministic: batch the responses of a local model so that they do not depend on ``concurrency``.
+        observer: follows the episodes that end.
+        on_response: called with each response as soon as it is written.
+
     Raises:
         SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
             holds an evaluation with other settings, an engine that keeps failing.
     """
+    concurrency = settings.choose_concurrency(concurrency)
     prepared = prepare(settings)
     settings, jobs = prepared.settings, prepared.settings.jobs(prepared.task_ids)
     start = time.monotonic()
@@ -296,6 +306,8 @@ def run_evaluation(
                     from spear_agents.gateway.programs import open_program  # FastAPI is needed here only
 
                     player = await closing.enter_async_context(open_program(settings.agent, settings.agent_timeout))
+                if on_response is not None:
+                    player = Listening(player, on_response)
                 await play_many(
                     progress.missing,
                     make_env=lambda: policy.wrap_env(make_env(settings.env_id, settings.split, settings.env_kwargs)),
@@ -374,7 +386,7 @@ def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.
     return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)
 
 
-def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int = 128) -> Part:
+def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int | None = None) -> Part:
     """Figures of a scripted player on the tasks and samples of another evaluation."""
     plain = replace(
         settings,

@@ -10,12 +10,12 @@ import click
 from rich.console import Console
 
 from spear_agents.baselines.forms import Method
-from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind
+from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind, choose_kind
 from spear_agents.engines.replies import Prices
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
 from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import Overlong
-from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.settings import CONCURRENCY, EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
@@ -105,8 +105,7 @@ def _list_server_options() -> list[Callable[[F], F]]:
         click.option(
             "--server",
             type=click.Choice([kind.value for kind in ServerKind]),
-            default="compatible",
-            help="Which fields the server understands.",
+            help="Which fields the server understands; default: openai at api.openai.com, else compatible.",
         ),
         click.option("--key-variable", default=KEY_VARIABLE, help="Variable with the server's key."),
         click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
@@ -137,7 +136,11 @@ def _list_episode_options(split: str) -> list[Callable[[F], F]]:
         click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME, else 1."),
         click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
         click.option("--seed", type=int, default=0),
-        click.option("--concurrency", type=click.IntRange(1), default=128, help="Episodes at a time."),
+        click.option(
+            "--concurrency",
+            type=click.IntRange(1),
+            help=f"Episodes at a time; default: {CONCURRENCY}, and in eval and collect of a server --requests.",
+        ),
     ]
 
 
@@ -227,7 +230,7 @@ def _make_vllm(engine: EngineKind, given: dict[str, Any]) -> VLLMOptions | None:
 def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
     """Take the server's options out of ``given``."""
     base_url, price = given.pop("base_url"), given.pop("price")
-    kind, key_variable = ServerKind(given.pop("server")), given.pop("key_variable")
+    kind, key_variable = given.pop("server"), given.pop("key_variable")
     limit, timeout_s, tries = given.pop("requests"), given.pop("request_timeout"), given.pop("tries")
     if engine is not EngineKind.OPENAI:
         if base_url is not None:
@@ -238,7 +241,7 @@ def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
     return Server(
         base_url,
         given["model"],
-        kind,
+        choose_kind(base_url) if kind is None else ServerKind(kind),
         key_variable,
         limit=limit,
         timeout_s=timeout_s,

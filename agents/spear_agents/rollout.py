@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Protocol
 
 import gymnasium as gym
+import numpy as np
 
 from spear_agents.admission import CacheGate
-from spear_agents.engines.base import Engine, Sampling
+from spear_agents.engines.base import Engine, Generation, Sampling
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.snapshots import Snapshot
@@ -80,6 +81,38 @@ class Retrying:
             self.discarded += len(played.turns)
             await asyncio.sleep(self._wait_s * 2 ** (attempt - 1))
             attempt += 1
+
+
+class Listening:
+    """Plays an episode and reports each response as soon as it is written.
+
+    Args:
+        play: plays the episode.
+        on_response: called with each response.
+    """
+
+    def __init__(self, play: Play, on_response: Callable[[Generation], None]) -> None:
+        self._play = play
+        self._on_response = on_response
+
+    async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
+        """The episode of ``play``."""
+        return await self._play(env, _Heard(engine, self._on_response), prompts, **job)
+
+
+class _Heard:
+    """An engine whose responses are reported."""
+
+    def __init__(self, engine: Engine, on_response: Callable[[Generation], None]) -> None:
+        self._engine = engine
+        self._on_response = on_response
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self._on_response(answer)
+        return answer
 
 
 async def play_many(

@@ -21,6 +21,8 @@ from spear_agents.tables import choose_samples
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 
+CONCURRENCY = 128
+"""Episodes at a time, unless a server limits its requests."""
 MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
 """Longest response if neither settings nor model set it."""
@@ -156,6 +158,21 @@ class EvalSettings:
             return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or DEFAULT_TOKENS)
         except ValueError as error:
             raise SpearError(str(error)) from error
+
+    def choose_concurrency(self, wanted: int | None = None) -> int:
+        """Episodes at a time: as many as wanted, else as many as a server takes requests.
+
+        More would wait for each other, end later, and lose more of what was paid for when the run is interrupted. A
+        program may also work between its requests.
+
+        Raises:
+            SpearError: fewer than one.
+        """
+        if wanted is not None:
+            if wanted < 1:
+                raise SpearError(f"concurrency={wanted}: play 1 or more episodes at a time")
+            return wanted
+        return CONCURRENCY if self.server is None or self.agent is not None else self.server.limit
 
     def jobs(self, task_ids: Sequence[str]) -> list[Job]:
         """Jobs for all samples of all tasks: the first sample of every task, then the second."""

@@ -31,7 +31,7 @@ def evaluate(
     env_kwargs: Mapping[str, Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
-    concurrency: int = 128,
+    concurrency: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Evaluation:
@@ -47,7 +47,7 @@ def evaluate(
         env_kwargs: keywords of the environment.
         template_kwargs: variables of the model's chat template.
         out: folder for the episodes and the figures; the same call again plays only what is missing.
-        concurrency: episodes at a time.
+        concurrency: episodes at a time; by default 128, with a server as many as ``requests``.
         progress: show a progress bar, on a terminal or in a notebook.
         options: any other option of ``spear eval``, with underscores: ``temperature=0.7``, ``split="test"``,
             ``method="react"``.
@@ -76,8 +76,8 @@ def evaluate(
     )
     if not progress:
         return run_evaluation(settings, out, concurrency=concurrency)
-    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
-        return run_evaluation(settings, out, concurrency=concurrency, observer=observer)
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
+        return run_evaluation(settings, out, concurrency=concurrency, observer=bar.observe, on_response=bar.on_response)
 
 
 def settle(
@@ -111,6 +111,14 @@ def _list_options() -> click.Command:
     return click.command("evaluate")(add_playing_options()(add_program_options(lambda **_: None)))
 
 
+def _suggest_option(name: str, known: Iterable[object]) -> str:
+    """A sentence with the keyword of :func:`evaluate` that ``name`` may mean, or nothing."""
+    named = {"env_keywords": "env_kwargs", "template_keywords": "template_kwargs", "env": "env_kwargs"}
+    if name in named:
+        return f" Did you mean {named[name]!r}?"
+    return suggest_name(name, {named.get(str(each), str(each)) for each in known} | {"concurrency", "out", "progress"})
+
+
 def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Complete the given options of ``spear eval`` with the defaults of the others.
 
@@ -123,7 +131,7 @@ def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     known = {param.name: param for param in command.params if param.name in options}
     for name, value in given.items():
         if name not in known:
-            raise SpearError(f"evaluate has no option {name!r}.{suggest_name(name, [str(each) for each in known])}")
+            raise SpearError(f"evaluate has no option {name!r}.{_suggest_option(name, known)}")
         plain = value.value if isinstance(value, Enum) else value
         try:
             options[name] = None if plain is None else known[name].type.convert(plain, known[name], context)

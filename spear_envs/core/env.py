@@ -168,6 +168,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             self.mu = make_schedule(mu)
         except ValueError as error:
             raise SpearError(f"mu: {error}") from None
+        if not isinstance(tasks, TaskSet):
+            raise SpearError(f"{type(self).__name__} has a {type(tasks).__name__} for tasks: make it a ListTaskSet.")
         self.tasks = tasks
         self.response_format = choose_member(ResponseFormat, response_format, "response_format")
         self.reward_mode = choose_member(RewardMode, reward, "reward")
@@ -326,7 +328,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.episode.done = False
         if self._distinct:
             self.episode.met[self._novelty()] = None
-        return self._observe(""), self._info()
+        return self._show(""), self._info()
 
     def step(self, action: str) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
         """Take one response; no text raises.
@@ -354,7 +356,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             played = parsed.action
             if played is None and self._peer:
                 played = self.peer_action(action)
-            result = self._malformed(parsed.problem) if played is None else self._act(played)
+            result = self._malformed(parsed.problem) if played is None else self._play(played)
             episode.action = (played or "") if result.action is None else result.action
         except EnvFault as fault:
             return self._stop_on_fault(fault)
@@ -379,7 +381,25 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             reward = compose_reward(info["reward_terms"], self.mu(self.training_step))
         else:
             reward = 0.0
-        return self._observe(result.message), reward, terminated, truncated, info
+        return self._show(result.message), reward, terminated, truncated, info
+
+    def _play(self, action: str) -> ActionResult:
+        result = self._act(action)
+        if not isinstance(result, ActionResult):
+            raise SpearError(
+                f"{type(self).__name__}._act returned a {type(result).__name__}: return an ActionResult, such as "
+                "ActionResult(True, 1.0, won=True)."
+            )
+        return result
+
+    def _show(self, message: str) -> ObsType:
+        observation = self._observe(message)
+        if not isinstance(observation, (str, dict)):
+            raise SpearError(
+                f"{type(self).__name__}._observe returned a {type(observation).__name__}: return the text, or a "
+                "dictionary with 'text' and 'image'."
+            )
+        return observation
 
     def set_training_step(self, step: int) -> None:
         """Set the global training step, from 1, for the schedule of mu.

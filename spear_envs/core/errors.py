@@ -35,6 +35,8 @@ class UnknownTaskError(SpearError, KeyError):
 
 def describe_error(error: BaseException) -> str:
     """Describe an error that is not ours, with its type, file and line."""
+    if isinstance(error, SyntaxError):  # it names its own place; the last frame is Python's importer
+        return f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
@@ -42,7 +44,7 @@ def describe_error(error: BaseException) -> str:
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` for the known name nearest to ``name``, or an empty string if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from spear_envs.core.env import SpearEnv
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, describe_error
 
 
 def make_env(
@@ -34,12 +35,22 @@ def make_env(
         env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise explain_unknown(env_id, error) from error
+    except SyntaxError as error:
+        raise SpearError(f"{env_id} cannot be imported: {describe_error(error)}") from error
     except TypeError as error:
         # gymnasium appends all keywords to the message of a constructor that refuses one.
         problem = str(error).split(" was raised from")[0]
         raise SpearError(f"{env_id} cannot be made: {problem}") from error
+    return require_spear_env(env_id, env)
+
+
+def require_spear_env(env_id: str, env: gym.Env[Any, Any]) -> SpearEnv[Any]:
+    """Return ``env`` if it is one of ours. Raises SpearError if it is not, or if its constructor leaves ours out."""
+    name = type(env).__name__
     if not isinstance(env, SpearEnv):
-        raise SpearError(f"{env_id} is a {type(env).__name__}, which is not a SpearEnv: derive it from that class.")
+        raise SpearError(f"{env_id} is a {name}, which is not a SpearEnv: derive it from that class.")
+    if not hasattr(env, "tasks"):
+        raise SpearError(f"{name}.__init__ must call super().__init__(tasks, max_turns=..., **keywords).")
     return env
 
 
@@ -66,6 +77,8 @@ def find_creator(env_id: str) -> Callable[..., Any]:
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     except (gym.error.Error, ImportError, AttributeError, ValueError) as error:
         raise explain_unknown(env_id, error) from error
+    except SyntaxError as error:
+        raise SpearError(f"{env_id} cannot be imported: {describe_error(error)}") from error
     if creator is None:
         raise SpearError(f"{env_id} is registered without an entry point: name its class in register_env.")
     return creator
@@ -73,6 +86,12 @@ def find_creator(env_id: str) -> Callable[..., Any]:
 
 def explain_unknown(env_id: str, error: Exception) -> SpearError:
     """The error for an environment that cannot be found, with the nearest name."""
+    module, colon, name = env_id.rpartition(":")
+    if colon and module in sys.modules:  # it was imported, so the name is wrong, or the registration is missing
+        if own := list_registered(module):
+            return SpearError(f"{module} does not register {name!r}. It has {', '.join(own)}.")
+        if not module.startswith("spear_envs"):
+            return SpearError(f"{module} registers no environment: call register_env at its end.")
     known = {_strip(name): name for name in gym.registry if name.startswith("spear/")}
     near = difflib.get_close_matches(_strip(env_id), known, n=1, cutoff=0.6)
     # Gymnasium's own words only repeat an unregistered id, but they name a module that cannot be imported.
@@ -83,6 +102,17 @@ def explain_unknown(env_id: str, error: Exception) -> SpearError:
         f"there is no environment {env_id!r}{cause}.{hint} Choose one of {', '.join(known.values())}, or name yours "
         "with its module, as in my_package.corridor:mine/Corridor-v0."
     )
+
+
+def list_registered(module: str) -> list[str]:
+    """The ids whose class or other creator is in an imported module or below it, sorted."""
+    found = []
+    for env_id, spec in sorted(gym.registry.items()):
+        point = spec.entry_point
+        home = point.partition(":")[0] if isinstance(point, str) else getattr(point, "__module__", "")
+        if home == module or home.startswith(f"{module}."):
+            found.append(env_id)
+    return found
 
 
 def _strip(env_id: str) -> str:

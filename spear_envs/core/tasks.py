@@ -143,9 +143,18 @@ class TaskSet(Sequence[Task]):
         """SHA-256 (hex) of the ordered task definitions; figures with equal fingerprints are on the same tasks.
 
         For a generated set it covers the parameters of the generator, the length and the first 256 tasks.
+
+        Raises:
+            SpearError: a definition is not JSON.
         """
         if self._fingerprint is None:
-            self._fingerprint = _sha256(canonical_json(self._definition()))
+            try:
+                self._fingerprint = _sha256(canonical_json(self._definition()))
+            except (TypeError, ValueError) as error:
+                raise SpearError(
+                    f"The content of a task of {self.name!r} is not JSON ({error}): use numbers, texts, lists and "
+                    "dictionaries only."
+                ) from error
         return self._fingerprint
 
     def _unknown(self, task_id: object, hint: str) -> UnknownTaskError:

@@ -25,6 +25,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from spear_envs.core.env import SpearEnv, text_of
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
+from spear_envs.core.making import require_spear_env
 from spear_envs.core.tasks import Task, TaskSet, check_disjoint
 from spear_envs.testing.report import ContractError
 from spear_envs.testing.trace import (
@@ -65,9 +66,7 @@ class Subject:
         """Yield a new bare environment, closed at the end."""
         env = self.make(**more)
         try:
-            base = env.unwrapped
-            _require(isinstance(base, SpearEnv), f"{type(base).__name__} is not a SpearEnv: derive it from SpearEnv")
-            yield base  # type: ignore[misc]
+            yield require_spear_env(self.id, env.unwrapped)
         finally:
             env.close()
 

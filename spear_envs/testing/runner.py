@@ -45,10 +45,12 @@ def check_spear_env(
     """
     subject = Subject(id, kwargs, train_tasks, resets)
     try:
-        subject.make().close()  # so that a wrong id or keyword is one clear error, not one per check
+        # So that what breaks every check is one clear error, not one per check.
+        with subject.opened() as env:
+            env.tasks.fingerprint  # noqa: B018
     except gym.error.Error as error:
         raise explain_unknown(id, error) from error
-    except (ImportError, TypeError, ValueError) as error:
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise SpearError(f"{id} cannot be made: {error}") from error
     subject.id = id.rpartition(":")[2]  # registered by now
     results = []

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from spear_agents.cli import evaluate
 from spear_agents.compare_cli import compare
+from spear_agents.engines.base import Finish, Generation, Served
+from spear_agents.evaluation import run_evaluation
 from spear_agents.records import EPISODES
+from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import read_trajectories
+from spear_agents.watching import watch_episodes
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say
 
@@ -178,3 +184,43 @@ def test_figures_come_as_latex_and_json() -> None:
     assert r"100.0{\tiny$\pm$" in wide
     found = json.loads(CliRunner().invoke(evaluate, [*expert, "--json"]).output)
     assert found["overall"]["success"]["mean"] == 1.0
+
+
+def test_episodes_at_a_time_are_as_many_as_requests(script: Script) -> None:
+    script.answers = [say(complete("<think>x</think><action>up</action>"))]
+    asked: list[list[Any]] = []
+    server = script.server(limit=2)
+    settings = EvalSettings(
+        "spear/Sokoban-v1", EngineKind.OPENAI, "name", {"modality": "text"}, tasks="6", server=server, max_tokens=8
+    )
+    run_evaluation(settings, observer=lambda done, *rest: asked.append([done, len(script.requests)]))
+    # With all six at a time the first would end only after five sixths of the requests.
+    assert asked[1][0] == 1 and asked[1][1] <= 2 * 15
+    with pytest.raises(SpearError, match="concurrency=0: play 1 or more"):
+        run_evaluation(settings, concurrency=0)
+
+
+def test_the_progress_counts_turns_tokens_and_costs_before_an_episode_ends(script: Script) -> None:
+    script.answers = [say(complete("<think>x</think><action>up</action>"))]
+    screen = io.StringIO()
+    with watch_episodes("openai", Console(file=screen, force_terminal=True, width=120)) as bar:
+        bar.observe(0, 6, None)
+        generation = Generation((1,), (0.0,), Finish.STOP, Served(prompt_tokens=1000, completion_tokens=100, cost=0.25))
+        bar.on_response(generation)
+        bar.on_response(generation)
+    assert "0/6" in screen.getvalue() and "2 turns, 2,200 tokens, cost 0.5000" in screen.getvalue()
+    heard: list[Generation] = []
+    settings = EvalSettings(
+        "spear/Sokoban-v1", EngineKind.OPENAI, "name", {"modality": "text"}, tasks="1", server=script.server()
+    )
+    played = run_evaluation(settings, on_response=heard.append)
+    assert [one.served for one in heard] == [turn.served for turn in played.trajectories[0].turns]
+
+
+def test_responses_that_never_reached_the_environment_are_told(script: Script) -> None:
+    script.answers = [say(complete("", choice={"finish_reason": "length", "message": {"content": None}}))]
+    result = run(script)
+    assert "45 of 45 responses were cut off at 512 tokens: give --max-tokens more" in result.output
+    assert "45 of 45 responses were malformed, the first one ''" in result.output
+    script.answers = [say(complete("<think>x</think><action>up</action>"))]
+    assert "malformed" not in (told := run(script).output) and "cut off" not in told

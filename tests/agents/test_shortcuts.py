@@ -84,6 +84,8 @@ def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> N
     ("keywords", "words"),
     [
         ({"tempereture": 1}, "Did you mean 'temperature'?"),
+        ({"env": {"modality": "text"}}, "Did you mean 'env_kwargs'?"),
+        ({"template_kwarg": {}}, "Did you mean 'template_kwargs'?"),
         ({"temperature": "warm"}, "temperature='warm': 'warm' is not a valid float"),
         ({"method": "react!"}, "not one of 'plain', 'io', 'react'"),
         ({"tasks": 0}, "ask for 1 or more"),

@@ -218,7 +218,7 @@ def test_a_faulty_environment_is_reported_or_raised() -> None:
 
 
 def test_what_is_no_spear_environment_is_told_so() -> None:
-    with pytest.raises(ContractError, match="derive it from SpearEnv"):
+    with pytest.raises(SpearError, match="which is not a SpearEnv: derive it"):
         check_spear_env("CartPole-v1")
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import httpx
 
 KEY_VARIABLE = "OPENAI_API_KEY"
+_OPENAI_HOST = "api.openai.com"
 _log = logging.getLogger(__name__)
 _LARGEST_REPLY = 32 * 2**20
 _SEED_BITS = 31
@@ -59,9 +60,15 @@ class ServerKind(str, Enum):
     COMPATIBLE = "compatible"
     """The common fields: messages, temperature, top_p, max_tokens, seed. Stop strings are applied here."""
     OPENAI = "openai"
-    """OpenAI: ``max_completion_tokens`` instead of ``max_tokens``."""
+    """OpenAI: ``max_completion_tokens`` instead of ``max_tokens``; a temperature and a top_p of 1 are left out, because
+    they are its defaults and reasoning models refuse the fields."""
     VLLM = "vllm"
     """vLLM: also top_k, stop strings that stay part of the text, token ids and log-probabilities."""
+
+
+def choose_kind(base_url: str) -> ServerKind:
+    """The kind of server at an address, as far as the address tells."""
+    return ServerKind.OPENAI if urlsplit(base_url).hostname == _OPENAI_HOST else ServerKind.COMPATIBLE
 
 
 @dataclass(frozen=True)
@@ -285,10 +292,11 @@ def _write_request(
     request: dict[str, Any] = {
         "model": server.model,
         "messages": _show_images(messages, images),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         limit: sampling.max_tokens,
     }
+    for name, value in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
+        if server.kind is not ServerKind.OPENAI or value != 1:
+            request[name] = value
     if sampling.seed is not None:
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:

@@ -18,6 +18,7 @@ PASSING = frozenset({408, 409, 425, 429})
 _TOO_LONG = re.compile(
     r"context[ _](length|size|window)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
 )
+_ONLY_OPENAI = re.compile(r"max_completion_tokens|top_p")
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached")
 _SHOWN = 200
 
@@ -148,7 +149,10 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
         )
     if status == 429:
         return SpearError(f"{url}: no credit is left ({message})")
-    return SpearError(f"{url} refused the request ({status}): {message}. Change the option it names.")
+    mend = "Change the option it names."
+    if _ONLY_OPENAI.search(message):
+        mend = "--server openai sends max_completion_tokens, and leaves out a temperature and a top_p of 1."
+    return SpearError(f"{url} refused the request ({status}): {message.rstrip('.')}. {mend}")
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:

@@ -12,6 +12,7 @@ import click
 
 from spear_agents.options import SectionedCommand, add_playing_options, make_settings
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log
+from spear_agents.settings import CONCURRENCY
 from spear_agents.trajectory import Layout
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
@@ -36,7 +37,7 @@ def gateway(
     out: Path | None,
     calls: int | None,
     idle: float,
-    concurrency: int,
+    concurrency: int | None,
     **options: Any,
 ) -> None:
     """Serve episodes of ENV to programs that speak to OpenAI's or Anthropic's interface.
@@ -57,11 +58,12 @@ def gateway(
     from spear_envs.core.making import make_env
 
     settings = make_settings(env_id, {**options, "layout": Layout.CONVERSATION})
+    places = concurrency or CONCURRENCY
     token = read_token(TOKEN_VARIABLE)
     with ExitStack() as stack:
         prepared = prepare(settings)
         settings = prepared.settings
-        policy = open_policy(settings, prepared.template, prepared.parser, stack, concurrency=concurrency)
+        policy = open_policy(settings, prepared.template, prepared.parser, stack, concurrency=places)
         log = EpisodeLog()
         if out is not None:
             check_settings(out, policy.settings.identify(prepared.fingerprint))
@@ -77,12 +79,12 @@ def gateway(
                 env_id,
                 token=token,
                 limits=Limits(calls=calls, seconds=idle),
-                most=concurrency,
+                most=places,
                 on_end=log.write,
             )
             await server.start()
             warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)
-            click.echo(f"ready: {env_id}, {concurrency} episodes at a time, at {server.url}")
+            click.echo(f"ready: {env_id}, {places} episodes at a time, at {server.url}")
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)

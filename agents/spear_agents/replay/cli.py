@@ -97,7 +97,10 @@ def play(
             play_in_terminal(game, click.echo, input)
     finally:
         game.close()
-    click.echo(f"\n{game.recorded} recorded in {folder}: spear view {folder}")
+    if game.recorded:
+        click.echo(f"\n{game.recorded} recorded in {folder}: spear view {folder}")
+    else:
+        click.echo("\nNothing was recorded: only episodes that end are.")
 
 
 def _serve(server: PageServer, open_browser: bool) -> None:

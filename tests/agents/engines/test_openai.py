@@ -12,7 +12,7 @@ import pytest
 
 from spear_agents.engines import openai
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
-from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind
+from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose_kind
 from spear_agents.engines.replies import Prices, explain_refusal
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
@@ -77,12 +77,29 @@ def test_fields_are_those_of_the_kind_of_server(script: Script) -> None:
     script.answers = [say(complete())]
     ask(script.server(kind=ServerKind.OPENAI))
     ask(script.server(kind=ServerKind.VLLM), top_k=5, stop_strings=("</a>",))
-    first, second = script.requests
+    ask(script.server(kind=ServerKind.OPENAI), temperature=0.5, top_p=0.9)
+    ask(script.server())
+    first, second, third, fourth = script.requests
     assert first["max_completion_tokens"] == 512 and "max_tokens" not in first
+    assert not {"temperature", "top_p"} & set(first)  # reasoning models refuse the fields
+    assert (third["temperature"], third["top_p"]) == (0.5, 0.9)
+    assert (fourth["temperature"], fourth["top_p"]) == (1, 1)  # such servers have defaults of their own
     assert second["top_k"] == 5 and second["stop"] == ["</a>"] and second["include_stop_str_in_output"]
     assert second["return_token_ids"] and second["logprobs"]
     with pytest.raises(SpearError, match="top_k"):
         ask(script.server(), top_k=5)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("https://api.openai.com/v1", ServerKind.OPENAI),
+        ("https://api.openai.com.example.org/v1", ServerKind.COMPATIBLE),
+        ("http://127.0.0.1:8000/v1", ServerKind.COMPATIBLE),
+    ],
+)
+def test_the_address_of_openai_tells_the_kind_of_server(address: str, kind: ServerKind) -> None:
+    assert choose_kind(address) is kind
 
 
 def test_what_the_server_tells_of_its_tokens_is_kept(script: Script) -> None:
@@ -185,7 +202,8 @@ def test_no_more_requests_at_a_time_than_allowed(script: Script) -> None:
     [
         (401, {"error": {"message": "no key"}}, "variable OPENAI_API_KEY"),
         (404, {"error": {"message": "no such model"}}, "--model"),
-        (400, {"error": {"message": "temperature must be 1"}}, "temperature must be 1"),
+        (400, {"error": {"message": "temperature must be 1."}}, "temperature must be 1. Change the option it names"),
+        (400, {"error": {"message": "Use 'max_completion_tokens' instead."}}, "instead. --server openai sends max_"),
         (429, {"error": {"message": "pay first", "code": "insufficient_quota"}}, "no credit"),
         (301, {}, "301"),
     ],

@@ -1,0 +1,95 @@
+"""Mistakes in an environment of one's own: each is one line that says what to change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from spear_envs.cli import main
+from spear_envs.core import SpearError
+from spear_envs.core.making import find_creator, make_env
+
+CORRIDOR = (Path(__file__).parent / "corridor.py").read_text()
+Write = Callable[[str, str, str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes a copy of the corridor with a mistake in it, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules: list[str] = []
+
+    def write_module(module: str, old: str, new: str) -> str:
+        assert old in CORRIDOR
+        text = CORRIDOR.replace(old, new)
+        text = text.replace("tests/Corridor-v0", f"{module}/Corridor-v0").replace("tests.spear_envs.corridor", module)
+        (tmp_path / f"{module}.py").write_text(text)
+        modules.append(module)
+        return f"{module}:{module}/Corridor-v0"
+
+    yield write_module
+    for module in modules:
+        gym.registry.pop(f"{module}/Corridor-v0", None)
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "words"),
+    [
+        (
+            "a_tuple",
+            "-> ActionResult:\n",
+            "-> ActionResult:\n        return True, 0.0\n",
+            "._act returned a tuple: return",
+        ),
+        ("a_none", '        return "".join(cells)', '        "".join(cells)', "._observe returned a NoneType: return"),
+        ("a_list", "ListTaskSet(tasks)", "tasks", "has a list for tasks: make it a ListTaskSet"),
+        ("no_super", "super().__init__(", "dict(tasks=", r"__init__ must call super\(\).__init__\(tasks"),
+        ("a_set", '"door": door}', '"door": {door}}', "content of a task of 'corridor' is not JSON .*set"),
+        ("a_comma", "def _start(self", "def _start(self,,", "cannot be imported: SyntaxError: .*a_comma.py, line"),
+    ],
+)
+def test_a_mistake_in_the_class(write: Write, module: str, old: str, new: str, words: str) -> None:
+    name = write(module, old, new)
+    with pytest.raises(SpearError, match=words):
+        env = make_env(name)
+        assert env.tasks.fingerprint
+        env.reset(seed=0)
+        env.step("<think>go</think><action>left</action>")
+
+
+def test_a_registration_that_is_missing_or_has_another_name(
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write("renamed", "length: int = 8", "length: int = 9")
+    with pytest.raises(SpearError, match=r"renamed does not register 'mine/Other-v0'\. It has renamed/Corridor-v0"):
+        find_creator("renamed:mine/Other-v0")
+    name = write("silent", "register_env(", "print(")
+    with pytest.raises(SpearError, match="silent registers no environment: call register_env at its end"):
+        find_creator(name)
+    with pytest.raises(SystemExit):
+        main(["check", "silent/Corridor-v0", "--module", "silent"])
+    assert "silent does not register 'silent/Corridor-v0': end it with register_env(" in capsys.readouterr().err
+
+
+def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    write("a_colon", "def _start(self, task: Task) -> None:", "def _start(self, task: Task) -> None")
+    with pytest.raises(SystemExit):
+        main(["check", "a_colon/Corridor-v0", "--module", "a_colon"])
+    assert "--module a_colon cannot be imported: SyntaxError: expected ':' (a_colon.py, line" in capsys.readouterr().err
+
+
+def test_one_cause_of_many_failures_is_told_once(
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    write("a_result", "-> ActionResult:\n", "-> ActionResult:\n        return True, 0.0\n")
+    with pytest.raises(SystemExit):
+        main(["check", "a_result/Corridor-v0", "--module", "a_result", "--resets", "10"])
+    told = capsys.readouterr().out
+    assert told.count("returned a tuple") == 1 and told.count("as info") >= 3

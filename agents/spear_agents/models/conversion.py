@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -116,6 +117,15 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
     made |= {"bits": round(facts.bits, 2), "parameters": model.num_parameters(), **origin}
     write_json(out / ORIGIN, made)
     return facts
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What a converted folder says of its origin; empty if nothing."""
+    try:
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return origin if isinstance(origin, dict) else {}
 
 
 def _shorten(error: BaseException) -> str:

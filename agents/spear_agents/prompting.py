@@ -25,6 +25,8 @@ _REPLIES = ("x", " x\n", "<think>t</think><action>a</action>", "<think>\nt\n</th
 """Responses that a chat template must keep as they were written."""
 _QUESTION: Message = {"role": "user", "content": "x"}
 _MARKER = "\x02reply\x02"
+_WORD = "content"
+"""Content that any chat template shows, even one that escapes characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -211,6 +213,8 @@ class PromptBuilder:
         seed = "\x02content\x02"
         head, found, tail = self._render_after(before, marker, seed).partition(seed)
         if not found:
+            if _WORD not in self._render_after(before, marker, _WORD):
+                raise SpearError("the chat template of this tokenizer drops messages of user: take another model")
             return None
         passed = all(self._render_after(before, marker, probe) == head + probe + tail for probe in _PROBES)
         return (head, tail) if passed else None

@@ -33,7 +33,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a Hugging Face folder. Raises SpearError if it cannot be read."""
     folder = require_model_file(path, "tokenizer_config.json").parent
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its files are third-party data, and transformers may raise anything
         raise SpearError(
             f"the tokenizer in {folder} cannot be read ({_shorten(error)}): fetch or copy the model again"
@@ -88,15 +89,14 @@ class HFModel:
             raise SpearError(
                 f"the model in {folder} cannot be loaded ({_shorten(error)}): fetch or copy it again, or take another"
             ) from error
-        # Transformers draws these at random.
-        drawn = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
-        if drawn:
+        if drawn := find_drawn(found):
             raise SpearError(
                 f"the weights in {folder} are of another model than its config.json ({drawn[0]} is missing or of "
                 "another shape): fetch or copy it again"
             )
         self.path = folder
         self.model = model.eval()
+        self._rows = int(model.get_input_embeddings().weight.shape[0])
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._finders: dict[tuple[str, ...], StopFinder] = {}
 
@@ -251,6 +251,11 @@ class HFModel:
                 )
             if not len(request.prompt_ids):
                 raise SpearError(f"{request.request_id}: the prompt is empty")
+            if max(request.prompt_ids) >= self._rows:
+                raise SpearError(
+                    f"{request.request_id}: token {max(request.prompt_ids)} is outside the vocabulary of {self.path}, "
+                    f"{self._rows:,} tokens: its tokenizer is another model's; fetch or copy the model again"
+                )
             total = len(request.prompt_ids) + request.sampling.max_tokens
             if total > self.context_length:
                 raise SpearError(
@@ -406,6 +411,11 @@ def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[tor
         ids[i, width - len(prompt) :] = torch.tensor(prompt)
         mask[i, width - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
+
+
+def find_drawn(loading: Mapping[str, Any]) -> list[str]:
+    """Weights that transformers drew at random, by the ``loading_info`` of ``from_pretrained``, sorted."""
+    return sorted({*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])})
 
 
 @contextmanager

@@ -42,14 +42,19 @@ def check_folder(folder: Path) -> None:
     _check_index(folder)
     wanted = [text.get("vocab_size"), text.get("hidden_size")]
     layers, count = set(), text.get("num_hidden_layers")
+    ends = set()
     for file in sorted(folder.glob("*.safetensors")):
         for name, facts in _read_header(file).items():
             if name.endswith("embed_tokens.weight") and None not in wanted and facts["shape"] != wanted:
                 raise _explain_other(folder, f"embedding {facts['shape']} instead of {wanted}")
+            ends.add(".".join(name.split(".")[-2:]))
             if layer := LAYER.match(name):
                 layers.add(int(layer[1]))
     if layers and isinstance(count, int) and not layers.issuperset(range(count)):
         raise _explain_other(folder, f"{len(layers)} layers instead of {count}")
+    apart = config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is False
+    if apart and "embed_tokens.weight" in ends and "lm_head.weight" not in ends:
+        raise _explain_other(folder, "lm_head.weight is missing")
 
 
 def _check_index(folder: Path) -> None:

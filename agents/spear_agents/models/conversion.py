@@ -93,17 +93,28 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
     check_space(out, facts.parameters * BYTES_PER_PARAMETER, str(out.name))
 
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from spear_agents.engines.hf import quiet_transformers
+    from spear_agents.engines.hf import find_drawn, quiet_transformers
     from spear_agents.models.tokenizer import build_tokenizer
 
     with quiet_transformers():
-        tokenizer = build_tokenizer(path, facts.fields)
         try:
+            tokenizer = build_tokenizer(path, facts.fields)
             with redirect_stderr(io.StringIO()):  # a bar that quiet_transformers() does not know
-                model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
-        except (ValueError, KeyError, OSError, NotImplementedError) as error:
+                model, found = AutoModelForCausalLM.from_pretrained(
+                    path.parent,
+                    gguf_file=path.name,
+                    dtype=torch.bfloat16,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
+            if drawn := find_drawn(found):
+                raise ValueError(f"{drawn[0]} is missing or of another shape")
+        except SpearError:
+            raise
+        except Exception as error:  # a file is third-party data, and transformers may raise anything
             raise SpearError(
                 f"{path} holds a model of architecture {architecture}, which cannot be converted ({_shorten(error)}): "
                 "take its Hugging Face folder"
@@ -111,7 +122,12 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
         ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         model.generation_config = GenerationConfig(**{f"{role}_token_id": index for role, index in ids.items()})
         model.config.update({f"{role}_token_id": index for role, index in ids.items()})
-        model.save_pretrained(out)
+        try:
+            model.save_pretrained(out)
+        except SafetensorError as error:
+            raise SpearError(
+                f"{out} cannot be written ({_shorten(error)}): free the disk, or move $SPEAR_DATA"
+            ) from error
         tokenizer.save_pretrained(out)
     made = {"file": path.name, "licence": facts.fields.get("general.license"), "formats": facts.formats}
     made |= {"bits": round(facts.bits, 2), "parameters": model.num_parameters(), **origin}

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from spear_agents.files import explain_unwritable
-from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder
+from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, list_fetched, models_folder
 from spear_agents.models.checking import check_folder
 from spear_agents.models.conversion import convert_gguf, read_origin
 from spear_envs.core.errors import SpearError, suggest_name
@@ -43,7 +43,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
 
     Raises:
         SpearError: a folder that holds another kind of model or half of one, a model of the hub that is not here, a
-            GGUF file that was not converted, a fetch that fails.
+            GGUF file that was not converted, a name that is almost a known one, a fetch that fails.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -61,7 +61,15 @@ def resolve_model(name: str, console: Console | None = None) -> str:
         if snapshot is None:
             raise SpearError(f"{name} is not here: `spear models get {name}` fetches it from the hub of Hugging Face")
         return str(snapshot)
+    if near := _suggest(name):
+        raise SpearError(f"there is no model folder {name}, nor a model of this name.{near}")
     return name
+
+
+def _suggest(name: str) -> str:
+    """The nearest name in ``spear models list``; empty for a path, or if none is near."""
+    plain = name.strip("./ ").lower()
+    return "" if "/" in plain else suggest_name(plain, {*KNOWN, *(folder.name for folder in list_fetched())})
 
 
 def get_model(name: str, *, source: Path | None = None, console: Console | None = None) -> Path:
@@ -85,8 +93,7 @@ def get_model(name: str, *, source: Path | None = None, console: Console | None 
     if HUB_ID.fullmatch(name):
         return _get_published(name, console)
     raise SpearError(
-        f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub."
-        f"{suggest_name(name, KNOWN)}"
+        f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub.{_suggest(name)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
 from spear_training.planning import memory
-from spear_training.planning.architecture import Architecture
+from spear_training.planning.architecture import Architecture, read_known
 from spear_training.planning.fitting import ACTOR_KEYS, ENOUGH, Wish, find_room, fit_training, fit_tuning, fit_update
 from spear_training.planning.memory import GIB, Item, Trainer, read_width
 
@@ -119,6 +120,15 @@ def test_a_training_is_fitted_and_a_resumed_one_stays_as_it_was(tmp_path: Path) 
     fit_training(own, (f"{ACTOR_KEYS[0]}=20000",), 100 * GIB, tmp_path / "config.yaml")
     assert read(own)[0] == 20_000, "the check of the run's settings is to see it"
     assert fit_training(compose(), (), None) is None
+
+
+def test_a_model_that_was_converted_is_fitted_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    config = compose("actor_rollout_ref.model.path=own")
+    assert fit_training(config, (), 9 * GIB) is None
+    (tmp_path / "models" / "own").mkdir(parents=True)
+    (tmp_path / "models" / "own" / "config.json").write_text(json.dumps(read_known()["smollm2-135m"]["config"]))
+    assert fit_training(config, (), 9 * GIB) is not None
 
 
 def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def find_architecture(name: str) -> Architecture:
 
 def find_folder(name: str) -> Path | None:
     """Folder of the model ``name`` on this machine, or None."""
-    here = (Path(name), models_folder() / name, find_snapshot(name))
+    here = (Path(name).expanduser(), models_folder() / name, find_snapshot(name))
     return next((folder for folder in here if folder and (folder / "config.json").is_file()), None)
 
 

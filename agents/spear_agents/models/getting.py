@@ -160,8 +160,12 @@ def _get_gguf(path: Path, console: Console) -> Path:
 def _convert(path: Path, out: Path, origin: Mapping[str, Any], console: Console) -> None:
     console.print(f"converting {path.name}", highlight=False, soft_wrap=True)
     shutil.rmtree(out, ignore_errors=True)
-    with console.status("reading and writing weights"):
-        facts = convert_gguf(path, out, origin)
+    try:
+        with console.status("reading and writing weights"):
+            facts = convert_gguf(path, out, origin)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # half a model would fill a disk that may be full
+        raise
     if facts.loss:
         console.print(facts.loss, highlight=False, soft_wrap=True)
 

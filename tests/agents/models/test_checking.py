@@ -35,7 +35,10 @@ def garble(folder: Path) -> None:
 
 
 def overwrite(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
+    def edit(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return edit
 
 
 def shard(folder: Path) -> None:

@@ -170,6 +170,12 @@ def test_two_gguf_files_of_one_name_are_two_models(alone: Path, wheel: Path) -> 
         get_model(str(own))
 
 
+def test_a_conversion_that_fails_leaves_no_weights(alone: Path) -> None:
+    with pytest.raises(SpearError, match="cannot be converted"):
+        get_model(str(write_gguf(alone / "odd.gguf", architecture="qwen2")))
+    assert not any(path.is_file() or path.name == "made" for path in models_folder().rglob("*"))
+
+
 def test_whoever_waits_for_another_process_is_told(wheel: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     with ThreadPoolExecutor() as pool, getting._draft("other", Console(quiet=True)) as draft:

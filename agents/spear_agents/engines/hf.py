@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from spear_agents.end_tokens import find_end_ids
@@ -416,6 +423,16 @@ def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[tor
 def find_drawn(loading: Mapping[str, Any]) -> list[str]:
     """Weights that transformers drew at random, by the ``loading_info`` of ``from_pretrained``, sorted."""
     return sorted({*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])})
+
+
+def save_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model's weights and configuration. Raises SpearError if safetensors cannot: its errors are no OSError."""
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise SpearError(
+            f"{folder} cannot be written ({_shorten(error)}): choose another folder or free the disk"
+        ) from error
 
 
 @contextmanager

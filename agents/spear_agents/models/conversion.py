@@ -93,10 +93,9 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
     check_space(out, facts.parameters * BYTES_PER_PARAMETER, str(out.name))
 
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from spear_agents.engines.hf import find_drawn, quiet_transformers
+    from spear_agents.engines.hf import find_drawn, quiet_transformers, save_weights
     from spear_agents.models.tokenizer import build_tokenizer
 
     with quiet_transformers():
@@ -122,12 +121,7 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
         ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         model.generation_config = GenerationConfig(**{f"{role}_token_id": index for role, index in ids.items()})
         model.config.update({f"{role}_token_id": index for role, index in ids.items()})
-        try:
-            model.save_pretrained(out)
-        except SafetensorError as error:
-            raise SpearError(
-                f"{out} cannot be written ({_shorten(error)}): free the disk, or move $SPEAR_DATA"
-            ) from error
+        save_weights(model, out)
         tokenizer.save_pretrained(out)
     made = {"file": path.name, "licence": facts.fields.get("general.license"), "formats": facts.formats}
     made |= {"bits": round(facts.bits, 2), "parameters": model.num_parameters(), **origin}

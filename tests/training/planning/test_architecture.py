@@ -109,7 +109,11 @@ def test_what_is_not_known_is_told(tmp_path: Path) -> None:
         with pytest.raises(SpearError, match=told) as error:
             Architecture.from_config(config)
         assert "\n" not in str(error.value)
-    for text in ("{", "[]"):
+    for text, told in (
+        ("{", "fetch or copy the model again"),
+        ("[]", "fetch or copy the model again"),
+        ('{"architectures": ["BertModel"]}', "holds a BertModel, which does not go on with a text"),
+    ):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(SpearError, match=r"copy or fetch the model again"):
+        with pytest.raises(SpearError, match=told):
             find_architecture(str(tmp_path))

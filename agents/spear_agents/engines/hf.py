@@ -426,7 +426,7 @@ def find_drawn(loading: Mapping[str, Any]) -> list[str]:
 
 
 def save_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model's weights and configuration. Raises SpearError if safetensors cannot: its errors are no OSError."""
+    """Write a model's weights and configuration. Raises SpearError if they cannot be written."""
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -29,9 +30,11 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
         tokenizer: the model's; None if the folder has none.
 
     Returns:
-        The tokenizer's own first; empty if no source names one.
+        The tokenizer's own first; empty if no source names one. Ids that the model cannot write are left out: negative
+        ones, and those beyond its ``vocab_size``.
     """
     found: list[int] = []
+    rows: list[int] = []
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.append(tokenizer.eos_token_id)
     for name in _FILES:
@@ -40,7 +43,9 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
             for part in (config, config.get("text_config") or {}):
                 named = part.get("eos_token_id")
                 found += [i for i in (named if isinstance(named, list) else [named]) if type(i) is int]
-    return tuple(dict.fromkeys(found))
+                rows += [i for i in [part.get("vocab_size")] if type(i) is int]
+    limit = max(rows, default=sys.maxsize)
+    return tuple(dict.fromkeys(i for i in found if 0 <= i < limit))
 
 
 def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:

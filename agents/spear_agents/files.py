@@ -65,7 +65,8 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     """A file of a model's folder. Raises SpearError if there is none."""
     path = Path(folder) / name
     if not path.is_file():
-        found = f"does not contain {name}" if Path(folder).is_dir() else "does not exist"
+        is_folder = Path(folder).is_dir()
+        found = f"does not contain {name}" if is_folder else "is a file" if path.parent.exists() else "does not exist"
         raise SpearError(
             f"{folder} {found}: give a Hugging Face folder, as `spear models get` and `spear warmstart` write"
         )

@@ -21,10 +21,13 @@ from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, Runnin
 
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents that a chat template must pass through: blanks at both ends, markup, an empty text."""
-_REPLIES = ("x", " x\n", "<think>t</think><action>a</action>", "<think>\nt\n</think>\n\na")
-"""Responses that a chat template must keep as they were written."""
+_REPLIES = ("x", "<think>t</think><action>a</action>", "<think>\nt\n</think>\n\na")
+"""Responses that a chat template must keep as they were written, and one that many strip."""
+_BLANK_REPLY = " x\n"
 _QUESTION: Message = {"role": "user", "content": "x"}
 _MARKER = "\x02reply\x02"
+_WORD = "content"
+"""Content that any chat template shows, even one that escapes characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -122,11 +125,14 @@ class PromptBuilder:
         self._opening = self._find_frame(self._system, "")
         self._before: list[Message] = [*self._system, _QUESTION, {"role": "assistant", "content": _MARKER}]
         in_frames = self.layout is Layout.CONVERSATION
-        self.rewrites = in_frames and not self.stop_strings and not all(map(self._keeps, _REPLIES))
-        """Whether the chat template changes earlier responses: drops thoughts, or strips them.
+        in_messages = in_frames and not self.stop_strings
+        self.splits = in_messages and not all(map(self._keeps, _REPLIES))
+        """Whether the chat template changes every earlier response, or those with thoughts.
 
         Text that continues within one message does not count.
         """
+        self.rewrites = self.splits or (in_messages and not self._keeps(_BLANK_REPLY))
+        """Whether it changes some earlier responses; a few only those with blanks at their ends."""
         self._continuation = self._find_frame(self._before, _MARKER) if in_frames and not self.rewrites else None
         if self.rewrites:
             _log.warning("the chat template rewrites earlier responses: such a turn begins a training row of its own")
@@ -211,6 +217,8 @@ class PromptBuilder:
         seed = "\x02content\x02"
         head, found, tail = self._render_after(before, marker, seed).partition(seed)
         if not found:
+            if _WORD not in self._render_after(before, marker, _WORD):
+                raise SpearError("the chat template of this tokenizer drops messages of user: take another model")
             return None
         passed = all(self._render_after(before, marker, probe) == head + probe + tail for probe in _PROBES)
         return (head, tail) if passed else None

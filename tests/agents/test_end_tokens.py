@@ -63,9 +63,12 @@ def make_tokenizer(template: str, end: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def write_ends(folder: Path, generation: Any = None, config: Any = None, text: Any = None) -> Path:
+def write_ends(
+    folder: Path, generation: Any = None, config: Any = None, text: Any = None, vocabulary: int = 10
+) -> Path:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": config, "text_config": {"eos_token_id": text}}))
+    part = {"eos_token_id": text, "vocab_size": vocabulary}
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": config, "text_config": part}))
     return folder
 
 
@@ -78,6 +81,7 @@ def write_ends(folder: Path, generation: Any = None, config: Any = None, text: A
         (3, [4, 3], 5, 6, (3, 4, 5, 6)),
         (None, None, None, [7, 8], (7, 8)),
         (None, "x", True, {}, ()),
+        (None, [3, -1, 9], 10, 99, (3, 9)),
     ],
 )
 def test_all_files_are_asked(
@@ -156,6 +160,12 @@ def test_a_model_without_a_chat_template_is_one_line() -> None:
     tokenizer.chat_template = "{{ raise_exception('Only the user speaks') }}"
     with pytest.raises(SpearError, match=r"refuses messages of user.* \(Only the user speaks\): take another model"):
         PromptBuilder(tokenizer, CompactTemplate())
+    tokenizer.chat_template = "a template that shows nothing"
+    with pytest.raises(SpearError, match="drops messages of user: take another model"):
+        PromptBuilder(tokenizer, CompactTemplate())
+    tokenizer.chat_template = "{{ messages | tojson }}"
+    prompt = PromptBuilder(tokenizer, CompactTemplate()).begin().next(**see("o1"))
+    assert prompt is not None and "o1" in tokenizer.decode(prompt.ids), "escaped characters are still shown"
 
 
 @pytest.fixture
@@ -193,7 +203,7 @@ def test_data_for_a_model_ends_as_its_chat_template_does(corridor_id: str, tmp_p
     tokenizer = make_tokenizer(CHATML, "<|im_start|>")
     tokenizer.save_pretrained(tmp_path / "model")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    write_ends(tmp_path / "model", end)
+    write_ends(tmp_path / "model", end, vocabulary=len(tokenizer))
     register_env(corridor_id, SplitCorridor)
     settings = EvalSettings(corridor_id, EngineKind.EXPERT, layout=Layout.CONVERSATION, template="compact")
     for split in ({}, {"layout": Layout.PER_TURN}):

@@ -199,7 +199,7 @@ def test_a_run_without_a_model_is_told_where_to_get_one() -> None:
     assert fail(f"{MODEL}=null", check=True) == message
 
 
-def test_a_model_folder_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     assert fail(f"{MODEL}={tmp_path}/empty", check=True) == (
         f"{tmp_path}/empty does not contain config.json: name a Hugging Face model folder"
@@ -207,6 +207,11 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path) -> None:
     assert "does not exist: make one with `spear warmstart`" in fail(f"{MODEL}={tmp_path}/none", check=True)
     assert "does not exist" in fail(f"{MODEL}=12", check=True)
     assert "does not exist" in fail(f"{MODEL}=./qwen", check=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "bert").mkdir(parents=True)
+    (tmp_path / "runs" / "bert" / "config.json").write_text('{"architectures": ["BertModel"]}')
+    for name in ("runs/bert", "./runs/bert"):
+        assert "holds a BertModel" in fail(f"{MODEL}={name}", check=True)
 
 
 def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(

@@ -224,10 +224,11 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
             "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes), "
             "or model=tiny for a dry run"
         )
-    is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
-    if not is_hub_id or find_snapshot(str(name)) is not None:
-        name = resolve_model(str(name), console)
     path = Path(str(name)).expanduser()
+    is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
+    if not is_hub_id or path.exists() or find_snapshot(str(name)) is not None:
+        name = resolve_model(str(name), console)
+        path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise SpearError(f"{path} does not contain config.json: name a Hugging Face model folder")

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from spear_agents.end_tokens import find_end_ids
@@ -33,9 +40,12 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a Hugging Face folder. Raises SpearError if it cannot be read."""
     folder = require_model_file(path, "tokenizer_config.json").parent
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise SpearError(f"the tokenizer in {folder} cannot be read: {_first_line(error)}") from error
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # its files are third-party data, and transformers may raise anything
+        raise SpearError(
+            f"the tokenizer in {folder} cannot be read ({_shorten(error)}): fetch or copy the model again"
+        ) from error
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
@@ -68,15 +78,32 @@ class HFModel:
             torch.set_num_threads(threads)
         self.reader = ImageReader(folder) if has_vision(folder) else None
         dtype = dtype or read_dtype(folder)
+        if not any(folder.glob("*.safetensors")):
+            raise SpearError(f"{folder} holds no weights in safetensors, the only ones read: take a model that has")
         loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
         try:
             with quiet_transformers():
                 # Explicit: transformers would ask at a terminal, and weights may be pickles.
-                model = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise SpearError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+                model, found = loader.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
+        except Exception as error:  # a configuration is third-party data, and transformers may raise anything
+            raise SpearError(
+                f"the model in {folder} cannot be loaded ({_shorten(error)}): fetch or copy it again, or take another"
+            ) from error
+        if drawn := find_drawn(found):
+            raise SpearError(
+                f"the weights in {folder} are of another model than its config.json ({drawn[0]} is missing or of "
+                "another shape): fetch or copy it again"
+            )
         self.path = folder
         self.model = model.eval()
+        self._rows = int(model.get_input_embeddings().weight.shape[0])
         self._seeds = np.random.Generator(np.random.Philox(seed))
         self._finders: dict[tuple[str, ...], StopFinder] = {}
 
@@ -231,6 +258,11 @@ class HFModel:
                 )
             if not len(request.prompt_ids):
                 raise SpearError(f"{request.request_id}: the prompt is empty")
+            if max(request.prompt_ids) >= self._rows:
+                raise SpearError(
+                    f"{request.request_id}: token {max(request.prompt_ids)} is outside the vocabulary of {self.path}, "
+                    f"{self._rows:,} tokens: its tokenizer is another model's; fetch or copy the model again"
+                )
             total = len(request.prompt_ids) + request.sampling.max_tokens
             if total > self.context_length:
                 raise SpearError(
@@ -388,14 +420,31 @@ def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[tor
     return ids.to(device), mask.to(device)
 
 
+def find_drawn(loading: Mapping[str, Any]) -> list[str]:
+    """Weights that transformers drew at random, by the ``loading_info`` of ``from_pretrained``, sorted."""
+    return sorted({*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])})
+
+
+def save_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model's weights and configuration. Raises SpearError if they cannot be written."""
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise SpearError(
+            f"{folder} cannot be written ({_shorten(error)}): choose another folder or free the disk"
+        ) from error
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide progress bars of transformers, which would break a command's own display."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    """Hide progress bars and warnings of transformers, which would break a command's own display."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
 
@@ -405,5 +454,5 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _shorten(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
 
+LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
+"""Names of weights in a layer of the decoder."""
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of architectures that write text."""
 
@@ -20,24 +24,63 @@ def check_folder(folder: Path) -> None:
     """
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise SpearError(
+                f"{folder} holds an adapter (LoRA) without its model: name the model, and spear eval --engine vllm "
+                f"takes the adapter as --lora {folder}"
+            )
         return
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        names = [str(name) for name in config.get("architectures") or ()]
+        named = config.get("architectures") or ()
+        names = [named] if isinstance(named, str) else [str(name) for name in named]
         text = {**config, **(config.get("text_config") or {})}
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
         raise SpearError(f"{path} cannot be read ({error}): fetch or copy the model again") from error
     if config.get("is_encoder_decoder") or (names and not any(name.endswith(WRITERS) for name in names)):
         kind = ", ".join(names) or config.get("model_type")
         raise SpearError(f"{folder} holds a {kind}, which does not go on with a text: name a causal language model")
+    _check_index(folder)
+    _check_weights(folder, text, config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is not False)
+
+
+def _check_weights(folder: Path, text: Mapping[str, Any], is_tied: bool) -> None:
+    """Compare the weights with a configuration; transformers would draw those that are missing at random."""
     wanted = [text.get("vocab_size"), text.get("hidden_size")]
+    count, layers, ends = text.get("num_hidden_layers"), set(), set()
     for file in sorted(folder.glob("*.safetensors")):
         for name, facts in _read_header(file).items():
             if name.endswith("embed_tokens.weight") and None not in wanted and facts["shape"] != wanted:
-                raise SpearError(
-                    f"the weights in {folder} are of another model than its config.json (embedding {facts['shape']} "
-                    f"instead of {wanted}): fetch or copy it again"
-                )
+                raise _explain_other(folder, f"embedding {facts['shape']} instead of {wanted}")
+            ends.add(".".join(name.split(".")[-2:]))
+            if layer := LAYER.match(name):
+                layers.add(int(layer[1]))
+    if layers and isinstance(count, int) and not layers.issuperset(range(count)):
+        raise _explain_other(folder, f"{len(layers)} layers instead of {count}")
+    if not is_tied and "embed_tokens.weight" in ends and "lm_head.weight" not in ends:
+        raise _explain_other(folder, "lm_head.weight is missing")
+
+
+def _check_index(folder: Path) -> None:
+    """Whether all files of weights are there that an index names, where there is one and no single file."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file() or (folder / "model.safetensors").is_file():
+        return
+    try:
+        files = {str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise SpearError(f"{index} is not an index of weights: fetch or copy the model again") from error
+    absent = sorted(file for file in files if not (folder / file).is_file())
+    if absent:
+        raise SpearError(
+            f"{folder} lacks {len(absent)} of its {len(files)} files of weights ({absent[0]}): fetch or copy it again"
+        )
+
+
+def _explain_other(folder: Path, difference: str) -> SpearError:
+    return SpearError(
+        f"the weights in {folder} are of another model than its config.json ({difference}): fetch or copy it again"
+    )
 
 
 def _read_header(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -94,15 +95,25 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from spear_agents.engines.hf import quiet_transformers
+    from spear_agents.engines.hf import find_drawn, quiet_transformers, save_weights
     from spear_agents.models.tokenizer import build_tokenizer
 
     with quiet_transformers():
-        tokenizer = build_tokenizer(path, facts.fields)
         try:
+            tokenizer = build_tokenizer(path, facts.fields)
             with redirect_stderr(io.StringIO()):  # a bar that quiet_transformers() does not know
-                model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
-        except (ValueError, KeyError, OSError, NotImplementedError) as error:
+                model, found = AutoModelForCausalLM.from_pretrained(
+                    path.parent,
+                    gguf_file=path.name,
+                    dtype=torch.bfloat16,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
+            if drawn := find_drawn(found):
+                raise ValueError(f"{drawn[0]} is missing or of another shape")
+        except SpearError:
+            raise
+        except Exception as error:  # a file is third-party data, and transformers may raise anything
             raise SpearError(
                 f"{path} holds a model of architecture {architecture}, which cannot be converted ({_shorten(error)}): "
                 "take its Hugging Face folder"
@@ -110,12 +121,21 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
         ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         model.generation_config = GenerationConfig(**{f"{role}_token_id": index for role, index in ids.items()})
         model.config.update({f"{role}_token_id": index for role, index in ids.items()})
-        model.save_pretrained(out)
+        save_weights(model, out)
         tokenizer.save_pretrained(out)
     made = {"file": path.name, "licence": facts.fields.get("general.license"), "formats": facts.formats}
     made |= {"bits": round(facts.bits, 2), "parameters": model.num_parameters(), **origin}
     write_json(out / ORIGIN, made)
     return facts
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What a converted folder says of its origin; empty if nothing."""
+    try:
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return origin if isinstance(origin, dict) else {}
 
 
 def _shorten(error: BaseException) -> str:

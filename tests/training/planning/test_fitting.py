@@ -15,7 +15,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
 from spear_training.planning import memory
-from spear_training.planning.architecture import Architecture
+from spear_training.planning.architecture import Architecture, read_known
 from spear_training.planning.fitting import ACTOR_KEYS, ENOUGH, Wish, find_room, fit_training, fit_tuning, fit_update
 from spear_training.planning.memory import GIB, Item, Trainer, read_width
 
@@ -143,6 +143,15 @@ def test_on_a_cpu_a_tiny_policy_is_left_as_it_is(tmp_path: Path) -> None:
     config = compose_config(("preset=demo", f"actor_rollout_ref.model.path={tmp_path}"), Path("x"), check=False)
     fit = fit_training(config, (), 20 * GIB)
     assert fit is not None and not fit.chosen and read(config) == (32_768, False)
+
+
+def test_a_model_that_was_converted_is_fitted_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    config = compose("actor_rollout_ref.model.path=own")
+    assert fit_training(config, (), 9 * GIB) is None
+    (tmp_path / "models" / "own").mkdir(parents=True)
+    (tmp_path / "models" / "own" / "config.json").write_text(json.dumps(read_known()["smollm2-135m"]["config"]))
+    assert fit_training(config, (), 9 * GIB) is not None
 
 
 def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:

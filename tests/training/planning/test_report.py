@@ -57,6 +57,15 @@ def test_rows_of_a_conversation_are_those_of_the_chat_template(tmp_path: Path) -
     settings = RunSettings.from_config(config)
     assert find_rewriting(config, settings, str(tmp_path / "Qwen2.5")) is False
     assert find_rewriting(config, settings, str(tmp_path)) is None
+    stripping = make_tokenizer("Qwen2.5")
+    stripping.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    stripping.save_pretrained(tmp_path / "Qwen2.5")
+    assert find_rewriting(config, settings, str(tmp_path / "Qwen2.5")) is False, (
+        "few responses have blanks at their ends"
+    )
 
 
 def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:

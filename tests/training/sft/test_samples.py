@@ -86,11 +86,11 @@ def test_tokens_that_read_otherwise_than_their_messages_are_noticed(reader: Samp
     assert sample is not None
     tokens = {"input_ids": list(sample.ids), "loss_mask": list(sample.mask)}
     assert reader.read(record | tokens) == sample
-    assert reader.fits(sample, record) and reader.fits(sample, {}), "nothing says what they should read as"
+    assert reader.fits(sample, record | tokens) and reader.fits(sample, {}), "nothing says what they should read as"
     swapped = [user("a"), reply("right"), user("b"), reply("left")]
-    assert not reader.fits(sample, {"messages": swapped})
+    assert not reader.fits(sample, {**tokens, "messages": swapped})
     other = Sample(tuple(min(token + 1, 279) for token in sample.ids), sample.mask)
-    assert not reader.fits(other, record)
+    assert not reader.fits(other, record | tokens)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,8 @@ def test_tokens_that_read_otherwise_than_their_messages_are_noticed(reader: Samp
         ({"input_ids": [1, 999], "loss_mask": [0, 1]}, "token id 999 is outside the model's vocabulary of 280"),
         ({"input_ids": [-1, 2], "loss_mask": [0, 1]}, "token id -1 is outside"),
         ({"messages": [user("a"), reply("b")], "joined": True}, "the environment's words too"),
+        ({"messages": [reply("a"), user("b"), reply("c")]}, "its first message is the assistant's"),
+        ({"messages": [user("a \ud800"), reply("b")]}, "neither input_ids nor messages"),
     ],
 )
 def test_what_is_no_sample_is_said(reader: SampleReader, record: dict[str, Any], expected: str | None) -> None:
@@ -137,10 +139,19 @@ def test_a_template_that_rewrites_responses_is_refused(tokenizer: Any, template:
         SampleReader(other, 280, (1,)).read({"messages": messages})
 
 
+def test_an_end_of_the_chat_template_that_is_no_end_token_is_learnt_too(tokenizer: Any) -> None:
+    messages = [user("a"), reply("b"), user("c"), reply("d")]
+    reader = SampleReader(tokenizer, 280, (0,))
+    sample = reader.read({"messages": messages})
+    assert sample is not None and not reader.ends(sample)
+    assert [text for bit, text in split(sample, tokenizer) if bit] == ["b<|im_end|>\n", "d<|im_end|>\n"]
+    assert reader.fits(sample, {"messages": messages}), "these are no other tokenizer's ids"
+
+
 def test_a_template_that_refuses_is_named(tokenizer: Any) -> None:
     other = copy(tokenizer)
     other.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(SpearError, match="refuses these messages: roles must alternate"):
+    with pytest.raises(SpearError, match=r"refuses these messages \(roles must alternate\): take another model"):
         SampleReader(other, 280, (1,)).read({"messages": [user("a"), reply("b")]})
     other.chat_template = None
     with pytest.raises(SpearError, match="refuses these messages"):

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from spear_agents.models.catalogue import find_snapshot, models_folder
+from spear_agents.models.checking import check_folder
 from spear_envs.core.errors import SpearError
 
 
@@ -88,17 +89,15 @@ class Architecture:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Sizes of a model by folder or name (``spear models``, ``models.yaml``). Raises SpearError if unknown."""
+    """Sizes of a model by folder or name (``spear models``, ``models.yaml``).
+
+    Raises:
+        SpearError: an unknown one, or a folder that holds another kind of model.
+    """
     folder = find_folder(name)
     if folder is not None:
-        path = folder / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise SpearError(f"{path} cannot be read ({error}): copy or fetch the model again") from error
-        if not isinstance(config, dict):
-            raise SpearError(f"{path} is not a mapping: copy or fetch the model again")
-        return Architecture.from_config(config)
+        check_folder(folder)
+        return Architecture.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     known = read_known()
     if name not in known:
         raise SpearError(f"the size of {name} is unknown: name its folder, or one of {', '.join(known)}")
@@ -107,7 +106,7 @@ def find_architecture(name: str) -> Architecture:
 
 def find_folder(name: str) -> Path | None:
     """Folder of the model ``name`` on this machine, or None."""
-    here = (Path(name), models_folder() / name, find_snapshot(name))
+    here = (Path(name).expanduser(), models_folder() / name, find_snapshot(name))
     return next((folder for folder in here if folder and (folder / "config.json").is_file()), None)
 
 

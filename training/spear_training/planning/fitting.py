@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
-from spear_training.planning.architecture import find_architecture, read_known
+from spear_training.planning.architecture import find_architecture, find_folder, read_known
 from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_rollout_on_cpu
 
 ENOUGH = 2048
@@ -151,7 +151,7 @@ def fit_training(
     """
     given = _keep_earlier(config, ACTOR_KEYS, overrides, earlier)
     name = str(config.actor_rollout_ref.model.path)
-    if room is None or not (Path(name).is_dir() or name in read_known()):
+    if room is None or (find_folder(name) is None and name not in read_known()):
         return None
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     data, model = config.data, find_architecture(name)

@@ -95,7 +95,7 @@ def make_plan(
 
 
 def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool | None:
-    """Whether the chat template of model ``name`` changes earlier responses; None if its tokenizer is not here."""
+    """Whether the chat template of model ``name`` begins a row at every turn; None if its tokenizer is not here."""
     from spear_agents.engines.hf import load_tokenizer  # imports torch
 
     folder = find_folder(name)
@@ -105,7 +105,7 @@ def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool
     template = templates.get(settings.env.template, DefaultTemplate())
     keywords = config.data.apply_chat_template_kwargs
     taken = OmegaConf.to_container(keywords, resolve=True) if keywords else None
-    return PromptBuilder(load_tokenizer(folder), template, Layout.CONVERSATION, template_kwargs=taken).rewrites
+    return PromptBuilder(load_tokenizer(folder), template, Layout.CONVERSATION, template_kwargs=taken).splits
 
 
 def _explain_rows(plan: Plan) -> str:

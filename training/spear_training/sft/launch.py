@@ -96,13 +96,13 @@ def read_model(folder: Path) -> ModelFacts:
     """The facts of a Hugging Face folder. Raises SpearError where it is none."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text = config | config.get("text_config", {})
+        text = config | (config.get("text_config") or {})
         vocabulary = int(text["vocab_size"])
         context = int(text.get("max_position_embeddings") or 2**31)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(
             f"{folder} is not a folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
-            "download one with `hf download NAME --local-dir DIR`"
+            "fetch one with `spear models get`"
         ) from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")

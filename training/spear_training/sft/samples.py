@@ -82,8 +82,8 @@ class SampleReader:
         return sample
 
     def fits(self, sample: Sample, record: Mapping[str, Any]) -> bool:
-        """Whether the tokens of the policy read as what the messages say it wrote; True where no message says so."""
-        if "messages" not in record:
+        """Whether recorded tokens of the policy read as what the messages say it wrote; True without either."""
+        if "messages" not in record or "input_ids" not in record:
             return True
         said = _squeeze("".join(m["content"] for m in _read_messages(record) if m["role"] == "assistant"))
         place = 0
@@ -103,6 +103,8 @@ class SampleReader:
 
     def _encode(self, messages: Sequence[Mapping[str, str]]) -> Sample | None:
         """The messages as the model reads and writes them: each response is tokenised apart from what precedes it."""
+        if messages and messages[0]["role"] == "assistant":
+            raise SpearError("its first message is the assistant's, which answers nothing: put a message before it")
         ids: list[int] = []
         mask: list[int] = []
         shown = ""
@@ -128,7 +130,8 @@ class SampleReader:
         try:
             return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
         except Exception as error:  # a template is a program: it may refuse with anything
-            raise SpearError(f"the model's chat template refuses these messages: {error}") from error
+            why = " ".join(str(error).split())
+            raise SpearError(f"the model's chat template refuses these messages ({why}): take another model") from error
 
 
 def _squeeze(text: str) -> str:
@@ -157,7 +160,12 @@ def _read_messages(record: Mapping[str, Any]) -> list[Mapping[str, str]]:
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    return isinstance(message, dict) and all(_is_text(message.get(key)) for key in ("role", "content"))
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text that a tokenizer takes: JSON may hold halves of surrogate pairs."""
+    return isinstance(value, str) and value == value.encode(errors="replace").decode()
 
 
 def _find_runs(sample: Sample) -> Iterator[tuple[int, ...]]:

@@ -154,7 +154,7 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "trainer.save_freq=-1",
-        *(() if template == "unlisted" else (f"{CACHE}=2",)),  # conversations with lists are longer
+        f"{CACHE}={1.25 if template == 'unlisted' else 2}",  # 64 conversations
     )
     with watch_memory(mark) as peak:
         _train(work / "cold", template, out, 2, keys, **{MARK: mark})

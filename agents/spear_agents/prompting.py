@@ -22,8 +22,9 @@ from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, Runnin
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents that a chat template must pass through: blanks at both ends, markup, an empty text."""
 _REPLIES = ("x", "<think>t</think><action>a</action>", "<think>\nt\n</think>\n\na")
-"""Responses that a chat template must keep as they were written, and one that many strip."""
+"""Responses that a chat template must keep as they were written."""
 _BLANK_REPLY = " x\n"
+"""A response that many templates strip."""
 _QUESTION: Message = {"role": "user", "content": "x"}
 _MARKER = "\x02reply\x02"
 _WORD = "content"

@@ -30,6 +30,7 @@ from spear_agents.engines.stops import StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision, read_rows
 from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.files import require_model_file
+from spear_agents.models.checking import explain_other
 from spear_envs.core.errors import SpearError
 
 _COMPACT_BELOW = 0.75
@@ -97,10 +98,7 @@ class HFModel:
                 f"the model in {folder} cannot be loaded ({_shorten(error)}): fetch or copy it again, or take another"
             ) from error
         if drawn := find_drawn(found):
-            raise SpearError(
-                f"the weights in {folder} are of another model than its config.json ({drawn[0]} is missing or of "
-                "another shape): fetch or copy it again"
-            )
+            raise explain_other(folder, f"{drawn[0]} is missing or of another shape")
         self.path = folder
         self.model = model.eval()
         self._rows = int(model.get_input_embeddings().weight.shape[0])

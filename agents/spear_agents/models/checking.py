@@ -51,14 +51,14 @@ def _check_weights(folder: Path, text: Mapping[str, Any], is_tied: bool) -> None
     for file in sorted(folder.glob("*.safetensors")):
         for name, facts in _read_header(file).items():
             if name.endswith("embed_tokens.weight") and None not in wanted and facts["shape"] != wanted:
-                raise _explain_other(folder, f"embedding {facts['shape']} instead of {wanted}")
+                raise explain_other(folder, f"embedding {facts['shape']} instead of {wanted}")
             ends.add(".".join(name.split(".")[-2:]))
             if layer := LAYER.match(name):
                 layers.add(int(layer[1]))
     if layers and isinstance(count, int) and not layers.issuperset(range(count)):
-        raise _explain_other(folder, f"{len(layers)} layers instead of {count}")
+        raise explain_other(folder, f"{len(layers)} layers instead of {count}")
     if not is_tied and "embed_tokens.weight" in ends and "lm_head.weight" not in ends:
-        raise _explain_other(folder, "lm_head.weight is missing")
+        raise explain_other(folder, "lm_head.weight is missing")
 
 
 def _check_index(folder: Path) -> None:
@@ -77,7 +77,8 @@ def _check_index(folder: Path) -> None:
         )
 
 
-def _explain_other(folder: Path, difference: str) -> SpearError:
+def explain_other(folder: Path, difference: str) -> SpearError:
+    """The error for weights that do not fit their configuration."""
     return SpearError(
         f"the weights in {folder} are of another model than its config.json ({difference}): fetch or copy it again"
     )

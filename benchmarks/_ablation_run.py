@@ -26,8 +26,9 @@ from spear_agents.settings import EvalSettings
 from spear_agents.statistics import average_by_task
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
+from spear_training.choices import quote_value
 from spear_training.environments import EnvironmentSettings
-from spear_training.launch import CONFIG_FILE, compose_config, quote_value
+from spear_training.launch import CONFIG_FILE, compose_config
 from spear_training.warmstart import train_policy
 
 __all__ = ["Ablation", "choose_rates", "read_result"]

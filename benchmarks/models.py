@@ -41,7 +41,6 @@ BARS = (
 MODEL = "smollm2-135m"
 ENV = "spear/ALFWorld-v0"
 ROOMS = ("--env", "rooms=small", "--layout", "conversation")
-CACHE = "actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib"
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
 ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
@@ -154,7 +153,6 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "trainer.save_freq=-1",
-        f"{CACHE}={1.25 if template == 'unlisted' else 2}",  # 64 conversations
     )
     with watch_memory(mark) as peak:
         _train(work / "cold", template, out, 2, keys, **{MARK: mark})
@@ -171,7 +169,7 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
 def _compare_log_probs(work: Path) -> Iterator[Figure]:
     """A step whose log-probs the trainer computes a second time."""
     out = work / "log-probs"
-    keys = ("algorithm.rollout_correction.bypass_mode=false", f"{CACHE}=1", "trainer.save_freq=-1")
+    keys = ("algorithm.rollout_correction.bypass_mode=false", "trainer.save_freq=-1")
     _train(work / "cold", "unlisted", out, 1, keys)
     apart = read_history(out)[-1]["training/rollout_log_probs_diff_mean"]
     yield Figure("log-probs of rollout and trainer apart, mean", apart)

@@ -17,6 +17,8 @@ __all__ = [
     "UnknownTaskError",
     "choose_member",
     "describe_error",
+    "first_line",
+    "one_line",
     "refuse_unknown",
     "require_whole",
     "suggest_name",
@@ -40,6 +42,16 @@ def describe_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, 200 characters of it at most, or its type if there is none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message in one line, 200 characters of it at most, or its type if there is none."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import CHUNK
 from spear_envs.data.progress import show_bytes
 from spear_envs.data.space import FULL, check_space, explain_full_disk, format_bytes
@@ -90,7 +90,7 @@ def unpack_archive(
 
 
 def _explain_damage(archive: Path, error: Exception) -> SpearError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
+    reason = first_line(error).rstrip(":")
     return SpearError(f"{archive} cannot be unpacked ({reason}): delete it and fetch it again.")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 
 Parsed = TypeVar("Parsed")
 
@@ -67,7 +67,7 @@ def _read_lines(path: Path) -> Iterator[Any]:
                     yield json.loads(line)
                 number += 1
     except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise SpearError(f"{path}, line {number} cannot be read ({reason}): fetch or write it again.") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -85,5 +85,5 @@ def _read_parquet(path: Path, extra: str) -> Iterator[Any]:
             for batch in file.iter_batches(_ROWS):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error

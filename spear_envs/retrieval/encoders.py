@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_envs.retrieval.models import EncoderSpec
 
 Vectors = npt.NDArray[np.float32]
@@ -67,8 +67,9 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:  # a build of torch without CUDA asserts
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpearError(f"torch has no device {device!r} here ({message}): give cpu, cuda or cuda:1.") from error
+        raise SpearError(
+            f"torch has no device {device!r} here ({first_line(error)}): give cpu, cuda or cuda:1."
+        ) from error
 
 
 def _prepare(prefix: str, texts: Sequence[str], spec: EncoderSpec) -> list[str]:
@@ -111,10 +112,9 @@ class TorchEncoder:
                 str(folder), device=device, local_files_only=True, model_kwargs=arguments
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            message = (str(error).splitlines() or [type(error).__name__])[0]
             raise SpearError(
-                f"{folder} cannot be loaded as a sentence-transformers model on {device} ({message}): check the folder "
-                "and the device."
+                f"{folder} cannot be loaded as a sentence-transformers model on {device} "
+                f"({first_line(error)}): check the folder and the device."
             ) from error
         finally:
             if drawn:
@@ -206,8 +206,7 @@ def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> Onn
             if same.min() < 0.9999:
                 raise SpearError(f"its vectors differ from the model's (cosine {same.min():.4f})")
     except Exception as error:  # exporters raise all kinds of errors
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpearError(f"{encoder.spec.model} cannot be exported for ONNX Runtime: {message}") from error
+        raise SpearError(f"{encoder.spec.model} cannot be exported for ONNX Runtime: {first_line(error)}") from error
     return exported
 
 

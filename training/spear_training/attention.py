@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_envs.doctor.findings import Finding, Verdict
 
 AUTO = "auto"
@@ -42,7 +42,7 @@ def find_flash_fault() -> str | None:
     try:
         import_module(PACKAGE)
     except Exception as error:  # built for another torch, it raises linker errors
-        return f"flash-attn cannot be imported ({(str(error).splitlines() or [type(error).__name__])[0]})"
+        return f"flash-attn cannot be imported ({first_line(error)})"
     return None
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spear_agents.models.cli import print_rows
+from spear_agents.listing import print_rows
 from spear_training.overrides import CONFIG_DIR_OPTION
 
 NONE = "–"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,26 @@ def find_user_folder(config_dir: Path | None = None) -> list[Path]:
     if not folder.is_dir():
         raise SpearError(f"the folder of configurations {folder} (--config-dir or {CONFIG_DIR}) does not exist")
     return [folder]
+
+
+def search_configs(*folders: Path) -> str:
+    """Hydra's override that adds verl's configuration, and ``folders``, to where it looks.
+
+    Hydra's own ``pkg://`` would import verl, which takes three seconds and with it all that verl imports.
+
+    Raises:
+        SpearError: verl is not installed.
+    """
+    verl = find_spec("verl")
+    if verl is None or verl.origin is None:
+        raise SpearError("verl is not installed: pip install spear-training")
+    places = (Path(verl.origin).parent / "trainer" / "config", *folders)
+    return f"hydra.searchpath=[{','.join(quote_value(f'file://{folder.resolve()}') for folder in places)}]"
+
+
+def quote_value(text: str) -> str:
+    """Quote ``text``, such as a path, as the value of an override."""
+    return "'" + text.replace("'", "\\'") + "'"
 
 
 def find_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:

@@ -28,7 +28,7 @@ from spear_agents.gateway.programs import resolve_program
 from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
 from spear_agents.trajectory import Layout
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
@@ -41,7 +41,7 @@ from spear_training.checkpoints import (
     compare_configs,
     repair_tracker,
 )
-from spear_training.choices import GROUPS, check_choice, find_user_folder
+from spear_training.choices import GROUPS, check_choice, find_user_folder, search_configs
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.planning.fitting import Fit, find_room, fit_training
@@ -158,7 +158,7 @@ def compose_config(
         config = copy.deepcopy(base)
         _apply_overrides(config, others)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
+        raise SpearError(f"overrides do not fit the configuration: {first_line(error)}") from error
     settings = RunSettings.from_config(config)
     if others:
         _check_changes(base, config)
@@ -177,10 +177,8 @@ def _run_hydra(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictCon
     """Let Hydra compose ``overrides``, with the choices in ``folders`` besides our own and verl's."""
     ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
     GlobalHydra.instance().clear()
-    places = ["pkg://verl.trainer.config", *(f"file://{folder.resolve()}" for folder in folders)]
-    search = f"hydra.searchpath=[{','.join(map(quote_value, places))}]"
     with initialize_config_module("spear_training.config", version_base=None):
-        return compose(ROOT, overrides=[search, *overrides])
+        return compose(ROOT, overrides=[search_configs(*folders), *overrides])
 
 
 def _apply_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
@@ -208,11 +206,6 @@ def _check_changes(base: DictConfig, config: DictConfig) -> None:
         if is_reference and before[key] != after[key] and OmegaConf.select(base, key) == OmegaConf.select(config, key):
             after[key] = before[key]
     check_keys(before, after)
-
-
-def quote_value(text: str) -> str:
-    """Quote ``text``, such as a path, as the value of an override."""
-    return "'" + text.replace("'", "\\'") + "'"
 
 
 def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console: Console | None) -> str:
@@ -471,7 +464,3 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
     walk(OmegaConf.to_container(config, resolve=False), "")
     return flat
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from spear_agents.files import explain_unwritable, write_text
 from spear_agents.metrics import METRICS_FOLDER
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_training.checkpoints import (
     BEST,
     MANIFEST,
@@ -217,7 +217,7 @@ class CheckpointStore:
             raise
         except Exception as error:
             raise SpearError(
-                f"{self.url}: {what}: {_shorten(error)}. Check the address, the credentials and AWS_ENDPOINT_URL, or "
+                f"{self.url}: {what}: {first_line(error)}. Check the address, the credentials and AWS_ENDPOINT_URL, or "
                 "leave spear.checkpoint_store out"
             ) from error
 
@@ -237,13 +237,8 @@ def _connect(url: str, scheme: str) -> tuple[Any, str]:
     try:
         fs, root = url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
-        raise SpearError(f"spear.checkpoint_store={url} cannot be reached: {_shorten(error)}") from error
+        raise SpearError(f"spear.checkpoint_store={url} cannot be reached: {first_line(error)}") from error
     return fs, str(root).rstrip("/")
-
-
-def _shorten(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip()[:300] if lines else type(error).__name__
 
 
 def _list_files(manifest: bytes, where: str) -> dict[str, int]:

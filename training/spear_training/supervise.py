@@ -55,6 +55,7 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
         "TENSORBOARD_DIR": str(out / "tensorboard"),
         "WANDB_DIR": str(out),
+        "TRANSFER_QUEUE_ENABLE": "1",  # verl reads it when it is imported
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,6 +67,8 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         variables.setdefault("OMP_NUM_THREADS", "1")
         # Else Ray joins any cluster already running on this machine.
         variables.setdefault("RAY_ADDRESS", "local")
+        # Each process of the training has variables of its own, so none that Ray starts beforehand is ever used.
+        variables.setdefault("RAY_prestart_worker_first_driver", "0")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
     return variables
 

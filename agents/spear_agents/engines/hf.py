@@ -31,7 +31,7 @@ from spear_agents.engines.vision import ImageReader, has_vision, read_rows
 from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.files import require_model_file
 from spear_agents.models.checking import explain_other
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, one_line
 
 _COMPACT_BELOW = 0.75
 """Finished rows leave the batch once less than this share runs: copying the cache costs more than a few idle rows."""
@@ -45,7 +45,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its files are third-party data, and transformers may raise anything
         raise SpearError(
-            f"the tokenizer in {folder} cannot be read ({_shorten(error)}): fetch or copy the model again"
+            f"the tokenizer in {folder} cannot be read ({one_line(error)}): fetch or copy the model again"
         ) from error
 
 
@@ -95,7 +95,7 @@ class HFModel:
                 )
         except Exception as error:  # a configuration is third-party data, and transformers may raise anything
             raise SpearError(
-                f"the model in {folder} cannot be loaded ({_shorten(error)}): fetch or copy it again, or take another"
+                f"the model in {folder} cannot be loaded ({one_line(error)}): fetch or copy it again, or take another"
             ) from error
         if drawn := find_drawn(found):
             raise explain_other(folder, f"{drawn[0]} is missing or of another shape")
@@ -429,7 +429,7 @@ def save_weights(model: PreTrainedModel, folder: Path) -> None:
         model.save_pretrained(folder)
     except SafetensorError as error:
         raise SpearError(
-            f"{folder} cannot be written ({_shorten(error)}): choose another folder or free the disk"
+            f"{folder} cannot be written ({one_line(error)}): choose another folder or free the disk"
         ) from error
 
 
@@ -450,7 +450,3 @@ def quiet_transformers() -> Iterator[None]:
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether the machine or a GPU ran out of memory; torch's CPU allocator raises a plain RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
-
-
-def _shorten(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

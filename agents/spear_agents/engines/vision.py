@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class ImageReader:
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
         except (OSError, ValueError, KeyError) as error:
-            raise SpearError(f"the image processor in {path} cannot be read: {str(error).splitlines()[0]}") from error
+            raise SpearError(f"the image processor in {path} cannot be read: {first_line(error)}") from error
         self.image_token_id = int(config.image_token_id)
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
         # The model's own rule of positions needs only its configuration.

@@ -157,16 +157,27 @@ class VLLMEngine:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights by ``state``, in which they have the names and shapes of the folder.
 
-        The prefix cache is cleared, since it belongs to the old weights. Linux only.
+        Linux only.
 
         Raises:
-            SpearError: the weights are of another model, answers are pending, the engine has an adapter or is closed,
-                or vLLM refuses them.
+            SpearError: the weights are of another model, or as :meth:`load_file`.
+            EngineFault: vLLM has died.
+        """
+        from spear_agents.engines.weights import select_weights, share_weights
+
+        with share_weights(select_weights(self.path, state)) as path:
+            self.load_file(path)
+
+    def load_file(self, path: str) -> None:
+        """Replace the weights by those that :func:`~spear_agents.engines.weights.share_weights` has put at ``path``.
+
+        The prefix cache is cleared, since it belongs to the old weights.
+
+        Raises:
+            SpearError: answers are pending, the engine has an adapter or is closed, or vLLM refuses the weights.
             EngineFault: vLLM has died.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
-
-        from spear_agents.engines.weights import select_weights, share_weights
 
         if self._closing.locked():
             raise SpearError("this vLLM engine is closed: make a new one")
@@ -174,13 +185,9 @@ class VLLMEngine:
             raise SpearError("weights of a vLLM engine with an adapter cannot be replaced: merge the adapter first")
         if self._llm.get_num_unfinished_requests():
             raise SpearError("answers are under way: wait for them before the weights are replaced")
-        weights = select_weights(self.path, state)
         try:
-            with share_weights(weights) as path:
-                self.call_workers("load_weights", path)
-            reset = asyncio.run_coroutine_threadsafe(self._llm.reset_prefix_cache(), self._loop)
-            if not reset.result():
-                raise RuntimeError("its prefix cache is in use")
+            self.call_workers("load_weights", path)
+            self._forget_prefixes()
         except EngineDeadError as error:
             raise self._explain_death() from error
         except Exception as error:
@@ -190,6 +197,29 @@ class VLLMEngine:
                 f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
                 "Its weights are now undefined: start it again"
             ) from error
+
+    def release_memory(self) -> None:
+        """Give the memory of the key-value cache back to the system until requests fill it again; on a CPU only.
+
+        Raises:
+            EngineFault: vLLM has died.
+            RuntimeError: answers are pending.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from spear_agents.engines.memory import trim_heap
+
+        try:
+            self._forget_prefixes()
+            self.call_workers("release_memory")
+        except EngineDeadError as error:
+            raise self._explain_death() from error
+        trim_heap()
+
+    def _forget_prefixes(self) -> None:
+        reset = asyncio.run_coroutine_threadsafe(self._llm.reset_prefix_cache(), self._loop)
+        if not reset.result():
+            raise RuntimeError("its prefix cache is in use")
 
     def close(self) -> None:
         """Abort running requests and end vLLM's processes; may be called more than once."""

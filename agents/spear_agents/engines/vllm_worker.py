@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from spear_agents.engines.memory import release_pages, trim_heap
 from spear_agents.engines.sampling import filter_probs, invert_mass, uniform_at
 from spear_agents.engines.vllm_options import SEED
 
@@ -71,6 +72,14 @@ class WorkerExtension:
         for layers in owners.values():
             for layer in layers if len(layers) > 1 else ():
                 layer.quant_method.process_weights_after_loading(layer)
+
+    def release_memory(self) -> None:
+        """Give the memory of the key-value cache back to the system, on a CPU; its contents are lost."""
+        storages = [cache.untyped_storage() for cache in self.model_runner.kv_caches]
+        for storage in {storage.data_ptr(): storage for storage in storages}.values():
+            if storage.device.type == "cpu":
+                release_pages(storage)
+        trim_heap()
 
     def end_with(self, owner: int, core: int) -> int:
         """End vLLM's first process ``core`` soon after the process ``owner``, which may be killed; return own pid."""

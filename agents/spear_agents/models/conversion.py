@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_agents.files import write_json
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.space import check_space
 
 ORIGIN = "origin.json"
@@ -64,7 +64,7 @@ def read_gguf(path: Path) -> GGUFFacts:
         reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, struct.error, OverflowError) as error:
-        raise SpearError(f"{path} is not a whole GGUF file ({_shorten(error)}): fetch it again") from error
+        raise SpearError(f"{path} is not a whole GGUF file ({first_line(error)}): fetch it again") from error
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     if not parameters:
         raise SpearError(f"{path} holds no weights: take a GGUF file of a whole language model")
@@ -115,8 +115,8 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
             raise
         except Exception as error:  # a file is third-party data, and transformers may raise anything
             raise SpearError(
-                f"{path} holds a model of architecture {architecture}, which cannot be converted ({_shorten(error)}): "
-                "take its Hugging Face folder"
+                f"{path} holds a model of architecture {architecture}, which cannot be converted "
+                f"({first_line(error)}): take its Hugging Face folder"
             ) from error
         ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         model.generation_config = GenerationConfig(**{f"{role}_token_id": index for role, index in ids.items()})
@@ -136,7 +136,3 @@ def read_origin(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return origin if isinstance(origin, dict) else {}
-
-
-def _shorten(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

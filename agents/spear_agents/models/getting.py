@@ -20,7 +20,7 @@ from spear_agents.files import explain_unwritable
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, list_fetched, models_folder
 from spear_agents.models.checking import check_folder
 from spear_agents.models.conversion import convert_gguf, read_origin
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import is_offline
 from spear_envs.data.space import check_space
@@ -221,9 +221,9 @@ def _get_published(hub_id: str, console: Console) -> Path:
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except (HfHubHTTPError, OSError, ValueError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SpearError(
-            f"{hub_id} could not be fetched from the hub ({line[:160]}): see to its name, HF_ENDPOINT and HF_TOKEN"
+            f"{hub_id} could not be fetched from the hub ({first_line(error)}): see to its name, "
+            "HF_ENDPOINT and HF_TOKEN"
         ) from error
     if find_snapshot(hub_id) is None:
         raise SpearError(f"{hub_id} has no weights in safetensors on the hub: choose a model that has")

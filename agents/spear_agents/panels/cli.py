@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from spear_agents.files import write_text
-from spear_agents.models.cli import print_rows
+from spear_agents.listing import print_rows
 from spear_agents.panels.ledger import (
     add_entry,
     check_again,

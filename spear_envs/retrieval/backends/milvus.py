@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, one_line
 from spear_envs.retrieval.asking import digest_plain, read_key
 from spear_envs.retrieval.backend import Found, Load, read_as_is
 from spear_envs.retrieval.encoders import TorchEncoder
@@ -75,7 +75,7 @@ class MilvusPlace:
         try:
             return MilvusClient(self.uri, token=token, timeout=timeout, grpc_options=QUIET)
         except Exception as error:
-            raise SpearError(f"{self.uri} cannot be opened ({_shorten(error)}): check uri.") from error
+            raise SpearError(f"{self.uri} cannot be opened ({one_line(error)}): check uri.") from error
 
 
 class MilvusBackend:
@@ -139,7 +139,7 @@ class MilvusBackend:
         except (KeyError, TypeError) as error:
             raise RetrieverFault(FaultKind.BAD_REPLY, f"{self._place.collection}: {error!r}.") from error
         except Exception as error:  # pymilvus also raises errors of gRPC
-            raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._place.uri}: {_shorten(error)}.") from error
+            raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._place.uri}: {one_line(error)}.") from error
 
     def describe(self) -> dict[str, Any]:
         """Kind and settings."""
@@ -205,7 +205,7 @@ def fill_collection(
     except SpearError:
         raise
     except Exception as error:
-        raise SpearError(f"{place.uri} failed ({_shorten(error)}): the same command resumes.") from error
+        raise SpearError(f"{place.uri} failed ({one_line(error)}): the same command resumes.") from error
     finally:
         client.close()
     return len(corpus) - done
@@ -255,7 +255,7 @@ def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | No
             f"{place.collection} was not filled by 'spear retriever fill': name another collection."
         ) from error
     except Exception as error:
-        raise SpearError(f"{place.uri} does not answer ({_shorten(error)}): check uri.") from error
+        raise SpearError(f"{place.uri} does not answer ({one_line(error)}): check uri.") from error
 
 
 def _count(client: MilvusClient, place: MilvusPlace) -> int:
@@ -282,7 +282,3 @@ def _read_hit(hit: Mapping[str, Any]) -> Found:
     if not math.isfinite(score):
         raise TypeError("a score is not a number")
     return hit["entity"]["document"].encode(), score
-
-
-def _shorten(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError, one_line, suggest_name
 from spear_envs.retrieval.backends.shards import Merge
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -195,7 +195,7 @@ def read_config(path: Path) -> Config:
     except OSError as error:
         raise SpearError(f"{path} cannot be read ({error.strerror}): check the path.") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise SpearError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.") from error
+        raise SpearError(f"{path} is not YAML: {one_line(error)}.") from error
     try:
         return Config.model_validate(data)
     except ValidationError as error:

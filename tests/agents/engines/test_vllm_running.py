@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("vllm")
@@ -310,6 +311,18 @@ def test_replaced_weights_are_computed_with(
         )
     )
     assert moved > 1e-2, "the change shows"
+
+
+def test_memory_of_the_cache_is_given_back_and_answers_stay_the_same(engine: VLLMEngine, model: HFModel) -> None:
+    requests = make_requests(model, 6, lengths=(2 * BLOCK + 5, 9))
+    before = answer(engine, requests)
+    worker = psutil.Process(engine._processes[1])
+    used = worker.memory_full_info().uss
+    cached = engine.counts.cached_prompt_tokens
+    engine.release_memory()
+    assert worker.memory_full_info().uss < used
+    assert answer(engine, requests) == before
+    assert engine.counts.cached_prompt_tokens == cached, "the prompts were computed again"
 
 
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VLLMEngine, model: HFModel) -> None:

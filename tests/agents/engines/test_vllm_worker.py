@@ -29,6 +29,15 @@ class Packed(torch.nn.Module):
         self.packed = self.weight.detach().T.clone()
 
 
+def test_the_cache_is_given_back_once_for_all_layers() -> None:
+    whole = torch.ones(4, 2**20, dtype=torch.uint8)
+    apart = torch.ones(2**20, dtype=torch.uint8)
+    worker = WorkerExtension()
+    worker.model_runner = SimpleNamespace(kv_caches=[whole[0], whole[3], apart, torch.empty(8, device="meta")])
+    worker.release_memory()
+    assert all(int(cache[2**16 : 2**19].sum()) == 0 for cache in (*whole, apart))
+
+
 def test_a_tied_output_layer_gets_the_new_weights_too(tmp_path: Path) -> None:
     tied = torch.nn.Parameter(torch.zeros(3, 2))
     layers = {"embed": Packed(tied), "linear": Packed(torch.nn.Parameter(torch.zeros(2, 2))), "lm_head": Packed(tied)}

@@ -16,7 +16,17 @@ from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
 from spear_training.planning import memory
 from spear_training.planning.architecture import Architecture, read_known
-from spear_training.planning.fitting import ACTOR_KEYS, ENOUGH, Wish, find_room, fit_training, fit_tuning, fit_update
+from spear_training.planning.fitting import (
+    ACTOR_KEYS,
+    BUCKET,
+    ENOUGH,
+    PAD_KEYS,
+    Wish,
+    find_room,
+    fit_training,
+    fit_tuning,
+    fit_update,
+)
 from spear_training.planning.memory import GIB, Item, Trainer, read_width
 
 SMOLLM = Architecture(134_515_008, 28_311_552, 49_152, 576, 1536, 30, 11_520)
@@ -108,6 +118,9 @@ def read(config: Any) -> tuple[int, bool]:
     return tuple(OmegaConf.select(config, key) for key in ACTOR_KEYS)  # type: ignore[return-value]
 
 
+BF16 = "actor_rollout_ref.rollout.dtype=bfloat16"
+
+
 def test_a_training_is_fitted_and_a_resumed_one_stays_as_it_was(tmp_path: Path) -> None:
     config = compose("data.max_response_length=3000", "spear.env.layout=conversation")
     fit = fit_training(config, (), 9 * GIB)
@@ -134,6 +147,25 @@ def test_on_a_cpu_a_large_policy_takes_little_memory_unless_the_user_says_otherw
         own = compose(f"{key}={value}")
         fit_training(own, (f"{key}={value}",), 100 * GIB)
         assert read(own) == taken
+
+
+def test_on_a_cpu_micro_batches_of_a_large_policy_have_few_shapes(tmp_path: Path) -> None:
+    def read_padding(config: Any) -> tuple[Any, ...]:
+        return tuple(OmegaConf.select(config, key) for key in PAD_KEYS)
+
+    config, own, earlier, exact = compose(BF16), compose(BF16, f"{PAD_KEYS[0]}=false"), compose(BF16), compose()
+    exact.actor_rollout_ref.rollout.dtype = "float32"
+    before = read_padding(config)
+    assert before == (False, 1024)
+    fit_training(exact, (), 100 * GIB)
+    assert read_padding(exact) == before, "in float32 torch keeps nothing of a shape"
+    fit_training(config, (), 100 * GIB)
+    assert read_padding(config) == (True, BUCKET) and config.actor_rollout_ref.actor.fsdp_config.pad_to_length
+    fit_training(own, (f"{PAD_KEYS[0]}=false",), 100 * GIB)
+    assert read_padding(own) == before
+    OmegaConf.save(earlier, tmp_path / "config.yaml")
+    fit_training(earlier, (), 100 * GIB, tmp_path / "config.yaml")
+    assert read_padding(earlier) == before, "a run that began without goes on without"
 
 
 def test_on_a_cpu_a_tiny_policy_is_left_as_it_is(tmp_path: Path) -> None:
@@ -164,6 +196,7 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     config = OmegaConf.create(settings)
     fit = fit_tuning(config, (), 7 * GIB, 1600, tmp_path / "none.yaml")
     assert fit is not None and config.data.max_token_len_per_gpu == fit.tokens < 16_384
+    assert (config.engine.pad_to_length, config.engine.pad_to_length_bucket) == (True, BUCKET)
     with pytest.raises(SpearError, match="one row of 9,000 tokens"):
         fit_tuning(OmegaConf.create(settings), (), 3 * GIB, 9000, tmp_path / "none.yaml")
 

@@ -59,6 +59,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     # rollouts
     "verl.workers.rollout.llm_server:LLMServerClient._acquire_server": ("request_id",),
     "verl.workers.rollout.llm_server:LLMServerClient._release_server": ("server_id", "request_id"),
+    "verl.workers.rollout.llm_server:LLMServerClient.__init__": ("config", "load_balancer_handle"),
+    "verl.trainer.ppo.v1:PPOTrainerSync.get_llm_client": (),
     "verl.workers.rollout.llm_server:LLMServerClient.generate": (
         "request_id",
         "prompt_ids",
@@ -74,6 +76,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     # started by training.process
     "verl.trainer.main_ppo:run_ppo": ("config", "task_runner_class"),
     "verl.trainer.main_ppo:TaskRunnerV1": (),
+    "verl.trainer.constants_ppo:get_ppo_ray_runtime_env": ("config",),
     "verl.trainer.ppo.utils:need_critic": ("config",),
     "verl.trainer.ppo.utils:need_reference_policy": ("config",),
     "verl.utils.config:validate_config": ("config", "use_reference_policy", "use_critic"),

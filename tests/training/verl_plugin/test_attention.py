@@ -76,6 +76,30 @@ def test_each_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, kernel: Any
         torch.testing.assert_close(part.grad, other.grad)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_in_bfloat16_on_a_cpu_few_lengths_are_computed_and_the_rows_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    lengths: list[int] = []
+
+    def attend(query: torch.Tensor, *parts: torch.Tensor, **options: Any) -> torch.Tensor:
+        lengths.append(query.shape[2])
+        return torch.nn.functional.scaled_dot_product_attention(query, *parts, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
+    parts = [part.detach().bfloat16().requires_grad_() for part in make_parts()]
+    others = [part.detach().float().requires_grad_() for part in parts]
+    found, _ = attend_rows(torch.nn.Module(), *parts, None, cu_seq_lens_q=BOUNDS, sliding_window=window, scaling=0.3)  # type: ignore[arg-type]
+    wanted = attend_by_mask(*others, window)  # type: ignore[call-arg]
+    assert found.dtype is torch.bfloat16 and lengths == [attention.PADDED] * 3
+    torch.testing.assert_close(found.float(), wanted, atol=0.02, rtol=0.02)
+    weights = torch.randn_like(wanted)
+    for rows in (found, wanted):
+        (rows * weights).sum().backward()
+    for part, other in zip(parts, others, strict=True):
+        torch.testing.assert_close(part.grad.float(), other.grad, atol=0.05, rtol=0.05)  # type: ignore[union-attr]
+
+
 def test_torch_takes_the_call_of_its_kernel_and_gives_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors that have a shape and no numbers: the kernel itself runs on a GPU alone."""
     monkeypatch.setattr(attention, "_has_kernel", lambda query: True)

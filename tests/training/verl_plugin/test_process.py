@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -27,23 +28,30 @@ Run = Callable[..., Any]
 def launch(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls ``main`` on a run folder with a function instead of verl's runner; returns what was called."""
 
+    class Runner:
+        run: Run
+
     def call(run: Run, overrides: tuple[str, ...] = (), calls: list[str] | None = None) -> list[str]:
         calls = [] if calls is None else calls
         config = compose_config(("preset=demo", f"actor_rollout_ref.model.path={model_folder}", *overrides), tmp_path)
         (tmp_path / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
 
         def run_ppo(config: Any, task_runner_class: Any) -> None:
-            assert task_runner_class is process.TaskRunnerV1
+            assert task_runner_class is not process.TaskRunnerV1, "on a CPU it is no actor"
             calls.append("run")
-            run(config)
+            task_runner_class.remote().run.remote(config)
 
+        Runner.run = staticmethod(run)
+        monkeypatch.setattr(process.TaskRunnerV1, "__ray_actor_class__", Runner)
+        monkeypatch.setattr(process.ray, "put", lambda value: value)
         monkeypatch.setattr(sys, "argv", ["process", str(tmp_path)])
         monkeypatch.setattr(process, "run_ppo", run_ppo)
         monkeypatch.setattr(process.ray, "shutdown", lambda: calls.append("shutdown"))
         monkeypatch.setattr(process, "die_with_parent", lambda: calls.append("bound to its parent"))
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            process.main()
+            with patch.dict(os.environ):
+                process.main()
         finally:
             signal.signal(signal.SIGTERM, handler)
         return calls
@@ -85,6 +93,19 @@ def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: 
         "OMP_NUM_THREADS": "4",
         "NCCL_DEBUG": "INFO",
     }
+
+
+def test_the_runner_here_has_the_variables_that_an_actor_would_have(
+    launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    seen: list[dict[str, str]] = []
+    launch(
+        lambda _: seen.append(dict(os.environ)),
+        ("+ray_kwargs.ray_init.runtime_env.env_vars={NCCL_DEBUG: INFO, OMP_NUM_THREADS: '4'}",),
+    )
+    wanted = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "TOKENIZERS_PARALLELISM": "true"}
+    assert wanted.items() <= seen[0].items()
 
 
 def test_secrets_lie_in_a_file_that_the_training_names(

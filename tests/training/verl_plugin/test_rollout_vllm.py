@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
+from safetensors.torch import save_file
 
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.vllm_options import VLLMOptions
 from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin import rollout_servers, rollout_vllm
 from spear_training.verl_plugin.rollout_servers import close_servers
-from spear_training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer
+from spear_training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer, VLLMWeightSender
 
 ACTOR: Any = VLLMServer
 SERVER: Any = ACTOR.__ray_metadata__.modified_class
@@ -32,14 +34,17 @@ class FakeEngine:
         self.made_of = (path, options, max_batch)
         self.asked: list[tuple[Sequence[int], Sampling, str]] = []
         self.state: dict[str, torch.Tensor] = {}
-        self.closed = False
+        self.closed = self.released = False
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
         self.asked.append((prompt_ids, sampling, request_id))
         return Generation((5, 2), (-0.5, -0.25), Finish.STOP)
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        self.state = state
+    def load_file(self, path: str) -> None:
+        self.state = torch.load(path, weights_only=True)
+
+    def release_memory(self) -> None:
+        self.released = True
 
     def close(self) -> None:
         self.closed = True
@@ -63,15 +68,28 @@ def test_it_answers_with_vllm(server: Any) -> None:
     assert (output.token_ids, output.log_probs, output.stop_reason) == ([5, 2], [-0.5, -0.25], "completed")
 
 
-def test_new_weights_reach_it_and_it_ends(server: Any) -> None:
+def test_new_weights_reach_it_without_ray_and_it_ends(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    sender: Any = object.__new__(VLLMWeightSender)
+    sender.model_config = SimpleNamespace(local_path=str(tmp_path))
+    push = SimpleNamespace(update_weights=SimpleNamespace(remote=server.update_weights))
+    monkeypatch.setattr(sender, "get_server", lambda: push)
+
     async def run() -> None:
         await server.close()  # before it has been started there is nothing to end
         await server.start()
-        await server.update_weights({"w": torch.ones(2)}, 1)
+        await sender.send({"w": torch.ones(2)}, 1)
+        with pytest.raises(SpearError, match=r"missing \['w'\], unknown \['v'\]"):
+            await sender.send({"v": torch.ones(2)}, 2)
+        await server.sleep()
         await server.close()
 
     asyncio.run(run())
-    assert torch.equal(server._engine.state["w"], torch.ones(2)) and server._engine.closed
+    engine = server._engine
+    assert torch.equal(engine.state["w"], torch.ones(2)) and server.version == 1 and engine.released and engine.closed
 
 
 def test_weights_change_between_responses_and_a_response_names_its_own(server: Any) -> None:
@@ -89,12 +107,12 @@ def test_weights_change_between_responses_and_a_response_names_its_own(server: A
             return Generation((5, 2), (-0.5, -0.25), Finish.STOP)
 
         server._engine.generate = generate
-        server._engine.load_state = lambda state: log.append("weights")
+        server._engine.load_file = lambda path: log.append("weights")
         server.version = 3
         ask = lambda name: asyncio.create_task(server.generate(name, prompt_ids=[7], sampling_params={}))  # noqa: E731
         early = [ask("a"), ask("b")]
         await asyncio.sleep(0)
-        push = asyncio.create_task(server.update_weights({}, 4))
+        push = asyncio.create_task(server.update_weights("weights", 4))
         await asyncio.sleep(0.01)
         late = ask("c")
         await asyncio.sleep(0.01)
@@ -114,9 +132,9 @@ def test_weights_that_vllm_does_not_take_leave_the_gate_open(server: Any) -> Non
 
     async def run() -> Any:
         await server.start()
-        server._engine.load_state = refuse
+        server._engine.load_file = refuse
         with pytest.raises(SpearError, match="other weights"):
-            await server.update_weights({}, 4)
+            await server.update_weights("weights", 4)
         return await server.generate("r", prompt_ids=[7], sampling_params={})
 
     assert asyncio.run(run()).extra_fields == {"global_steps": None}

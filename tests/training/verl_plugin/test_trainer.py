@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -375,6 +376,29 @@ def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("servers", [1, 2])
+def test_one_server_is_asked_without_a_load_balancer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int
+) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    ended: list[Any] = []
+    monkeypatch.setattr(trainer_module.ray, "kill", ended.append)
+    addresses, handles = ["a", "b"][:servers], [object(), object()][:servers]
+    trainer.llm_server_manager = SimpleNamespace(
+        global_load_balancer="balancer",
+        server_addresses=addresses,
+        server_handles=handles,
+        get_client=lambda: "verl's own",
+    )
+    client = trainer.get_llm_client()
+    if servers == 2:
+        assert client == "verl's own" and not ended
+        return
+    assert ended == ["balancer"]
+    assert asyncio.run(client._acquire_server("r", prompt_ids=[1])) == ("a", handles[0])
+    client._release_server("a", request_id="r")
+
+
 def test_times_are_added_to_the_metrics(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
     metrics = {"perf/spear_driver_seconds": 0.5, "tokens/prompt": 300.0, "tokens/response": 100.0}

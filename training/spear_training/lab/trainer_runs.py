@@ -18,9 +18,10 @@ from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.checkpoints import describe_code
+from spear_training.choices import quote_value
 from spear_training.lab.comparison import Panel, RunPlan, TrainerComparison
 from spear_training.lab.training import KEPT, StepLine, summarize_run
-from spear_training.launch import compose_training, prepare_run, quote_value
+from spear_training.launch import compose_training, prepare_run
 from spear_training.supervise import supervise_training
 from spear_training.warmstart import choose_recipe, train_policy
 

@@ -18,7 +18,7 @@ import yaml
 
 from spear_agents.models.catalogue import find_snapshot, models_folder
 from spear_agents.models.checking import check_folder
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ class Architecture:
                 cache_values=2 * text.num_hidden_layers * kv_heads * head_size,
             )
         except Exception as error:  # a third-party configuration may raise anything
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
             raise SpearError(
-                f"the sizes of a {kind} model cannot be computed ({line}): name a causal language model"
+                f"the sizes of a {kind} model cannot be computed ({first_line(error)}): name a causal language model"
             ) from error
 
 

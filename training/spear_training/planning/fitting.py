@@ -28,12 +28,20 @@ CPU_SHARE = 0.8
 GPU_SHARE = 0.9
 """Of a card's memory that a training may take."""
 CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+BUCKET = 256
+"""Tokens to whose multiples micro-batches on a CPU are padded in bfloat16: torch makes kernels for each new shape,
+which takes time, and keeps up to a gigabyte of them."""
 Keys = tuple[str, str]
 """Where a configuration has tokens of a micro-batch, and gradient checkpointing."""
 ACTOR_KEYS = (
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "actor_rollout_ref.model.enable_gradient_checkpointing",
 )
+PAD_KEYS = (
+    "actor_rollout_ref.actor.pad_to_length",
+    "actor_rollout_ref.actor.fsdp_config.pad_to_length_bucket",
+)
+TUNING_PAD_KEYS = ("engine.pad_to_length", "engine.pad_to_length_bucket")
 TUNING_KEYS = ("data.max_token_len_per_gpu", "model.enable_gradient_checkpointing")
 
 
@@ -149,7 +157,7 @@ def fit_training(
     Raises:
         SpearError: not even one row fits.
     """
-    given = _keep_earlier(config, ACTOR_KEYS, overrides, earlier)
+    given = _keep_earlier(config, (*ACTOR_KEYS, *PAD_KEYS), overrides, earlier)
     name = str(config.actor_rollout_ref.model.path)
     if room is None or (find_folder(name) is None and name not in read_known()):
         return None
@@ -163,7 +171,9 @@ def fit_training(
     trainer, asked = Trainer.of_config(config, model), wish
     others: Sequence[Item] = ()
     if config.trainer.device == "cpu":
-        wish = _lighten(wish, trainer)
+        if _is_heavy(trainer):
+            wish = _lighten(wish)
+            _pad(config, PAD_KEYS, given, trainer)
         others = size_rollout_on_cpu(config, model, longest, room)
     elif not rollout.free_cache_engine:  # the engine stays on the GPU
         others = [Item("engine", rollout.gpu_memory_utilization * room, "gpu_memory_utilization")]
@@ -177,7 +187,7 @@ def fit_tuning(
     config: DictConfig, overrides: Sequence[str], room: float | None, longest: int, earlier: Path
 ) -> Fit | None:
     """Choose for a fine-tuning, whose longest sample is known, as :func:`fit_training` does."""
-    given = _keep_earlier(config, TUNING_KEYS, overrides, earlier)
+    given = _keep_earlier(config, (*TUNING_KEYS, *TUNING_PAD_KEYS), overrides, earlier)
     if room is None:
         return None
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -186,11 +196,13 @@ def fit_tuning(
     device = str(config.trainer.device)
     wish = _read_wish(config, TUNING_KEYS, given, longest, config.data.train_batch_size * longest // ranks, device)
     fit = fit_update(trainer, wish, room)
+    if device == "cpu" and _is_heavy(trainer):
+        _pad(config, TUNING_PAD_KEYS, given, trainer)
     _write(config, dict(zip(TUNING_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
     return fit
 
 
-def _keep_earlier(config: DictConfig, keys: Keys, overrides: Sequence[str], earlier: Path | None) -> set[str]:
+def _keep_earlier(config: DictConfig, keys: Sequence[str], overrides: Sequence[str], earlier: Path | None) -> set[str]:
     """What is not to be chosen: what the user says, and what was chosen when the run began, which is written back."""
     given = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if earlier is None or not earlier.is_file():
@@ -213,13 +225,22 @@ def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, sh
     )
 
 
-def _lighten(wish: Wish, trainer: Trainer) -> Wish:
-    """Ask for small micro-batches and checkpointing where :data:`CPU_PASS` says so, unless the user said otherwise."""
+def _is_heavy(trainer: Trainer) -> bool:
+    """Whether activations of :data:`ENOUGH` tokens take more than :data:`CPU_PASS`."""
     least, full = (sum(item.bytes for item in trainer.size_update(n, checkpointing=False)) for n in (0, ENOUGH))
-    if full - least <= CPU_PASS:
-        return wish
+    return full - least > CPU_PASS
+
+
+def _lighten(wish: Wish) -> Wish:
+    """Ask for small micro-batches and checkpointing, unless the user said otherwise."""
     tokens = wish.tokens if wish.given_tokens else max(wish.longest, min(wish.tokens, ENOUGH))
     return replace(wish, tokens=tokens, checkpointing=wish.checkpointing or not wish.given_checkpointing)
+
+
+def _pad(config: DictConfig, keys: Keys, given: set[str], trainer: Trainer) -> None:
+    """Pad micro-batches to :data:`BUCKET` where that saves anything, unless the user said otherwise."""
+    if trainer.width == 2 and given.isdisjoint(keys):
+        _write(config, dict(zip(keys, (True, BUCKET), strict=True)))
 
 
 def _write(config: DictConfig, values: dict[str, Any]) -> None:

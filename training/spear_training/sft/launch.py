@@ -22,9 +22,10 @@ from spear_agents.engines.hf import load_tokenizer
 from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
 from spear_agents.metrics import read_history
 from spear_agents.models.getting import resolve_model
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
+from spear_training.choices import search_configs
 from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
@@ -122,7 +123,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
         SpearError: an override without a key, a value that cannot be had.
     """
     GlobalHydra.instance().clear()
-    search = "hydra.searchpath=[pkg://verl.trainer.config]"
+    search = search_configs()
     name = "sft_cpu" if settings.device == "cpu" else "sft"
     own = [
         f"trainer.total_epochs={settings.epochs}",
@@ -141,7 +142,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
         try:
             config = compose(name, overrides=[search, *own, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise SpearError(f"overrides do not fit the configuration: {str(error).splitlines()[0]}") from error
+            raise SpearError(f"overrides do not fit the configuration: {first_line(error)}") from error
     resolve_attention(config, "model", device=settings.device)
     check_exchange(config.model.override_config.attn_implementation, config.engine.ulysses_sequence_parallel_size)
     with open_dict(config):

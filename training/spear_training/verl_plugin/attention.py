@@ -26,6 +26,8 @@ except ImportError:  # torch before 2.10
 
 PACKED = "spear_packed"
 """Its name for ``attn_implementation``. transformers makes no mask for an implementation that it does not know."""
+PADDED = 64
+"""Tokens to whose multiples a row is padded on a CPU in bfloat16."""
 KERNEL_SINCE = (8, 0)
 """Compute capability that torch's flash kernel needs."""
 
@@ -121,13 +123,17 @@ def _attend_row(
     row: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
 ) -> torch.Tensor:
     """Attention of query, key and value of one row [1, L, heads, width]."""
+    length = row[0].shape[2]
+    if row[0].device.type == "cpu" and row[0].dtype is torch.bfloat16:
+        # At the end, where no token looks. torch keeps a megabyte of kernels for each new length.
+        row = tuple(torch.nn.functional.pad(part, (0, 0, 0, -length % PADDED)) for part in row)
     query, key, value = row
     mask = _make_window(query, window)
     causal = mask is None and query.shape[2] > 1
     found = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
     )
-    return found.transpose(1, 2)
+    return found[:, :, :length].transpose(1, 2)
 
 
 def _make_window(query: torch.Tensor, width: int | None) -> torch.Tensor | None:

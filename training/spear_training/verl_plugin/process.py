@@ -10,9 +10,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ray
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -25,6 +28,14 @@ OWN_RAY = "local"
 """``RAY_ADDRESS`` of a training that starts Ray by itself."""
 OF_A_NODE = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 """What Ray decides when it starts a node, and refuses to hear again from who joins it."""
+
+
+def run_here(config: DictConfig) -> Any:
+    """Run verl's task runner in this process: as the Ray actor that verl makes of it, it imports everything again."""
+    variables = config.ray_kwargs.ray_init.runtime_env.env_vars  # which the actor would have
+    os.environ.update({**get_ppo_ray_runtime_env(config)["env_vars"], **variables})
+    TaskRunnerV1.__ray_actor_class__().run(config)
+    return ray.put(None)
 
 
 def main() -> None:
@@ -45,8 +56,12 @@ def main() -> None:
                 config.ray_kwargs.ray_init.pop(key, None)
         environment.env_vars = {**plain, **(environment.get("env_vars") or {})}
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    runner: Any = TaskRunnerV1
+    if config.trainer.device == "cpu":
+        handle = SimpleNamespace(run=SimpleNamespace(remote=run_here))  # what run_ppo calls of an actor
+        runner = SimpleNamespace(remote=lambda: handle)
     try:
-        run_ppo(config, task_runner_class=TaskRunnerV1)
+        run_ppo(config, task_runner_class=runner)
     finally:
         ray.shutdown()
 

@@ -16,9 +16,11 @@ import ray
 import torch
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.memory import trim_heap
 
 CLOSE_SECONDS = 60.0
 """How long the servers may take to end what they have started."""
@@ -94,6 +96,11 @@ class OwnReplica(RolloutReplica):
         """Ray's options that put the server where it belongs; on a CPU that is anywhere."""
         return {}
 
+    async def find_node(self) -> str:
+        """Ray's id of the node of the replica's first training worker."""
+        node: str = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        return node
+
     async def launch_servers(self) -> None:
         """Start the server and publish its handle."""
         self._server_address = name_server(self.backend, self.replica_rank)
@@ -101,6 +108,26 @@ class OwnReplica(RolloutReplica):
         self._server_handle = self.make_server(name=self._server_address, max_concurrency=self.max_concurrency, **place)
         await self._server_handle.start.remote()
         self.servers = [self._server_handle]
+
+
+class OneServerClient(LLMServerClient):
+    """verl's client where one server answers everything, without a load balancer, which is a process that imports verl.
+
+    Args:
+        config: full configuration.
+        name: of the server.
+        server: its Ray actor.
+    """
+
+    def __init__(self, config: Any, name: str, server: Any) -> None:
+        super().__init__(config)
+        self._server = (name, server)
+
+    async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
+        return self._server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        pass
 
 
 def close_servers(replicas: Iterable[RolloutReplica]) -> None:
@@ -135,5 +162,14 @@ class WeightSender(BaseRollout):
         """Send the full state dict, in the type that the server computes in, to this replica's server."""
         state: dict[str, torch.Tensor] = {name: tensor.detach().to("cpu", self._dtype) for name, tensor in weights}
         if self._rank_in_replica == 0:
-            server = ray.get_actor(name_server(self.backend, self._replica_rank))
-            await server.update_weights.remote(state, global_steps)
+            await self.send(state, global_steps)
+        del state
+        trim_heap()  # an update has just ended
+
+    async def send(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        """Send ``state`` of training step ``version``."""
+        await self.get_server().update_weights.remote(state, version)
+
+    def get_server(self) -> Any:
+        """The Ray actor of this replica."""
+        return ray.get_actor(name_server(self.backend, self._replica_rank))

@@ -7,7 +7,7 @@ verl's own ``vllm`` backend asks for the distribution of that name, which no CPU
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,13 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.workers.rollout.replica import TokenOutput
 
 from spear_agents.engines.base import EngineFault
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_options import VLLMOptions, size_cpu_cache
+from spear_agents.engines.weights import select_weights, share_weights
 from spear_training.rollouts import VLLM_CPU
 from spear_training.verl_plugin.deaths import stop_if_dead
 from spear_training.verl_plugin.rollout_servers import (
@@ -115,19 +117,30 @@ class VLLMServer(OwnServer):
         """Say how many tokens the key-value cache holds."""
         return self._get_engine().cache_tokens
 
-    async def update_weights(self, state: Mapping[str, torch.Tensor], version: int | None) -> None:
-        """Replace the weights when the responses under way have ended, and forget the prefix cache.
+    async def update_weights(self, path: str, version: int | None) -> None:
+        """Replace the weights by those at ``path`` when the responses under way have ended; forget the prefix cache.
 
         Raises:
-            SpearError: they do not fit, vLLM did not take them, or it has died.
+            SpearError: vLLM did not take them, or it has died.
         """
+        await self._change(self._get_engine().load_file, path)
+        self.version = version
+
+    async def sleep(self, *_: Any, **__: Any) -> None:
+        """Leave the cache's memory to the trainer; the next responses fill it again.
+
+        Raises:
+            SpearError: vLLM has died.
+        """
+        await self._change(self._get_engine().release_memory)
+
+    async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
         async with self._gate.change():
             try:
-                await asyncio.to_thread(self._get_engine().load_state, state)
+                await asyncio.to_thread(function, *arguments)
             except EngineFault as fault:
                 stop_if_dead(fault)
                 raise
-            self.version = version
 
     async def close(self) -> None:
         """End vLLM's processes."""
@@ -160,11 +173,20 @@ class VLLMReplica(OwnReplica):
             self.model_config.path, chosen, config.max_num_seqs, config.response_length
         )
 
+    async def find_place(self) -> dict[str, Any]:
+        """The node of the replica's first training worker, whose memory the server reads weights from."""
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(await self.find_node(), soft=False)}
+
 
 class VLLMWeightSender(WeightSender):
-    """Sends to :class:`VLLMServer`."""
+    """Sends to :class:`VLLMServer`, past Ray's object store, which would keep the memory of the weights."""
 
     backend = VLLM_CPU
+
+    async def send(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        """See :class:`WeightSender`. Raises SpearError if they are of another model."""
+        with share_weights(select_weights(Path(self.model_config.local_path), state)) as path:
+            await self.get_server().update_weights.remote(path, version)
 
 
 register_backend(VLLM_CPU, VLLMReplica, VLLMWeightSender)

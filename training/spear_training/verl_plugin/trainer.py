@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+from verl.workers.rollout.llm_server import LLMServerClient
 
 from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
@@ -43,7 +44,7 @@ from spear_training.verl_plugin.critic import VerlCritic, critic_loss
 from spear_training.verl_plugin.deaths import explain_death
 from spear_training.verl_plugin.loss import actor_loss
 from spear_training.verl_plugin.queue import PARTITION, StepQueue
-from spear_training.verl_plugin.rollout_servers import close_servers
+from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager
 from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
 
@@ -129,6 +130,14 @@ class SpearTrainer(PPOTrainerSync):
             balance=config.trainer.balance_batch,
         )
         self.spear_step = SpearStep(settings, self.state, actor, critic, max_response_length=limit, sizes=sizes)
+
+    def get_llm_client(self) -> LLMServerClient:
+        """verl's client of the rollout servers. The load balancer ends where there is nothing to balance."""
+        manager = self.llm_server_manager
+        if len(manager.server_handles) > 1:
+            return super().get_llm_client()
+        ray.kill(manager.global_load_balancer)
+        return OneServerClient(self.config, manager.server_addresses[0], manager.server_handles[0])
 
     @property
     def rollouts(self) -> RolloutManager:

@@ -75,7 +75,8 @@ class WorkerExtension:
 
     def release_memory(self) -> None:
         """Give the memory of the key-value cache back to the system, on a CPU; its contents are lost."""
-        storages = [cache.untyped_storage() for cache in self.model_runner.kv_caches]
+        layers = [cache if isinstance(cache, (list, tuple)) else [cache] for cache in self.model_runner.kv_caches]
+        storages = [cache.untyped_storage() for layer in layers for cache in layer]  # several in state-space layers
         for storage in {storage.data_ptr(): storage for storage in storages}.values():
             if storage.device.type == "cpu":
                 release_pages(storage)

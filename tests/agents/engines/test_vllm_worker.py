@@ -33,7 +33,7 @@ def test_the_cache_is_given_back_once_for_all_layers() -> None:
     whole = torch.ones(4, 2**20, dtype=torch.uint8)
     apart = torch.ones(2**20, dtype=torch.uint8)
     worker = WorkerExtension()
-    worker.model_runner = SimpleNamespace(kv_caches=[whole[0], whole[3], apart, torch.empty(8, device="meta")])
+    worker.model_runner = SimpleNamespace(kv_caches=[whole[0], [whole[3], apart], torch.empty(8, device="meta")])
     worker.release_memory()
     assert all(int(cache[2**16 : 2**19].sum()) == 0 for cache in (*whole, apart))
 

@@ -84,6 +84,20 @@ def test_a_plan_counts_the_type_that_a_training_chooses(monkeypatch: pytest.Monk
     assert widths == [2, 4]
 
 
+@pytest.mark.parametrize("cluster", ["cpu", "cpu_vllm"])
+def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> None:
+    given = () if cluster == "cpu" else ("actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib=1.5",)
+    made = ask("preset=alfworld_smollm2", "actor_rollout_ref.model.path=smollm2-135m", f"cluster={cluster}", *given)
+    update, rollout = ({item["name"]: item["bytes"] for item in made["memory"][name]} for name in ("update", "rollout"))
+    assert "key-value cache" not in update and rollout["key-value cache"] > 0
+    if given:
+        assert rollout["key-value cache"] == 1.5 * GIB
+        free = ask("preset=alfworld_smollm2", "actor_rollout_ref.model.path=smollm2-135m", f"cluster={cluster}")
+        (cache,) = (item["bytes"] for item in free["memory"]["rollout"] if item["name"] == "key-value cache")
+        assert cache >= GIB and cache != 1.5 * GIB
+    assert update.keys() & rollout.keys() >= {"engine's weights", "processes"}
+
+
 def test_what_does_not_fit_is_said() -> None:
     small = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "40"])
     assert small.exit_code == 0 and "does not fit into 40.0 GiB" in small.output

@@ -174,7 +174,7 @@ def fit_training(
         if _is_heavy(trainer):
             wish = _lighten(wish)
             _pad(config, PAD_KEYS, given, trainer)
-        others = size_rollout_on_cpu(config, model, longest, room)
+        others = size_rollout_on_cpu(config, model)
     elif not rollout.free_cache_engine:  # the engine stays on the GPU
         others = [Item("engine", rollout.gpu_memory_utilization * room, "gpu_memory_utilization")]
     fit = fit_update(trainer, wish, room, others)

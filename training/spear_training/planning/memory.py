@@ -15,10 +15,10 @@ LOGIT_BYTES = 16
 """Bytes of a logit if its entropy is wanted too: float32 value, logarithm, probability and product."""
 UPDATE_LOGIT_BYTES = 8
 """Bytes of a logit in an update: two of these at a time, forwards and backwards."""
-VLLM_PROCESSES = 3 * GIB
+VLLM_PROCESSES = 2.25 * GIB
 """Memory of vLLM's processes on a CPU without weights and cache, measured with a model of 135 M parameters."""
 PROCESSES = 3 * GIB
-"""Estimated memory of Ray, torch and the environments in all processes of a training on a CPU."""
+"""Memory of all other processes of a training on a CPU without the policy, measured in the same way."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,12 @@ def size_memory(
         tokens, checkpointing=bool(config.actor_rollout_ref.model.enable_gradient_checkpointing)
     )
     if config.trainer.device == "cpu":
-        others = size_rollout_on_cpu(config, model, longest, device_bytes)
+        others = size_rollout_on_cpu(config, model)
         waiting = sum(item.bytes for item in update if item.name in ("weights", "Adam"))
-        passing = (*_size_live_cache(config, model, longest), Item("trainer's share", waiting, "weights and Adam"))
+        passing = (
+            _size_live_cache(config, model, longest, device_bytes),
+            Item("trainer's share", waiting, "weights and Adam"),
+        )
         return DeviceMemory((*update, *others), (*others, *passing), None)
     rollout, parameters, shards = config.actor_rollout_ref.rollout, model.parameters, trainer.shards
     width = _read_rollout_width(config)
@@ -156,42 +159,33 @@ def size_memory(
     moments = 0.0 if actor.fsdp_config.optimizer_offload else 8 * parameters / shards
     rest = Item("trainer's share", held + moments, "weights and Adam, unless offloaded")
     budget = rollout.gpu_memory_utilization * device_bytes - weights.bytes
-    cache = Item(
-        "key-value cache", max(0.0, budget), f"{rollout.gpu_memory_utilization:g} of the device − engine's weights"
-    )
+    formula = f"{rollout.gpu_memory_utilization:g} of the device − engine's weights"
+    cache = Item("key-value cache", max(0.0, budget), formula)
     return DeviceMemory(update, (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
 
 
-def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float, room: float) -> tuple[Item, ...]:
-    """Compute the memory that the engine and all processes hold throughout on a machine without a GPU.
-
-    Args:
-        config: composed configuration.
-        model: shape of the policy.
-        longest: tokens of a row at most.
-        room: bytes that are free before the training starts.
-    """
+def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, ...]:
+    """Compute the memory that the engine and all processes hold throughout on a machine without a GPU."""
     rollout = config.actor_rollout_ref.rollout
     width = _read_rollout_width(config)
     held = [Item("engine's weights", width * model.parameters, f"{width} P")]
     if rollout.name == "vllm_cpu":
-        gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
-        if gib is None:
-            size = max(GIB, min(room / 4, rollout.max_num_seqs * longest * model.cache_bytes(width)))
-            held.append(Item("key-value cache", size, "max_num_seqs × longest row, or a quarter of what is free"))
-        else:
-            held.append(Item("key-value cache", gib * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib"))
         held.append(Item("vLLM's processes", VLLM_PROCESSES, "estimate: a server, a scheduler, a worker"))
     return (*held, Item("processes", PROCESSES, "estimate: Ray, torch, environments"))
 
 
-def _size_live_cache(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
-    """Cache of an engine that holds what it needs, only while it generates."""
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "vllm_cpu":
-        return ()
+def _size_live_cache(config: DictConfig, model: Architecture, longest: float, room: float) -> Item:
+    """Cache of an engine on a CPU, which holds it only while it generates; ``room`` is free before the training."""
+    rollout, name = config.actor_rollout_ref.rollout, "key-value cache"
     size = rollout.max_num_seqs * longest * model.cache_bytes(_read_rollout_width(config))
-    return (Item("key-value cache", size, "at most: max_num_seqs × longest row × bytes of a token"),)
+    if rollout.name != "vllm_cpu":
+        return Item(name, size, "at most: max_num_seqs × longest row × bytes of a token")
+    gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
+    if gib is not None:
+        return Item(name, gib * GIB, "at most: engine_kwargs.vllm_cpu.kv_cache_gib")
+    return Item(
+        name, max(GIB, min(room / 4, size)), "at most: max_num_seqs × longest row, or a quarter of what is free"
+    )
 
 
 def _read_rollout_width(config: DictConfig) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +13,15 @@ import torch
 
 from spear_agents.engines.memory import release_pages, trim_heap
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+ROLLUP = Path("/proc/self/smaps_rollup")
+pytestmark = pytest.mark.skipif(not ROLLUP.exists(), reason="needs Linux, whose memory a process can count")
 MIB = 2**20
 
 
 def count_resident() -> int:
     """Bytes of this process's anonymous memory that are in RAM."""
-    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss_Anon:"))
+    lines = ROLLUP.read_text("ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
 
 
 def test_pages_of_a_tensor_are_given_back_and_can_be_written_again() -> None:

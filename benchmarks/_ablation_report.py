@@ -21,17 +21,13 @@ __all__ = ["print_report", "write_report"]
 
 
 def make_tables(scenario: Scenario, results: Path) -> str:
-    """The scenario's section: how it was made, the table of results and the table of the curves."""
+    """The scenario's section: how it was made, and the table of results."""
     start = read_result(results, scenario, WARM_START)
     arms = read_arms(scenario, results)
     if start is None or not arms:
         return f"No result of {scenario.title} is recorded yet.\n"
     panel = start["test_panel"]
-    parts = [
-        _make_head(scenario, arms, panel),
-        _make_success_table(start, arms),
-        _make_curve_table(arms),
-    ]
+    parts = [_make_head(scenario, arms, panel), _make_success_table(start, arms)]
     if len(scenario.rates) > 1:
         parts.append(_make_tuning_table(scenario, results))
     return "\n\n".join(parts) + "\n"
@@ -77,43 +73,6 @@ def _make_success_table(start: Mapping[str, Any], arms: Sequence[ArmResult]) -> 
                 _points(compare_with_start(reference, result)),
                 beside,
                 alone,
-            ]
-        )
-    return _format_table(rows)
-
-
-def _make_curve_table(arms: Sequence[ArmResult]) -> str:
-    rows = [
-        [
-            "arm, first → last tenth",
-            "success of the rollouts, %",
-            "entropy, nats",
-            "tool calls",
-            "turns",
-            "well formed, %",
-            "valid actions, %",
-            "rows replayed a step",
-            "seconds a step",
-        ]
-    ]
-    for result in arms:
-        first, last = slice(0, result.tenth), slice(-result.tenth, None)
-
-        def span(name: str, digits: int, factor: float = 1.0) -> str:
-            ends = (factor * result.average(name, part) for part in (first, last))  # noqa: B023
-            return " → ".join(f"{end:.{digits}f}" for end in ends)
-
-        rows.append(
-            [
-                ARMS[result.arm],
-                span("success", 1, 100),
-                span("entropy", 2),
-                span("tool_calls", 1),
-                span("turns", 1),
-                span("well_formed", 1, 100),
-                span("valid_action", 1, 100),
-                f"{result.average('drawn'):.0f}",
-                f"{result.average('seconds'):.1f}",
             ]
         )
     return _format_table(rows)

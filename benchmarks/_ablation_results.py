@@ -17,9 +17,6 @@ from spear_agents.statistics import Estimate, estimate_difference
 
 __all__ = ["ArmResult", "Beside", "compare_arms", "compare_with_start", "pool_seeds", "read_arms"]
 
-TAIL = 0.1
-"""Share of the steps that "first" and "last" figures are means over."""
-
 
 @dataclass(frozen=True)
 class ArmResult:
@@ -48,16 +45,6 @@ class ArmResult:
     def success(self) -> Estimate:
         """Of the test panel, with the interval over seeds and tasks."""
         return estimate_crossed(self.table().tolist())
-
-    def average(self, name: str, part: slice | None = None) -> float:
-        """Mean of a curve over steps and seeds; of its first or last tenth where ``part`` says so."""
-        values = [value or 0.0 for run in self.runs for value in run["curves"][name][part or slice(None)]]
-        return fmean(values)
-
-    @property
-    def tenth(self) -> int:
-        """Number of steps in a tenth of the run."""
-        return max(1, round(TAIL * len(self.runs[0]["curves"]["success"])))
 
 
 def read_arms(scenario: Scenario, results: Path) -> list[ArmResult]:

@@ -57,7 +57,7 @@ def show_results(known: Sequence[Benchmark], results: Mapping[str, Result], cons
 
 
 def make_markdown(known: Sequence[Benchmark], results: Mapping[str, Result]) -> str:
-    """The same for a page: bars that do not hold or were not measured, then every figure with its bar."""
+    """The same for a page: bars that do not hold or were not measured, then each figure that has a bar or a peer."""
     judgements = list_judgements(known, results)
     lines = ["### Bars", "", f"{len(judgements)} bars: {count_verdicts(judgements)}.", ""]
     lines += ["| benchmark | bars that do not hold | bar | measured |", "|---|---|---|---|"]
@@ -67,15 +67,15 @@ def make_markdown(known: Sequence[Benchmark], results: Mapping[str, Result]) -> 
     lines += ["", "| benchmark | bars that were not measured | why |", "|---|---|---|"]
     unmeasured = [one for one in judgements if one.verdict is Verdict.NOT_MEASURED]
     for (benchmark_name, reason), group in groupby(unmeasured, key=lambda one: (one.benchmark, one.reason)):
-        bars = "; ".join(f"{one.bar.name} ({one.bar})" for one in group)
-        lines.append(_make_row(f"`{benchmark_name}`", bars, reason))
+        lines.append(_make_row(f"`{benchmark_name}`", str(sum(1 for _ in group)), reason))
     for benchmark in known:
         result = results.get(benchmark.name)
-        if result is None or not result.figures:
+        rows = [] if result is None else [row for row in _list_rows(benchmark, result) if row[2] or row[3]]
+        if result is None or not rows:
             continue
         lines += ["", f"### {benchmark.name}", "", benchmark.summary, "", describe_result(result), ""]
         lines += ["| figure | ours | others | bar | verdict |", "|---|---|---|---|---|"]
-        lines += [_make_row(*row) for row in _list_rows(benchmark, result)]
+        lines += [_make_row(*row) for row in rows]
     return "\n".join(lines) + "\n"
 
 

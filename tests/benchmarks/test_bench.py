@@ -65,7 +65,7 @@ def test_a_run(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert {path.name for path in out.iterdir()} >= {"bench.json", "bench.md", "good.json", "good.log", "other.log"}
     page = (out / "bench.md").read_text("utf-8")
     assert "| step (of three) | 1 ms | peer: 40 ms (40 times ours) | ≤ 2 ms | held |" in page
-    assert "| `good` | large (≤ 1 GB) | needs --full |" in page and "| `good` | step |" not in page
+    assert "| `good` | 1 | needs --full |" in page and "| `good` | step |" not in page
     if (out / "bars.png").exists():  # matplotlib comes with the extra 'train'
         assert (out / "bars.png").read_bytes()[:4] == (out / "peers.png").read_bytes()[:4] == b"\x89PNG"
     result = read_summary(out)["good"]

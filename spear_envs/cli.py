@@ -207,6 +207,9 @@ def spear(debug: bool) -> None:
 def main(args: list[str] | None = None) -> None:
     """Run ``spear``. Errors that users can fix are one line on stderr and exit code 1 (2 for usage, 130 for Ctrl-C)."""
     words = sys.argv[1:] if args is None else args
+    if os.environ.get("FORCE_COLOR") and not (sys.stdout.isatty() or sys.stderr.isatty()):
+        # A notebook's shell cells and CI ask for colours; rich would also redraw bars there, line after line.
+        os.environ.setdefault("TTY_INTERACTIVE", "0")
 
     def explain(error: ModuleNotFoundError) -> str | None:
         package = (error.name or "").partition(".")[0]

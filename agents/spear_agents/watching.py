@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
@@ -73,8 +74,9 @@ class EpisodeBar:
 
 @contextmanager
 def watch_episodes(title: str, console: Console) -> Iterator[EpisodeBar]:
-    """Show a progress bar on a terminal or in a notebook, and nothing elsewhere."""
+    """Show a progress bar on a terminal, or in a notebook with ipywidgets, and nothing elsewhere."""
     responses = _Responses()
+    shown = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_interactive
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -85,6 +87,6 @@ def watch_episodes(title: str, console: Console) -> Iterator[EpisodeBar]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not (console.is_terminal or console.is_jupyter),
+        disable=not shown,
     ) as progress:
         yield EpisodeBar(title, progress, responses)

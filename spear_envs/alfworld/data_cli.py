@@ -152,7 +152,7 @@ def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Findin
 
 
 def _track(console: Console, what: str) -> Callable[[Iterable[GameRecord]], Iterable[GameRecord]]:
-    if not console.is_terminal:
+    if not console.is_interactive:
         return lambda records: records
     return lambda records: track(list(records), what, console=console, transient=True)
 

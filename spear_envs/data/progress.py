@@ -55,7 +55,7 @@ def show_phases(console: Console) -> AbstractContextManager[Show]:
 def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
     """Show a bar for each kind of work, or a line now and then, with amount, rate and time left."""
     stages: dict[str, _Stage] = {}
-    if console.is_terminal:
+    if console.is_interactive:
         from rich.progress import ProgressColumn
         from rich.text import Text
 
@@ -82,7 +82,7 @@ def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> 
 
 @contextmanager
 def _show(console: Console, *figures: ProgressColumn, transient: bool = False, in_turn: bool = False) -> Iterator[Show]:
-    if not console.is_terminal:
+    if not console.is_interactive:
         begun: set[str] = set()
 
         def say(what: str, done: int, total: int | None) -> None:

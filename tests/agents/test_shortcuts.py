@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from spear_agents import evaluate
 from spear_agents.cli import evaluate as command
 from spear_agents.panels.panel import OFFICIAL
 from spear_agents.settings import EngineKind
+from spear_agents.watching import watch_episodes
 from spear_envs.core.errors import SpearError
 
 SOKOBAN = "spear/Sokoban-v1"
@@ -37,6 +42,24 @@ def test_it_runs_where_a_loop_runs_already() -> None:
 
     found = asyncio.run(cell())
     assert found.trajectories == evaluate(SOKOBAN, engine="random", tasks=2).trajectories
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_notebook_without_widgets_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spear_agents.watching.find_spec", lambda name: None)
+    console = Console(force_jupyter=True, file=io.StringIO())
+    with watch_episodes("random", console) as bar:  # rich warns where it cannot draw one
+        bar.observe(1, 2, None)
+
+
+def test_a_shell_cell_of_a_notebook_gets_colours_but_no_bar() -> None:
+    command_line = [sys.executable, "-m", "spear_envs.cli", "eval", SOKOBAN, "--engine", "random", "--tasks", "2"]
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    done = subprocess.run(
+        command_line, env={**environment, "FORCE_COLOR": "1", "TERM": "xterm"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "\x1b[1m" in done.stdout
+    assert done.stderr == "" and "\x1b[2K" not in done.stdout
 
 
 def test_an_error_in_a_notebook_is_the_same_one() -> None:

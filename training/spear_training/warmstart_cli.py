@@ -78,7 +78,7 @@ def warmstart(
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not console.is_interactive,
     ) as progress:
         bar = progress.add_task("expert episodes", total=settings.episodes)
         report = train_policy(

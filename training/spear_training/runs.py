@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from spear_agents.files import explain_unwritable
 from spear_agents.metrics import read_history
@@ -44,11 +45,11 @@ def show_progress(
     """
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        BarColumn(),  # the only column that shrinks on a narrow terminal
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(start, total=total, figures="")
@@ -71,9 +72,7 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     valid = [record["val/success/all"] for record in history if "val/success/all" in record]
     if valid:
         figures += f" · valid {valid[-1]:.0%}"
-    # Non-finite values are null in the metrics file; a step without valid episodes lacks the entropy.
-    figures += f" · entropy {last.get('entropy/token-mean') or 0:.2f} · {last['perf/step_seconds']:.1f} s a step"
-    return last["step"], figures
+    return last["step"], f"{figures} · {last['perf/step_seconds']:.1f} s/step"
 
 
 def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:

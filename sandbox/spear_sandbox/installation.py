@@ -136,7 +136,12 @@ def _find_owners(name: str) -> list[str]:
     try:
         return [_simplify(metadata.distribution(name).metadata["Name"])]
     except metadata.PackageNotFoundError:  # as sklearn, of scikit-learn; finding these takes seconds
-        return [_simplify(owner) for owner in metadata.packages_distributions().get(name, ())]
+        # Python 3.10's packages_distributions() knows only those with a top_level.txt.
+        return [
+            _simplify(one.metadata["Name"])
+            for one in metadata.distributions()
+            if any(file.parts[0].partition(".")[0] == name for file in one.files or ())
+        ]
 
 
 def _simplify(name: str) -> str:

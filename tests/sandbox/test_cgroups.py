@@ -73,8 +73,9 @@ def container() -> Iterator[Path]:
             folder.rmdir()
         pytest.skip(f"no group can be made here: {error}")
     yield folder
-    for left in folder.glob("*/"):
-        left.rmdir()
+    for left in folder.iterdir():
+        if left.is_dir():
+            left.rmdir()
     folder.rmdir()
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,15 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
     out.mkdir(parents=True, exist_ok=True)
     check_space(out, facts.parameters * BYTES_PER_PARAMETER, str(out.name))
 
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     from spear_agents.engines.hf import find_drawn, quiet_transformers, save_weights
     from spear_agents.models.tokenizer import build_tokenizer
 
+    # On Python 3.10 transformers cannot map the module to its distribution, and asks the module for its version.
+    gguf.__version__ = version("gguf")
     with quiet_transformers():
         try:
             tokenizer = build_tokenizer(path, facts.fields)

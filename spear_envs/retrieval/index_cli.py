@@ -22,7 +22,6 @@ from spear_envs.retrieval.plan import (
     PLANNED,
     WIKI18_DIMENSION,
     WIKI18_ROWS,
-    Estimate,
     choose_type,
     estimate_encoding,
     estimate_index,
@@ -119,16 +118,16 @@ def build(
         raise click.UsageError("A vector index needs --encoder, the folder of a sentence-transformers model.")
     if adopt is not None and not adopt.is_file():
         raise SpearError(f"the file {adopt} does not exist: check the path.")
-    model = None if encoder is None else find_model(encoder)
     spec = None
-    if model is not None:
+    if encoder is not None:
+        model = find_model(encoder)
         spec = describe_model(model, query_prefix=query_prefix, passage_prefix=passage_prefix, max_length=max_length)
     console = Console()
     with show_rows(console) as report:
         corpus = _open_corpus(corpus_path, report)
-        if "bm25" in types or model is None:
+        if "bm25" in types or spec is None:
             build_bm25(corpus, out, processes=processes, on_progress=report)
-        if model is not None and spec is not None and (dense or adopt is not None or not types):
+        if spec is not None and (dense or adopt is not None or not types):
             _say(
                 console,
                 f"encoder: {spec.model}, {spec.pooling} pooling, {spec.max_length} tokens, prefixes "
@@ -226,7 +225,10 @@ def plan(
     for name in types or PLANNED:
         kind = parse_type(name)
         if types or is_possible(kind, rows, width):
-            table.add_row(*_describe_estimate(estimate_index(kind, rows, width), cores, limit))
+            estimate = estimate_index(kind, rows, width)
+            sizes = map(format_bytes, (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes))
+            fits = "yes" if estimate.build_bytes <= limit else "no"
+            table.add_row(estimate.type.name, *sizes, format_seconds(estimate.build_seconds / cores), fits)
     console.print(table)
     total = rows * seconds
     _say(
@@ -257,12 +259,6 @@ def _measure_encoder(name: str, texts: list[str]) -> tuple[int, float]:
     start = time.process_time()
     encoder.encode_passages(texts)
     return encoder.dimension, (time.process_time() - start) / len(texts)
-
-
-def _describe_estimate(estimate: Estimate, cores: int, limit: int) -> list[str]:
-    fits = "yes" if estimate.build_bytes <= limit else "no"
-    sizes = (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes)
-    return [estimate.type.name, *map(format_bytes, sizes), format_seconds(estimate.build_seconds / cores), fits]
 
 
 def _describe_part(manifest: Manifest) -> str:

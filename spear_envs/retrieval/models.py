@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class EncoderSpec:
 
     model: str
     """Name of the model's folder, for people; not part of the fingerprint."""
-    files: dict[str, str]
+    files: dict[str, str] = field(hash=False)
     """SHA-256 of the model's weights, configuration and vocabulary, by path in its folder."""
     pooling: str
     """How the vectors of the tokens become one; also written in the files."""

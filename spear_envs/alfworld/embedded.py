@@ -88,12 +88,7 @@ def list_embedded(split: str, size: RoomSize = RoomSize.STANDARD) -> tuple[Embed
 
 
 class EmbeddedTaskSet(TaskSet):
-    """One embedded split. Games are made on demand; the fingerprint does not need them.
-
-    Args:
-        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
-        size: of the rooms.
-    """
+    """One embedded split. Games are made on demand; the fingerprint does not need them."""
 
     bounded = True
 

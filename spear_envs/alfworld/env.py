@@ -194,9 +194,6 @@ class ALFWorldEnv(SpearEnv[str]):
         play = self._game.play
         self._conditions = count_goal_conditions(play.game.conditions, play.state)
 
-    def _malformed(self, problem: str) -> ActionResult:
-        return super()._malformed(problem)._replace(details=self._details())
-
     def peer_action(self, text: str) -> str:
         """What verl-agent would play for an unreadable response."""
         return find_peer_command(text)

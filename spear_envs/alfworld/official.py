@@ -162,12 +162,6 @@ class OfficialTaskSet(_FileTaskSet):
 
     A game with a broken file keeps its place and raises only when it is played, so that the others keep their numbers;
     ``spear data verify alfworld`` lists such files.
-
-    Args:
-        folder: from :func:`find_split`.
-        split: second part of the ids.
-        text: who worded the instructions.
-        listing: what is in the folder.
     """
 
     def __init__(self, folder: SplitFolder, split: str, text: TaskText, listing: Listing) -> None:

@@ -47,7 +47,6 @@ class HouseholdTemplate:
     messages are the observation alone.
 
     Args:
-        parser: of responses, as in the environment.
         lists: whether prompts list the admissible commands.
     """
 
@@ -113,9 +112,6 @@ class CompactHouseholdTemplate:
     was said (``:``), one with what can be examined (``@``: the receptacles here and what is held); then the commands,
     one line for each verb. ``help``, ``inventory``, ``look`` and ``examine`` are understood, but not listed. ``#`` ends
     the prompt: without it a tiny model continues the list.
-
-    Args:
-        parser: of responses, as in the environment.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)

@@ -179,13 +179,7 @@ class _Memory:
 
 
 def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:
-    """Read one game.
-
-    Args:
-        path: of the ``game.tw-pddl``.
-        trajectory: of its ``traj_data.json``.
-        name: the ``path`` of the record.
-    """
+    """Read one game."""
     task_type, human, fault = _read_trajectory(trajectory)
     kind = name.rpartition("/")[0].partition("-")[0]  # official folders begin with the task type
     task_type = task_type or (kind if kind in _TYPES else "")

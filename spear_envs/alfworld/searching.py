@@ -29,7 +29,6 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
     expert would do command by command, given what each of them shows.
 
     Args:
-        state: not changed.
         shown: receptacles whose contents have been seen.
 
     Returns:

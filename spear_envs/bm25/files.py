@@ -92,7 +92,6 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
     """Map the index in ``folder``.
 
     Args:
-        folder: of the index.
         mend: what an error message tells the user to do.
 
     Raises:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
-from spear_envs.data import RemoteFile, data_folder
+from spear_envs.data import data_folder
 from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.hub import find_given, list_given, list_published, locate_page
 from spear_envs.data.listing import Collection, Expected
@@ -47,16 +47,13 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
             files = list_given(source, item.pattern)
         else:
             files = find_mirrored(opened, item.folder, item.pattern) or list_published(item.repository, item.pattern)
-        for file, path in _prefer_tables(files):
+        # Only the parquet files, if a repository has its problems in several forms.
+        tables = [(file, path) for file, path in files if path.endswith(".parquet")]
+        for file, path in tables or files:
             if pin(file, item.folder).sha256 is None:
                 _say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
             fetch_locked(file, item.folder, source=source and find_given(source, path), console=console)
         _say(console, str(item.folder))
-
-
-def _prefer_tables(files: list[tuple[RemoteFile, str]]) -> list[tuple[RemoteFile, str]]:
-    """Only the parquet files, if a repository has its problems in several forms."""
-    return [(file, path) for file, path in files if path.endswith(".parquet")] or files
 
 
 def expect_files() -> Iterator[Expected]:

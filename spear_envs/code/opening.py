@@ -98,7 +98,6 @@ def open_limits(time_limit: float, memory_mb: int, sandbox: SandboxChoice) -> Li
     Args:
         time_limit: seconds.
         memory_mb: MiB.
-        sandbox: where it will run.
 
     Raises:
         SpearError: a value is not valid, or a sandbox with default limits would silently cut it.

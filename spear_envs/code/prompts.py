@@ -83,7 +83,6 @@ class ToolCallTemplate:
     A follow-up is a user message with the text between ``<tool_response>`` tags, like a ``tool`` message there.
 
     Args:
-        parser: of responses, as in the environment.
         time_limit: seconds that a run may take, for the prompt.
         budget: whether to say how many turns are left.
     """
@@ -127,7 +126,6 @@ class RetoolTemplate:
 
     Args:
         parser: of the environment, which also reads ReTool's tags.
-        time_limit: seconds that a run may take, for the prompt.
     """
 
     parser: ResponseParser = field(default_factory=CodeParser)
@@ -193,9 +191,6 @@ class CompactCodeTemplate:
 
     An observation is a line that begins with ``>``; ``#`` ends each prompt. Responses are ``<code>…</code>``
     or a box, and end with the model's own end token.
-
-    Args:
-        parser: of the environment.
     """
 
     parser: ResponseParser = field(default_factory=CodeParser)

@@ -84,12 +84,7 @@ class PlainParser:
 
 @dataclass(frozen=True)
 class TagParser:
-    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around them.
-
-    Args:
-        action_tag: name of the tag around the action.
-        think_tag: name of the tag around the thoughts.
-    """
+    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around."""
 
     action_tag: str = "action"
     think_tag: str = "think"

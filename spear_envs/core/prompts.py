@@ -80,7 +80,6 @@ class DefaultTemplate:
 
     Args:
         rules: of the world; precedes everything.
-        parser: of responses, as in the environment.
         hidden_actions: admissible actions that the prompt leaves out.
     """
 

@@ -217,10 +217,8 @@ class NumberedTaskSet(TaskSet):
 
     Args:
         name, split: the ids are ``<name>/<split>/<place, zero-padded to digits>``.
-        length: number of tasks.
         digits: least width of the number in the id.
         cache_size: number of tasks to keep, least recently used dropped first.
-        digest: as in :class:`TaskSet`.
 
     Raises:
         SpearError: a length or a cache is below 1.
@@ -328,7 +326,6 @@ def check_disjoint(*sets: TaskSet, sample: int = DISJOINT_SAMPLE) -> int:
     """Check that no two sets share a task by content; return how many tasks were compared.
 
     Args:
-        sets: at least two task sets, such as the splits of an environment.
         sample: first tasks to compare of sets that are not ``bounded``.
 
     Raises:

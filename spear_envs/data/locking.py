@@ -39,10 +39,8 @@ def fetch_locked(file: RemoteFile, folder: Path, *, check: Callable[[Path], None
     """Get a file as :func:`~spear_envs.data.fetching.fetch`, and compare it with the lock, or record it there.
 
     Args:
-        file: what to get.
         folder: in the data folder.
         check: raises SpearError for a wrong download, which is then deleted and not recorded.
-        how: as for ``fetch``.
 
     Raises:
         SpearError: the file cannot be had, or is not the one that was fetched first.
@@ -101,10 +99,6 @@ def record_revision(repository: str, commit: str) -> None:
 
 def unlock(place: str, repositories: Iterable[str] = ()) -> list[str]:
     """Accept any change of a file, or of those in a folder, and of these repositories.
-
-    Args:
-        place: path in the data folder.
-        repositories: that may be read at another commit.
 
     Returns:
         What was locked, sorted.

@@ -56,7 +56,6 @@ def explain_build(built: str, errors: tuple[type[Exception], ...] = (OSError,)) 
 
     Args:
         built: what is built and where, as in ``the store /data/shop``.
-        errors: raised by a failure.
 
     Raises:
         SpearError: a process was killed, or one of ``errors`` was raised.

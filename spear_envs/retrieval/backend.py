@@ -101,10 +101,6 @@ class DocumentBackend:
 class EmbeddedBackend:
     """A corpus, and a retriever of its rows, in this process.
 
-    Args:
-        corpus: the documents.
-        retriever: finds rows of this corpus.
-
     Raises:
         SpearError: they do not match.
     """

@@ -75,7 +75,6 @@ class Corpus:
         """Open a JSONL file.
 
         Args:
-            path: the file; not compressed.
             on_lines: progress of a first reading, which takes some three minutes for the 14 GB of wiki-18.
 
         Raises:

@@ -99,10 +99,7 @@ class TorchEncoder(Encoder):
     """A model of sentence-transformers on torch.
 
     Args:
-        folder: of the model.
-        spec: of the same model.
         device: of torch; in half precision except on ``"cpu"``.
-        threads: of the CPU.
 
     Raises:
         SpearError: sentence-transformers cannot load the folder.
@@ -215,8 +212,6 @@ class OnnxEncoder(Encoder):
 
     Args:
         folder: that :func:`export_onnx` wrote.
-        spec: of the model.
-        threads: of the CPU.
 
     Raises:
         SpearError: the files are missing or damaged.

@@ -115,7 +115,6 @@ def describe_model(
     """Read the description of a model; this takes as long as a checksum of its files.
 
     Args:
-        folder: the model's folder.
         query_prefix, passage_prefix: put before every text. By default the model's own prompts if its folder has any,
             E5's ``"query: "`` and ``"passage: "`` if the folder is named after E5, else none.
         max_length: most tokens read of a text; 256 by default, or as many as the model can.

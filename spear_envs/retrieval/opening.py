@@ -37,8 +37,6 @@ def open_retriever(
     """Open the retriever of a corpus.
 
     Args:
-        kind: ``"bm25"``, ``"dense"`` or ``"hybrid"``.
-        corpus: the documents to search.
         index: folder that ``spear index build`` wrote. BM25 over at most 100,000 documents needs none.
         encoder, ef_search, nprobe, threads, device: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
 

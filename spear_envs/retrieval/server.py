@@ -78,7 +78,6 @@ class RetrievalService:
 
     Args:
         load: opens the indexes by name, the default first; called once, on the thread that later searches the default.
-        settings: limits, cache, token.
     """
 
     def __init__(self, load: Callable[[], Mapping[str, Backend]], settings: ServiceSettings) -> None:

@@ -98,9 +98,7 @@ def encode_corpus(
     Memory is bounded by the texts of some windows of 2,000 lines and one encoder for each process.
 
     Args:
-        corpus: its ``contents`` are encoded.
         folder: of the shards; one with some shards of the same corpus and encoder is resumed.
-        source: the encoder.
         processes: number of encoding processes; 1 encodes in the calling process.
         on_rows: called with the number of rows done, first with those of an earlier run.
 

@@ -94,11 +94,6 @@ def folder_of(source: Source) -> Path:
     return data_folder() / "search" / source.folder
 
 
-def _parts_folder(name: str, source: Source) -> Path:
-    """Return the download folder: separate for files that are joined, since parts of two indexes share names."""
-    return folder_of(source) / f"{name}.files" if source.target else folder_of(source)
-
-
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
 @source_option
@@ -126,7 +121,8 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
 
 
 def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror], console: Console) -> Path:
-    folder = _parts_folder(name, source)
+    # Separate for files that are joined, since parts of two indexes share names.
+    folder = folder_of(source) / f"{name}.files" if source.target else folder_of(source)
     target = folder_of(source) / source.target if source.target else None
     if target is not None:
         if is_joining(target):

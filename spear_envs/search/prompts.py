@@ -85,8 +85,6 @@ class SearchTemplate:
 
     Args:
         name: key of :data:`TEXTS`.
-        topk: passages that a search returns.
-        parser: writes responses in the form that the environment reads.
     """
 
     name: str = "default"
@@ -145,9 +143,6 @@ class CompactSearchTemplate:
     A passage is a line that begins with ``>``, with its title in front unless it begins with it; a line ``!``
     answers a malformed response; ``#`` ends each prompt. Thoughts are empty, and a blank precedes each query and
     answer, so that a name has the same tokens as in a passage. Responses end with the model's end token.
-
-    Args:
-        parser: writes responses in the form that the environment reads.
     """
 
     parser: ResponseParser = field(default_factory=SearchParser)

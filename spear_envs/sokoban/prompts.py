@@ -73,10 +73,8 @@ class SokobanTemplate:
     could not be shown.
 
     Args:
-        modality: form of the board.
         sprites: tiles that the legend describes.
         moves_per_turn: most moves of a response.
-        parser: describes and writes responses in the form that the environment reads.
     """
 
     modality: Modality = Modality.BOTH

@@ -84,11 +84,8 @@ def build_store(
         files: the official files, or others of the same form.
         folder: a new or empty folder, or one with a store, which stays in use until the new one is complete.
         title_nouns: tagger of titles; with several processes a function must be importable by name.
-        price_seed: seed of prices and ceilings.
-        draws: source of prices and ceilings.
         processes: number of worker processes; 1 does everything in the calling process.
         limit: most records to read from the items file.
-        on_progress: called with the progress of the build.
 
     Raises:
         SpearError: a file or record is malformed, the folder has other files, the disk is full, or another process is

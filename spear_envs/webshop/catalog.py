@@ -53,15 +53,12 @@ class Catalog:
     """Products, prices, search and goals; immutable.
 
     Args:
-        shelf: the products.
         index: search over their ``index_text``.
         prices: float64 [len(shelf)], dollars.
         find_goals: returns the goals of a kind, or raises a SpearError that says why there are none.
         tagger: name of the tagger that found the nouns.
-        scheme: how goals are split by default.
         splits: known splits.
         listed: goals from a file, which replace all others.
-        fingerprint: of the catalogue, if known.
     """
 
     def __init__(

@@ -172,9 +172,6 @@ class WebShopEnv(SpearEnv[str]):
             action="" if read is None else f"{read[0]}[{read[1]}]",
         )
 
-    def _malformed(self, problem: str) -> ActionResult:
-        return super()._malformed(problem)._replace(details=self._details())
-
     def peer_action(self, text: str) -> str:
         """Return the action that verl-agent plays for a malformed response."""
         return find_peer_action(text)

@@ -110,8 +110,6 @@ class TableGoals:
     """The goals of a table as a :class:`~spear_envs.webshop.goals.GoalSource`.
 
     Args:
-        table: the arrays, in memory or mapped.
-        shelf: the products.
         fingerprint: of the table, if known.
     """
 

@@ -78,10 +78,6 @@ def make_catalog(
         attributes: content of ``items_ins_v2*.json``.
         human: content of ``items_human_ins.json``.
         name: of the catalogue, for errors.
-        tagger: finds the nouns of titles.
-        price_seed: seed of drawn prices and ceilings.
-        draws: source of prices and ceilings.
-        scheme: how goals are split by default.
 
     Raises:
         SpearError: a record has the wrong form, or there are no products.

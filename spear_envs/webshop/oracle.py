@@ -27,8 +27,6 @@ def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
 
     Args:
         shop: the customer; unchanged.
-        stock: the catalogue of the shop.
-        turns: number of actions left.
 
     Returns:
         At most ``turns`` actions in plain form; empty if there is no plan, or after a purchase.
@@ -63,12 +61,9 @@ def list_queries(goal: Goal) -> list[str]:
         f"{attributes} {values} {goal.query}",
         goal.title,
     )
-    return list(dict.fromkeys(filter(None, map(_clean, queries))))
-
-
-def _clean(query: str) -> str:
-    """Return the query in one line without brackets, as the grammar of actions allows."""
-    return " ".join(query.replace("[", " ").replace("]", " ").split())
+    # In one line and without brackets, as the grammar of actions allows.
+    cleaned = (" ".join(query.replace("[", " ").replace("]", " ").split()) for query in queries)
+    return list(dict.fromkeys(filter(None, cleaned)))
 
 
 class _Planner:

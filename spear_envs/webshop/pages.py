@@ -113,10 +113,8 @@ def list_results(
     """List a page of search results.
 
     Args:
-        instruction: the goal's text.
         number: of the page, from 1.
         total: hits of the search, on all pages.
-        products: the products of this page.
         opened: ASINs opened since the last visit to the search page.
     """
     nodes = _list_head(instruction)

@@ -51,7 +51,6 @@ class ShopTemplate:
     """Rules of the shop, task, step count, history, observation, admissible actions and the form of the response.
 
     Args:
-        parser: describes and writes responses in the form that the environment reads.
         rules: description of the shop and its actions.
     """
 
@@ -137,7 +136,6 @@ class CompactShopTemplate:
     and descriptions to 60. There is no history, since the page shows everything needed.
 
     Args:
-        parser: writes responses in the form that the environment reads.
         mode: of the observations; only ``text_rich`` shows the chosen options.
     """
 

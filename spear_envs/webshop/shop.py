@@ -174,7 +174,11 @@ class Shop:
         Names that the grammar cannot express (an option with an opening bracket, say) are left out.
         """
         first = [SEARCH_ACTION] if self.page is Page.SEARCH else []
-        return first + [f"click[{name}]" for name in self.list_clickables() if _can_be_clicked(name)]
+        return first + [
+            f"click[{name}]"
+            for name in self.list_clickables()
+            if name and name != "search" and "[" not in name and "\n" not in name
+        ]
 
     @property
     def anchor(self) -> tuple[object, ...]:
@@ -314,7 +318,3 @@ class Shop:
         self.hits = list(state["hits"])
         self.opened = set(state["opened"])
         self.score = None if state["score"] is None else Score(*state["score"])
-
-
-def _can_be_clicked(name: str) -> bool:
-    return bool(name) and name != "search" and "[" not in name and "\n" not in name

@@ -61,10 +61,7 @@ class EnvService:
     """Serves an environment by OpenEnv's protocol. Belongs to one event loop.
 
     Args:
-        name: of the environment.
-        description: one sentence.
         make: makes the environment of a split, or the server's own for None.
-        settings: limits and token.
     """
 
     def __init__(self, name: str, description: str, make: MakeConversation, settings: ServiceSettings) -> None:

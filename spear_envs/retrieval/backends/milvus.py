@@ -84,7 +84,6 @@ class MilvusBackend(DocumentBackend):
     Args:
         place: a collection that :func:`fill_collection` has completely filled.
         ef_search: candidates of a walk through the graph.
-        deadline_s: of one search.
 
     Raises:
         SpearError: the collection is missing, incomplete, or from another model.
@@ -160,7 +159,6 @@ def fill_collection(
     """Encode a corpus into a collection, or resume an interrupted fill.
 
     Args:
-        place: the collection, made if necessary.
         corpus: its rows are the collection's keys.
         on_progress: called with a description, the amount done and the total.
 

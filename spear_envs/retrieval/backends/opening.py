@@ -94,10 +94,6 @@ class RecordingSource:
 def open_index(settings: Index, folder: Path) -> Backend:
     """Open one index, with recording and reranking.
 
-    Args:
-        settings: of the index.
-        folder: of relative paths.
-
     Raises:
         SpearError: it cannot be opened.
     """

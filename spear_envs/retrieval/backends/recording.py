@@ -136,12 +136,7 @@ class Recording:
         return connection
 
     def find(self, query: str, k: int) -> Hits | None:
-        """Find the stored answer; None if there is none.
-
-        Args:
-            query: normalised.
-            k: most hits.
-        """
+        """Find the stored answer; None if there is none."""
         connection = self._connect()
         with self._lock:
             return _find(connection, query, k)
@@ -151,7 +146,6 @@ class Recording:
 
         Args:
             answers: normalised queries and their hits.
-            k: of the search.
         """
         connection = self._connect()
         kept = []

@@ -38,8 +38,6 @@ def merge_hits(shards: Sequence[Sequence[tuple[bytes, float]]], k: int, merge: M
     shards counts once: with its best score, or by rank with their sum, as in reciprocal rank fusion.
 
     Args:
-        shards: hits of each shard, best first.
-        k: most hits.
         merge: see :class:`Merge`; by rank, scores are Σ 1/(60 + rank).
     """
     scores: dict[tuple[str, str], float] = {}
@@ -66,7 +64,6 @@ class ShardsBackend(DocumentBackend):
 
     Args:
         shards: at least one; closed with this backend.
-        merge: see :class:`Merge`.
         partial: a shard that fails is left out of an answer and counted, as long as one answers.
 
     Raises:

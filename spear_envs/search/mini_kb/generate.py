@@ -45,8 +45,6 @@ def make_base(seed: int, size: BaseSize, find_judge: Callable[[Sequence[str], Ba
     """Make a knowledge base, uncached.
 
     Args:
-        seed: any whole number.
-        size: of the base.
         find_judge: returns the judge for a corpus and a size, which decides which drafts become questions.
     """
     plan, wording = PLANS[size], WORDINGS[size]

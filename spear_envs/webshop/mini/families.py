@@ -69,11 +69,11 @@ def fill_shelf(shelf: Shelf, number: int, dice: Dice) -> list[Listing]:
     for i in range(ODD):
         change = ODDITIES[(number * ODD + i) % len(ODDITIES)]
         listings.append(change(_make_other(shelf, goals, dice), listings, dice))
-    return dice.sample([_name_words(listing, f"{number}/{i}") for i, listing in enumerate(listings)], SHELF_SIZE)
-
-
-def _name_words(listing: Listing, key: str) -> Listing:
-    return listing if listing.words_key else replace(listing, words_key=key)
+    named = [
+        listing if listing.words_key else replace(listing, words_key=f"{number}/{i}")
+        for i, listing in enumerate(listings)
+    ]
+    return dice.sample(named, SHELF_SIZE)
 
 
 # ---------------------------------------------------------------- goals

@@ -65,7 +65,6 @@ def stream_records(products: int = PRODUCTS, seed: int = SEED, *, long_tail: boo
 
     Args:
         products: number of products, in shelves of 20 with one query; the last shelf is cut.
-        seed: seed of the catalogue.
         long_tail: give titles a model number and descriptions many invented words, rare and common ones in the
             proportions of real text, so that an index of a million products costs as much as with real ones.
 

@@ -20,6 +20,7 @@ from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile, data_folder
 from spear_envs.data.listing import Presence
 from spear_envs.data.locking import pin
+from spear_envs.data.progress import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ def open_mirrors(
             mirrors.append(_open_mirror(address.rstrip("/"), patience))
         except SpearError as error:
             if console is not None:
-                console.print(f"mirror {address} is left out: {error}", soft_wrap=True, markup=False, highlight=False)
+                say(console, f"mirror {address} is left out: {error}")
     return tuple(mirrors)
 
 

@@ -17,7 +17,7 @@ import httpx
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile
-from spear_envs.data.space import FULL, check_space, explain_full_disk
+from spear_envs.data.space import check_space, explain_full_disk
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -198,7 +198,10 @@ class Transfer:
         self.resumed = start > 0
         position = start
         try:
-            with self.part.open("ab" if start else "wb") as file:
+            with (
+                explain_full_disk(self.part.parent, self.file.name),
+                self.part.open("ab" if start else "wb") as file,
+            ):
                 self._note_origin(response, url)
                 while first:
                     position += len(first)
@@ -211,8 +214,6 @@ class Transfer:
             self.drop()
             raise
         except OSError as error:
-            if error.errno in FULL:
-                raise explain_full_disk(self.part.parent, self.file.name) from error
             raise SpearError(f"{self.part} cannot be written ({error.strerror}): choose another folder.") from error
         if known is not None and position != known:
             raise _BrokenOffError(f"the connection ended after {position:,} of {known:,} bytes")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from spear_envs.alfworld.aliases import Aliases, rewrite_command
-from spear_envs.alfworld.backends import BackendName, make_backend
+from spear_envs.alfworld.backends import Backend, BackendName
 from spear_envs.alfworld.conditions import count_goal_conditions, describe_condition
 from spear_envs.alfworld.embedded import EmbeddedTaskSet
 from spear_envs.alfworld.gamefile import WordingChoice
@@ -144,13 +144,16 @@ class ALFWorldEnv(SpearEnv[str]):
         if game is not None:
             self.splits = GAME_SPLITS
         self.templates = MappingProxyType(_make_templates(parser))
-        self._game = make_backend(self.backend)
+        self._game = Backend()
+        if self.backend is BackendName.TEXTWORLD:
+            from spear_envs.alfworld.textworld import TextWorldBackend  # late: only this needs the extra
+
+            self._game = TextWorldBackend()
+            self.metadata = {**self.metadata, "blocking": True}
         self._opening = self._said = ""
         self._shown: set[str] = set()
         """Receptacles whose contents the episode has shown."""
         self._conditions = (0, 0)
-        if self.backend is BackendName.TEXTWORLD:
-            self.metadata = {**self.metadata, "blocking": True}
 
     @property
     def play(self) -> Interpreter:

@@ -26,7 +26,6 @@ class Runner(Protocol):
 
     def run(self, code: str, *, limits: Limits | None = None) -> Outcome:
         """Run a program; raises :class:`spear_sandbox.protocol.SandboxFault`."""
-        ...
 
 
 SandboxChoice: TypeAlias = "str | Runner | Executor | None"

@@ -43,15 +43,12 @@ class ResponseParser(Protocol):
     @property
     def hint(self) -> str:
         """One sentence that shows the expected form."""
-        ...
 
     def parse(self, response: str) -> ParsedResponse:
         """Read a response; never raises, whatever the text."""
-        ...
 
     def respond(self, action: str, think: str = "") -> str:
         """Write a well-formed response with this action, so that ``parse(respond(a)).action == a``."""
-        ...
 
 
 def _find_unreadable(response: str) -> str:
@@ -153,6 +150,17 @@ class TagParser:
         if not text[third + len(act) : fourth].strip():
             return f"the action between {act} and {end_act} is empty"
         return "there is text outside the tags"
+
+
+def find_between_tags(response: str, tail: int) -> str:
+    """What verl-agent plays for a response, in lower case.
+
+    That is the stripped text between the first ``<action>`` and the first ``</action>``, or the last ``tail``
+    characters if one of them is missing.
+    """
+    lowered = response.lower()
+    begin, end = lowered.find("<action>"), lowered.find("</action>")
+    return lowered[begin + len("<action>") : end].strip() if begin >= 0 and end >= 0 else lowered[-tail:]
 
 
 def make_parser(response_format: ResponseFormat | str) -> ResponseParser:

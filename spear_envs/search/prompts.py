@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 from spear_envs.core.parsing import ResponseParser
-from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate, StockTemplate
 from spear_envs.core.tools import CallParser, make_tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
@@ -76,7 +76,7 @@ without detailed illustrations. For example, <answer> Beijing </answer>. Questio
 
 
 @dataclass(frozen=True)
-class SearchTemplate:
+class SearchTemplate(StockTemplate):
     """The question and the instructions in one user message, then queries and passages in one running text.
 
     A ``conversation`` continues within the assistant's message: a response ends with its closing tag, and the
@@ -92,10 +92,6 @@ class SearchTemplate:
     parser: ResponseParser = field(default_factory=SearchParser)
     token_pattern: str | None = None
     stop_strings: tuple[str, ...] = ("</search>", "</answer>")
-
-    def system(self) -> str | None:
-        """Return None: all text is in the user message, for models without a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the opening, then the turns of the history."""
@@ -118,10 +114,6 @@ class SearchTemplate:
         around = "\n" if context.observation == INVALID_ACTION else "\n\n"
         return f"{around}{context.observation}{around}"
 
-    def respond(self, action: str, think: str = "") -> str:
-        """Write thoughts and action in the form that the environment reads."""
-        return self.parser.respond(action, think)
-
 
 # A piece is a word with the blank before it, so that a blank alone is not a token.
 _PIECES = (
@@ -137,7 +129,7 @@ _INFORMATION = re.compile(r"<information>(.*)</information>", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class CompactSearchTemplate:
+class CompactSearchTemplate(StockTemplate):
     """The question, then bare passages: short sequences for tiny models with a word-level tokenizer.
 
     A passage is a line that begins with ``>``, with its title in front unless it begins with it; a line ``!``
@@ -148,10 +140,6 @@ class CompactSearchTemplate:
     parser: ResponseParser = field(default_factory=SearchParser)
     name: str = "compact"
     token_pattern: str | None = "|".join(_PIECES)
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the question, then the turns of the history."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser, TagParser
-from spear_envs.core.prompts import PromptContext
+from spear_envs.core.prompts import PromptContext, StockTemplate
 from spear_envs.webshop.pages import SEPARATOR, ObservationMode
 from spear_envs.webshop.shop import PAGE_SIZE
 
@@ -47,7 +47,7 @@ def strip_instruction(observation: str, instruction: str) -> str:
 
 
 @dataclass(frozen=True)
-class ShopTemplate:
+class ShopTemplate(StockTemplate):
     """Rules of the shop, task, step count, history, observation, admissible actions and the form of the response.
 
     Args:
@@ -58,10 +58,6 @@ class ShopTemplate:
     name: str = "default"
     token_pattern: str | None = None
     rules: str = RULES
-
-    def system(self) -> str | None:
-        """Return None: the rules are in the user message, for models without a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the prompt, without history if it would exceed 13,000 characters."""
@@ -85,10 +81,6 @@ class ShopTemplate:
             parts.append("You may:\n" + "\n".join(f"'{action}'," for action in context.admissible_actions))
         parts.append(f"Think about which action brings you closer to the right purchase. {self.parser.hint}")
         return "\n\n".join(parts)
-
-    def respond(self, action: str, think: str = "") -> str:
-        """Write thoughts and action in the form that the environment reads."""
-        return self.parser.respond(action, think)
 
 
 TITLE_WORDS = 12
@@ -126,7 +118,7 @@ _NO_WORD = re.compile(r"[^\w\s'.&%+-]+")
 
 
 @dataclass(frozen=True)
-class CompactShopTemplate:
+class CompactShopTemplate(StockTemplate):
     """A page in few lower-case words, for tiny models with a word-level tokenizer.
 
     The task comes first. A page of results has a line for each product with its title, its price and last its ASIN, so
@@ -143,10 +135,6 @@ class CompactShopTemplate:
     mode: ObservationMode = ObservationMode.TEXT_RICH
     name: str = "compact"
     token_pattern: str | None = "|".join(_PIECES)
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render task and page.

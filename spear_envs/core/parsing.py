@@ -152,6 +152,36 @@ class TagParser:
         return "there is text outside the tags"
 
 
+def split_elements(text: str, name: str, *, preopened: bool) -> tuple[list[str], list[str], bool]:
+    """Split a text at the elements of a name, in linear time.
+
+    Args:
+        preopened: whether a closing tag that comes first closes an element that began with the text, as where a chat
+            template opens the thoughts.
+
+    Returns:
+        The texts around the elements, the contents of the elements, and whether each is closed: one that is not extends
+        to the end.
+    """
+    begin, end = f"<{name}>", f"</{name}>"
+    kept: list[str] = []
+    held: list[str] = []
+    position = 0
+    if preopened and (closing := text.find(end)) >= 0 and not 0 <= text.find(begin) < closing:
+        kept.append("")
+        held.append(text[:closing])
+        position = closing + len(end)
+    while (opening := text.find(begin, position)) >= 0:
+        kept.append(text[position:opening])
+        closing = text.find(end, opening)
+        if closing < 0:
+            held.append(text[opening + len(begin) :])
+            return [*kept, ""], held, False
+        held.append(text[opening + len(begin) : closing])
+        position = closing + len(end)
+    return [*kept, text[position:]], held, True
+
+
 def find_between_tags(response: str, tail: int) -> str:
     """What verl-agent plays for a response, in lower case.
 

@@ -167,12 +167,12 @@ def compress_observation(observation: str) -> str:
     if found is None:
         return "\n!"
     passages = _HEAD.split(found[1])[1:]
-    lines = zip(passages[::2], passages[1::2], strict=True)
-    return "".join(f"\n> {_join_title(title, ' '.join(text.split()))}" for title, text in lines) or "\n>"
-
-
-def _join_title(title: str, text: str) -> str:
-    return text if text.removeprefix("The ").startswith(title.removeprefix("The ")) else f"{title}: {text}"
+    lines = ""
+    for title, passage in zip(passages[::2], passages[1::2], strict=True):
+        text = " ".join(passage.split())
+        begins = text.removeprefix("The ").startswith(title.removeprefix("The "))
+        lines += f"\n> {text}" if begins else f"\n> {title}: {text}"
+    return lines or "\n>"
 
 
 @make_tool("<search>(?P<query>.*)</search>")

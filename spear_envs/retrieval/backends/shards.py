@@ -133,7 +133,7 @@ class ShardsBackend(DocumentBackend):
         """Counts of the shards, and answers that lack one."""
         total: Counter[str] = Counter({"left_out": self._left_out})
         for shard in self._shards:
-            total.update(shard.counts())  # type: ignore[arg-type]  # costs are fractions
+            total.update(shard.counts())
         return dict(total)
 
     def close(self) -> None:

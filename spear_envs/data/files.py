@@ -6,10 +6,11 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spear_envs.core.errors import SpearError
 
@@ -101,6 +102,21 @@ def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Bytes and SHA-256 of files by their paths in a folder, for its manifest."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest_file(folder / name)} for name in names}
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file that is on disk when it gets its name."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 @contextmanager

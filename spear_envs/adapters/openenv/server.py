@@ -19,11 +19,8 @@ from spear_envs.adapters.openenv.wire import (
     ACTION_SCHEMA,
     OBSERVATION_SCHEMA,
     STATE_SCHEMA,
-    Close,
     ErrorCode,
     Reset,
-    State,
-    Step,
     WireError,
     read_message,
     read_reset,
@@ -152,14 +149,12 @@ class EnvService:
         except KeyError:  # a message of bytes
             return write_error(ErrorCode.INVALID_JSON, "messages are text: send JSON as text.")
         try:
-            request = read_message(text)
-            if isinstance(request, Close):
+            kind, asked = read_message(text)
+            if kind == "close":
                 return None
-            if isinstance(request, State):
+            if kind == "state":
                 return write_json({"type": "state", "data": session.describe()})
-            reset = request if isinstance(request, Reset) else None
-            response = request.response if isinstance(request, Step) else ""
-            message = await self.run(lambda: session.reset(reset) if reset else session.step(response))
+            message = await self.run(lambda: session.reset(asked) if isinstance(asked, Reset) else session.step(asked))
         except WireError as error:
             return write_error(error.code, str(error))
         return write_json({"type": "observation", "data": write_observation(message)})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -12,7 +13,8 @@ from typing import Any
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
-from spear_envs.alfworld.synthesis.rooms import RoomSize
+from spear_envs.alfworld.synthesis.placing import COPIES
+from spear_envs.alfworld.synthesis.rooms import RoomSize, rooms_of
 from spear_envs.alfworld.task_types import TaskType, find_task_type
 from spear_envs.core.tasks import NumberedTaskSet, Task
 
@@ -121,3 +123,16 @@ class EmbeddedTaskSet(NumberedTaskSet):
     def source(self, task: Task) -> GameSource:
         """Source of the game of a task of this set."""
         return self._games[self.index_of(task.id)]
+
+
+def list_names(size: RoomSize) -> Iterator[str]:
+    """Yield all names of receptacles and objects of embedded rooms, alone (as in tasks) and numbered."""
+    most: defaultdict[str, int] = defaultdict(int)
+    for room in {room.name: room for task_type in TaskType for room in rooms_of(task_type)}.values():
+        for kind, (_, number) in room.counts(size).items():
+            most[kind] = max(most[kind], number)
+        for kind in (*room.objects, *filter(None, (room.lamp,))):
+            most[kind] = max(most[kind], *COPIES[size])
+    for kind, number in sorted(most.items()):
+        yield kind.lower()
+        yield from (f"{kind.lower()} {i}" for i in range(1, number + 1))

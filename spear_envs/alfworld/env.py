@@ -11,10 +11,9 @@ from typing import Any, cast
 from spear_envs.alfworld.aliases import Aliases, rewrite_command
 from spear_envs.alfworld.backends import Backend, BackendName
 from spear_envs.alfworld.conditions import count_goal_conditions, describe_condition
-from spear_envs.alfworld.embedded import EmbeddedTaskSet
+from spear_envs.alfworld.embedded import EmbeddedTaskSet, list_names
 from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.interpreter import CHANGES, Interpreter
-from spear_envs.alfworld.lexicon import list_names
 from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.parsing import CommandParser, PeerParser, VerbatimParser, find_peer_command
 from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from spear_envs.code.boxes import find_last_box
 from spear_envs.code.snippets import OPENING, find_fence
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat, split_elements
 
@@ -224,3 +223,40 @@ class CodeParser:
             call = json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}, ensure_ascii=False)
             action = f"<tool_call>\n{call}\n</tool_call>"
         return f"<think>\n{think}\n</think>\n\n{action}" if think else action
+
+
+_BOX = "\\boxed{"
+_BRACES = re.compile(r"\\boxed\{|[{}]")
+
+
+def find_last_box(text: str) -> str | None:
+    r"""Content of the closed ``\boxed{…}`` that begins last, so of the innermost of nested ones; None if there is none.
+
+    Takes time linear in the text.
+    """
+    if _BOX not in text:
+        return None
+    opened: list[int] = []
+    best = (-1, -1)
+    for brace in _BRACES.finditer(text):
+        if brace[0] != "}":
+            opened.append(brace.end() if brace[0] == _BOX else -1)
+        elif opened:
+            begin = opened.pop()
+            if begin > best[0]:
+                best = begin, brace.start()
+    return text[best[0] : best[1]] if best[0] >= 0 else None
+
+
+def read_last_box(text: str) -> str | None:
+    r"""Content of the last ``\boxed{``, as the authors read it; None if that is not closed."""
+    begin = text.rfind(_BOX)
+    if begin < 0:
+        return None
+    begin += len(_BOX)
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[begin : brace.start()]
+    return None

@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser, TagParser
 from spear_envs.core.prompts import PromptContext, StockTemplate
+from spear_envs.core.tools import make_tool
 from spear_envs.webshop.pages import SEPARATOR, ObservationMode
 from spear_envs.webshop.shop import PAGE_SIZE
 
@@ -219,3 +221,21 @@ def _shorten(text: str, words: int) -> str:
 def _round_up(price: str) -> str:
     """Write ``$12.99 to $15.50`` as ``13$ to 16$``: a number follows a blank, as in the task, to be the same token."""
     return _AMOUNT.sub(lambda amount: f"{math.ceil(float(amount[1]))}$", price.strip())
+
+
+@make_tool(r"search\[(?P<query>.*)\]")
+def search(query: Annotated[str, "Words to look for."]) -> str:
+    """Finds products and returns the first page of them."""
+    return f"search[{query}]"
+
+
+@make_tool(r"click\[(?P<target>.*)\]")
+def click(
+    target: Annotated[str, "Name of what the page offers: a product's code, the value of an option, a button."],
+) -> str:
+    """Clicks on something that the page offers and returns the page that follows."""
+    return f"click[{target}]"
+
+
+TOOLS = (search, click)
+"""The two kinds of actions as functions."""

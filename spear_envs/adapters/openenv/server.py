@@ -1,14 +1,17 @@
-"""The service: sessions over ``/ws``; environment, schemas and tasks over HTTP."""
+"""The service: sessions over ``/ws``; environment, schemas and tasks over HTTP; and running it until a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import uvicorn
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
@@ -29,6 +32,7 @@ from spear_envs.adapters.openenv.wire import (
     write_observation,
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
+from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 Result = TypeVar("Result")
 NO_SESSION = "a request over HTTP has no session: open the WebSocket /ws, as OpenEnv's clients do."
@@ -278,3 +282,36 @@ def _add_tasks(app: FastAPI, service: EnvService) -> None:
 
 def _write(status: int, content: Any) -> Response:
     return Response(write_json(content), status, media_type="application/json")
+
+
+DRAIN_S = 10
+"""Seconds that messages under way may take after a signal to stop."""
+
+
+def make_service_server(service: EnvService) -> uvicorn.Server:
+    """Make the server of a service.
+
+    Raises:
+        ModuleNotFoundError: the extra ``env-server`` is not installed.
+    """
+    return make_server(
+        make_app(service),
+        drain_s=DRAIN_S,
+        lifespan="off",
+        ws="websockets-sansio",
+        ws_max_size=service.settings.message_bytes,
+    )
+
+
+def serve_service(server: uvicorn.Server, service: EnvService, listener: socket.socket) -> None:
+    """Answer until SIGINT or SIGTERM.
+
+    Args:
+        server: made by :func:`make_service_server`.
+        service, listener: closed at the end.
+    """
+    with listener, ignore_signals_at_the_end():
+        try:
+            server.run(sockets=[listener])
+        finally:
+            service.close()

@@ -15,9 +15,9 @@ from spear_envs.webshop.mini.prose import (
     write_feature,
     write_instruction,
     write_paraphrase,
+    write_tail,
     write_title,
 )
-from spear_envs.webshop.mini.tail import write_tail
 from spear_envs.webshop.mini.words import SHELVES
 
 PRODUCTS = 1_000

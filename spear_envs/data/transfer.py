@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
@@ -51,11 +50,8 @@ class Patience:
     read_timeout: float = 60.0
 
 
-class Report(Protocol):
-    """Called with the progress of a transfer."""
-
-    def __call__(self, position: int, total: int | None) -> None:
-        """Note that ``position`` of ``total`` bytes (None: unknown) are here."""
+Report = Callable[[int, "int | None"], None]
+"""Called with the bytes of a transfer that are here, and their total (None: unknown)."""
 
 
 @contextlib.contextmanager

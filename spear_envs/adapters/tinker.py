@@ -18,10 +18,9 @@ from spear_envs.adapters.texts import TextEpisode, draw_tasks, join_thought
 class TinkerEnv(MessageEnv):
     """One episode as messages. A fault raises, so that tinker's rollout strategies drop or retry the episode."""
 
-    def __init__(self, episode: TextEpisode, task: str, seed: int | None = None) -> None:
+    def __init__(self, episode: TextEpisode, task: str) -> None:
         self._episode = episode
         self._task = task
-        self._seed = seed
         self._messages: list[Message] = []
 
     async def initial_observation(self) -> list[Message]:
@@ -30,7 +29,7 @@ class TinkerEnv(MessageEnv):
         Raises:
             EnvFault: a service that the task needs is down.
         """
-        first = await asyncio.to_thread(self._episode.begin, self._task, self._seed)
+        first = await asyncio.to_thread(self._episode.begin, self._task)
         self._messages = [Message(role="user", content=first)]
         return list(self._messages)
 

@@ -188,7 +188,7 @@ class TorchEncoder(Encoder):
         (folder / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
-def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> OnnxEncoder:
+def export_onnx(encoder: TorchEncoder, folder: Path) -> OnnxEncoder:
     """Export a model for ONNX Runtime into ``folder``, and check that its vectors are the same.
 
     Raises:
@@ -197,7 +197,7 @@ def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> Onn
     folder.mkdir(parents=True, exist_ok=True)
     try:
         encoder.export(folder)
-        exported = OnnxEncoder(folder, encoder.spec, threads=threads)
+        exported = OnnxEncoder(folder, encoder.spec)
         for texts in (PROBE, PROBE[:1]):
             same = (exported.encode_queries(texts) * encoder.encode_queries(texts)).sum(axis=1)
             if same.min() < 0.9999:

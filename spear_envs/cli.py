@@ -111,7 +111,6 @@ class LazyGroup(click.Group):
     Args:
         find: returns the available commands; called each time.
         summaries: short help by name; a command without one is listed with its origin.
-        heading: above the list of commands.
         absent: by name, what to install in a checkout for a missing command.
     """
 

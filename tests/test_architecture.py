@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_sandbox/web/*",
     ),
     "starlette": ("spear_sandbox/web/answering.py", "spear_envs/adapters/openenv/server.py"),
-    "uvicorn": ("spear_sandbox/web/serving.py", "spear_envs/adapters/openenv/serving.py"),
+    "uvicorn": ("spear_sandbox/web/serving.py", "spear_envs/adapters/openenv/server.py"),
     "packaging": ("spear_envs/doctor/*",),
     "gem": ("spear_envs/adapters/gem.py",),
     "skyrl_gym": ("spear_envs/adapters/skyrl.py",),

@@ -56,9 +56,6 @@ class Message:
 class Conversation:
     """One environment and the prompts around its observations.
 
-    Args:
-        template: a prompt template, or the name of one of the environment's.
-
     Raises:
         SpearError: there is no template of this name.
     """

@@ -21,10 +21,7 @@ class GemEnv(gem.Env):
     No global random state is read or seeded, unlike in GEM's own environments.
 
     Args:
-        spear_id: such as ``spear/Sokoban-v1``.
         seed: of the first ``reset`` without one, as passed by ``gem.make_vec``.
-        template: name of the prompt template.
-        keywords: of the environment.
     """
 
     def __init__(self, spear_id: str, seed: int | None = None, template: str = "default", **keywords: Any) -> None:

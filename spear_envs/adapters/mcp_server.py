@@ -37,7 +37,6 @@ class ToolEpisode:
     Args:
         env: with ``response_format="plain"``.
         task: id of the task; None lets ``seed`` draw it.
-        seed: of the episode.
         out: a new file that from now on always holds what :meth:`describe` returns, as JSON.
 
     Raises:
@@ -144,10 +143,13 @@ def make_mcp_server(episode: ToolEpisode) -> Server[Any]:
         blocks = [types.PromptMessage(role="user", content=part) for part in _show(episode.first)]
         return types.GetPromptResult(messages=blocks)
 
+    rules = episode.first.text
+    if episode.first.image is not None:
+        rules = rules.replace(IMAGE, f"(a picture: see the prompt {PROMPT!r})")
     return Server(
         "spear-environment",
         version=version("spear-envs"),
-        instructions=_write_instructions(episode.first),
+        instructions=rules,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
         on_list_prompts=list_prompts,
@@ -160,10 +162,6 @@ async def serve_stdio(episode: ToolEpisode) -> None:
     server = make_mcp_server(episode)
     async with stdio_server() as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())
-
-
-def _write_instructions(first: Message) -> str:
-    return first.text if first.image is None else first.text.replace(IMAGE, f"(a picture: see the prompt {PROMPT!r})")
 
 
 def _show(message: Message) -> list[Any]:

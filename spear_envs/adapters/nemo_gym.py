@@ -83,11 +83,7 @@ def make_rows(env_id: str, count: int, *, agent: str, seed: int = 0, **keywords:
     """Make rows of a data set for NeMo Gym, one JSON object per line, of tasks drawn by ``seed``.
 
     Args:
-        env_id: such as ``spear/Sokoban-v1``.
-        count: number of rows.
         agent: name of the ``gymnasium_agent`` that plays, from the configuration.
-        seed: of the draw.
-        keywords: of the environment.
     """
     rest = {"responses_create_params": {"input": []}, "agent_ref": {"type": "responses_api_agents", "name": agent}}
     return [rest | row for row in write_rows(env_id, count, seed=seed, **keywords)]

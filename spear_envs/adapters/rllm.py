@@ -85,12 +85,5 @@ async def _play(episode: TextEpisode, task: str, config: Any) -> float:
 
 
 def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
-    """Make rows for rLLM's ``DatasetRegistry.register_dataset``; each becomes a task's metadata.
-
-    Args:
-        env_id: such as ``spear/Sokoban-v1``.
-        count: number of rows.
-        seed: of the draw.
-        keywords: of the environment.
-    """
+    """Make rows for rLLM's ``DatasetRegistry.register_dataset``; each becomes a task's metadata."""
     return [{"question": row["spear"]["task"], **row} for row in write_rows(env_id, count, seed=seed, **keywords)]

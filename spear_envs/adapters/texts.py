@@ -21,11 +21,6 @@ COLUMN = "spear"
 class TextEpisode:
     """An environment whose messages are texts; a response is the complete output of the model.
 
-    Args:
-        env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
-        template: name of the prompt template.
-        keywords: of the environment.
-
     Raises:
         SpearError: the environment is unknown or does not take these keywords.
     """
@@ -97,14 +92,7 @@ def join_thought(thought: str | None, text: str) -> str:
 
 
 def draw_tasks(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[str]:
-    """Draw ids of different tasks of an environment's split by ``seed``; at most all of them.
-
-    Args:
-        env_id: as :class:`TextEpisode` takes it.
-        count: number of tasks.
-        seed: of the draw.
-        keywords: of the environment.
-    """
+    """Draw ids of different tasks of an environment's split by ``seed``; at most all of them."""
     env = make_env(env_id, keywords=keywords)
     tasks = env.tasks
     places = np.random.default_rng(seed).choice(len(tasks), size=min(count, len(tasks)), replace=False)

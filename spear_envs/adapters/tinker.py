@@ -16,18 +16,11 @@ from spear_envs.adapters.texts import TextEpisode, draw_tasks, join_thought
 
 
 class TinkerEnv(MessageEnv):
-    """One episode as messages. A fault raises, so that tinker's rollout strategies drop or retry the episode.
+    """One episode as messages. A fault raises, so that tinker's rollout strategies drop or retry the episode."""
 
-    Args:
-        episode: not begun yet.
-        task: its id.
-        seed: of the episode.
-    """
-
-    def __init__(self, episode: TextEpisode, task: str, seed: int | None = None) -> None:
+    def __init__(self, episode: TextEpisode, task: str) -> None:
         self._episode = episode
         self._task = task
-        self._seed = seed
         self._messages: list[Message] = []
 
     async def initial_observation(self) -> list[Message]:
@@ -36,7 +29,7 @@ class TinkerEnv(MessageEnv):
         Raises:
             EnvFault: a service that the task needs is down.
         """
-        first = await asyncio.to_thread(self._episode.begin, self._task, self._seed)
+        first = await asyncio.to_thread(self._episode.begin, self._task)
         self._messages = [Message(role="user", content=first)]
         return list(self._messages)
 
@@ -108,14 +101,9 @@ class TinkerDataset(RLDataset):
     """Batches of groups, for tinker's ``train.Config(dataset_builder=…)``.
 
     Args:
-        env_id: such as ``spear/Sokoban-v1``.
-        renderer: writes messages as tokens and parses responses.
         batch_size: groups in a batch.
         group_size: episodes of a group.
         count: number of different tasks.
-        seed: of the draw.
-        limits: see :class:`TinkerGroup`.
-        keywords: of the environment.
     """
 
     def __init__(

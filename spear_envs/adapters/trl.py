@@ -92,12 +92,6 @@ def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> lis
     """Make rows of a data set, one for each task from :func:`draw_tasks`.
 
     The members of a group get the same row and hence the same task.
-
-    Args:
-        env_id: as :func:`make_factory` takes it.
-        count: number of rows.
-        seed: of the draw.
-        keywords: of the environment.
     """
     ids = draw_tasks(env_id, count, seed=seed, **keywords)
     return [{"prompt": [{"role": "user", "content": ""}], "task": task} for task in ids]

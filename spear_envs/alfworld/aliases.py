@@ -28,10 +28,6 @@ def rewrite_command(command: str, wording: Wording, is_admissible: Callable[[str
     Understood are ``put O in/on R``, ``put O in R``, ``put O on R``, ``put O into R`` and ``move O to R``, whichever
     the game uses; ``goto R``; ``toggle O``, ``toggle O R`` and ``turn on O`` for ``use O``; capitals and
     repeated blanks. A command is only rewritten into an admissible one.
-
-    Args:
-        wording: of the game.
-        is_admissible: tells whether a command would be accepted now.
     """
     if is_admissible(command):
         return command

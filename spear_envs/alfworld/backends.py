@@ -1,10 +1,10 @@
-"""What plays the games: the interpreter alone, or TextWorld with the interpreter alongside."""
+"""What plays the games by default: the interpreter of this package. TextWorld is in :mod:`.textworld`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from spear_envs.alfworld.actions import Action
 from spear_envs.alfworld.gamefile import WordingChoice, load_game
@@ -22,23 +22,21 @@ class BackendName(str, Enum):
     """TextWorld itself (extra ``alfworld``)."""
 
 
-class Backend(Protocol):
-    """Plays one game after another."""
+class Backend:
+    """Plays one game after another, by the interpreter of this package."""
 
-    @property
-    def play(self) -> Interpreter:
-        """The game and its state, for the expert, the goal conditions and the anchor."""
-        ...
+    play: Interpreter
+    """The game and its state, for the expert, the goal conditions and the anchor."""
 
     @property
     def admissible(self) -> Sequence[str]:
         """Commands that would do something now, sorted, including ``help``."""
-        ...
+        return self.play.admissible
 
     @property
     def won(self) -> bool:
         """Whether the goal holds now."""
-        ...
+        return self.play.won
 
     def start(self, source: GameSource, wording: WordingChoice) -> str:
         """Begin a game; return the opening observation.
@@ -46,72 +44,22 @@ class Backend(Protocol):
         Raises:
             SpearError: the game cannot be read or played.
         """
-        ...
-
-    def accepts(self, command: str) -> bool:
-        """Whether a stripped command is admissible now."""
-        ...
-
-    def step(self, command: str) -> tuple[str, bool, Action | None]:
-        """Play a command; return what the game says, whether it was admissible, and its action on the state."""
-        ...
-
-    def save(self) -> dict[str, Any]:
-        """The state as plain values."""
-        ...
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go to a saved state of the current game."""
-        ...
-
-
-class NativeBackend:
-    """The interpreter of this package."""
-
-    play: Interpreter
-
-    @property
-    def admissible(self) -> Sequence[str]:
-        """See :class:`Backend`."""
-        return self.play.admissible
-
-    @property
-    def won(self) -> bool:
-        """See :class:`Backend`."""
-        return self.play.won
-
-    def start(self, source: GameSource, wording: WordingChoice) -> str:
-        """See :class:`Backend`."""
         self.play = Interpreter(load_game(source, wording))
         return self.play.opening
 
     def accepts(self, command: str) -> bool:
-        """See :class:`Backend`."""
+        """Whether a stripped command is admissible now."""
         return self.play.find_action(command) is not None
 
     def step(self, command: str) -> tuple[str, bool, Action | None]:
-        """See :class:`Backend`."""
+        """Play a command; return what the game says, whether it was admissible, and its action on the state."""
         said, action = self.play.step(command)
         return said, action is not None, action
 
     def save(self) -> dict[str, Any]:
-        """What differs from the start of the game."""
+        """What differs from the start of the game, as plain values."""
         return {"state": self.play.state.to_plain(self.play.game.initial)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """See :class:`Backend`."""
+        """Go to a saved state of the current game."""
         self.play.go_to(State.from_plain(self.play.game.initial, saved["state"]))
-
-
-def make_backend(name: BackendName) -> Backend:
-    """Make a backend without a game.
-
-    Raises:
-        SpearError: TextWorld is asked for and not installed.
-    """
-    if name is BackendName.NATIVE:
-        return NativeBackend()
-    # Late: only this part needs the extra.
-    from spear_envs.alfworld.textworld import TextWorldBackend
-
-    return TextWorldBackend()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from spear_envs.alfworld.goals import FLUENTS, Condition
+from spear_envs.alfworld.goals import FLUENTS, Condition, list_conjuncts
 from spear_envs.alfworld.pddl import Expression, read_typed_list
 from spear_envs.alfworld.state import State
 
@@ -86,18 +86,10 @@ def split_goal(goal: Expression) -> tuple[Expression, ...]:
     what it holds, and those with ``or``, ``forall`` or negated facts.
     """
     conditions: dict[Expression, None] = {}
-    for part in _list_parts(goal):
+    for part in list_conjuncts(goal):
         for condition in (*_split_part(part), part):
             conditions.setdefault(condition)
     return tuple(conditions)
-
-
-def _list_parts(goal: Expression) -> Iterator[Expression]:
-    if goal[0] == "and":
-        for part in goal[1:]:
-            yield from _list_parts(part)
-    else:
-        yield goal
 
 
 def _split_part(part: Expression) -> Iterator[Expression]:
@@ -112,7 +104,9 @@ def _split_part(part: Expression) -> Iterator[Expression]:
         return
     for atom in changing:
         mine = [word for word in dict.fromkeys(map(str, atom[1:])) if word in kinds]
-        fixed = [one for one in atoms if one[0] not in FLUENTS and _is_about(one, mine, kinds)]
+        # Static facts about variables of the atom and no others.
+        static = [(one, {str(term) for term in one[1:]} & kinds.keys()) for one in atoms if one[0] not in FLUENTS]
+        fixed = [one for one, variables in static if variables and variables <= set(mine)]
         yield _rename([atom, *fixed], mine, kinds)
 
 
@@ -141,12 +135,6 @@ def _list_atoms(expression: Expression, kinds: dict[str, str]) -> Iterator[Expre
         raise _WholeError
     elif operator != "=":
         yield expression
-
-
-def _is_about(atom: Expression, mine: Sequence[str], kinds: Mapping[str, str]) -> bool:
-    """Whether a fact is about variables of ``mine`` and no others."""
-    variables = {str(term) for term in atom[1:]} & kinds.keys()
-    return bool(variables) and variables <= set(mine)
 
 
 def _rename(atoms: Sequence[Expression], mine: Sequence[str], kinds: Mapping[str, str]) -> Expression:

@@ -33,6 +33,7 @@ from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.listing import Collection, Expected, expect
 from spear_envs.data.locking import fetch_locked
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
+from spear_envs.data.progress import say
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
@@ -81,7 +82,7 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
         ]
         for archive in archives:
             unpack_archive(archive, base, console=console)
-        console.print(f"The archives stay in {base / 'archives'}.", soft_wrap=True, markup=False, highlight=False)
+        say(console, f"The archives stay in {base / 'archives'}.")
     reports = [report_split(base, split, lambda records: ()) for split in OFFICIAL_COUNTS]
     reports = [report for report in reports if report.tasks is not None]
     if not reports:
@@ -89,9 +90,11 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
     _print_table(console, reports)
     found, origin = find_data_folder(None)
     if found != base:
-        text = f"{origin} is set to {found}, so environments look there: pass data_dir={str(base)!r}, or unset it."
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
-    console.print("'spear data verify alfworld' reads every game.", markup=False, highlight=False)
+        say(
+            console,
+            f"{origin} is set to {found}, so environments look there: pass data_dir={str(base)!r}, or unset it.",
+        )
+    say(console, "'spear data verify alfworld' reads every game.")
 
 
 def _require_zip(path: Path) -> None:
@@ -134,7 +137,7 @@ def verify(folder: Path | None, as_json: bool) -> None:
 def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Finding]:
     """Inspect the fetched archives and every game in a folder (None: where environments look)."""
     base, origin = find_data_folder(folder)
-    console.print(f"{base} ({origin})", soft_wrap=True, markup=False, highlight=False)
+    say(console, f"{base} ({origin})")
     reports = [report_split(folder, split, _track(console, f"reading {split}")) for split in OFFICIAL_COUNTS]
     if all(report.tasks is None for report in reports):
         raise AbsentDataError(reports[0].problem)
@@ -148,7 +151,7 @@ def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Findin
         if not faults:
             yield Finding(report.split)
         if report.left_out:
-            console.print(f"{report.split}, left out: {report.left_out}", soft_wrap=True, markup=False, highlight=False)
+            say(console, f"{report.split}, left out: {report.left_out}")
 
 
 def _track(console: Console, what: str) -> Callable[[Iterable[GameRecord]], Iterable[GameRecord]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -12,9 +13,10 @@ from typing import Any
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
-from spear_envs.alfworld.synthesis.rooms import RoomSize
+from spear_envs.alfworld.synthesis.placing import COPIES
+from spear_envs.alfworld.synthesis.rooms import RoomSize, rooms_of
 from spear_envs.alfworld.task_types import TaskType, find_task_type
-from spear_envs.core.tasks import Task, TaskSet
+from spear_envs.core.tasks import NumberedTaskSet, Task
 
 _LIST = "embedded.json"
 
@@ -87,60 +89,50 @@ def list_embedded(split: str, size: RoomSize = RoomSize.STANDARD) -> tuple[Embed
     )
 
 
-class EmbeddedTaskSet(TaskSet):
-    """One embedded split. Games are made on demand; the fingerprint does not need them.
-
-    Args:
-        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
-        size: of the rooms.
-    """
+class EmbeddedTaskSet(NumberedTaskSet):
+    """One embedded split. Games are made on demand; the fingerprint does not need them."""
 
     bounded = True
 
     def __init__(self, split: str, size: RoomSize) -> None:
         name = "embedded" if size is RoomSize.STANDARD else f"embedded-{size.value}"
-        super().__init__(f"alfworld/{name}", split)
         self._games = list_embedded(split, size)
-        self._ids = {self._id_at(index): index for index in range(len(self._games))}
-        self._tasks: dict[int, Task] = {}
+        super().__init__(f"alfworld/{name}", split, len(self._games), cache_size=len(self._games))
 
-    def __len__(self) -> int:
-        return len(self._games)
-
-    def _id_at(self, index: int) -> str:
-        return f"{self.name}/{self.split}/{index:05d}"
-
-    def _task_at(self, index: int) -> Task:
-        task = self._tasks.get(index)
-        if task is None:
-            game = self._games[index]
-            task = self._tasks[index] = Task(
-                id=self._id_at(index),
-                split=self.split,
-                subtask=game.task_type.subtask,
-                instruction=game.make().sentence,
-                content=self._content_at(index),
-            )
-        return task
+    def _make_task(self, index: int) -> Task:
+        game = self._games[index]
+        return Task(
+            id=self.id_of(index),
+            split=self.split,
+            subtask=game.task_type.subtask,
+            instruction=game.make().sentence,
+            content=self._content_at(index),
+        )
 
     def _content_at(self, index: int) -> dict[str, Any]:
         game = self._games[index]
         return {"rooms": game.size.value, "type": game.task_type.value, "seed": game.seed, "sha256": game.digest}
-
-    def index_of(self, task_id: str) -> int:
-        """Position of a task; raises ``UnknownTaskError``."""
-        try:
-            return self._ids[task_id]
-        except (KeyError, TypeError):
-            raise self._unknown(task_id, "") from None
 
     def digest(self, index: int) -> str:
         """SHA-256 of the game's sentence and problem, without making it."""
         return self._games[range(len(self))[index]].digest
 
     def _definition(self) -> Any:
-        return [{"id": self._id_at(i), **self._content_at(i)} for i in range(len(self))]
+        return [{"id": self.id_of(i), **self._content_at(i)} for i in range(len(self))]
 
     def source(self, task: Task) -> GameSource:
         """Source of the game of a task of this set."""
         return self._games[self.index_of(task.id)]
+
+
+def list_names(size: RoomSize) -> Iterator[str]:
+    """Yield all names of receptacles and objects of embedded rooms, alone (as in tasks) and numbered."""
+    most: defaultdict[str, int] = defaultdict(int)
+    for room in {room.name: room for task_type in TaskType for room in rooms_of(task_type)}.values():
+        for kind, (_, number) in room.counts(size).items():
+            most[kind] = max(most[kind], number)
+        for kind in (*room.objects, *filter(None, (room.lamp,))):
+            most[kind] = max(most[kind], *COPIES[size])
+    for kind, number in sorted(most.items()):
+        yield kind.lower()
+        yield from (f"{kind.lower()} {i}" for i in range(1, number + 1))

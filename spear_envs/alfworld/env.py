@@ -9,12 +9,11 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from spear_envs.alfworld.aliases import Aliases, rewrite_command
-from spear_envs.alfworld.backends import BackendName, make_backend
+from spear_envs.alfworld.backends import Backend, BackendName
 from spear_envs.alfworld.conditions import count_goal_conditions, describe_condition
-from spear_envs.alfworld.embedded import EmbeddedTaskSet
+from spear_envs.alfworld.embedded import EmbeddedTaskSet, list_names
 from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.interpreter import CHANGES, Interpreter
-from spear_envs.alfworld.lexicon import list_names
 from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.parsing import CommandParser, PeerParser, VerbatimParser, find_peer_command
 from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
@@ -144,13 +143,16 @@ class ALFWorldEnv(SpearEnv[str]):
         if game is not None:
             self.splits = GAME_SPLITS
         self.templates = MappingProxyType(_make_templates(parser))
-        self._game = make_backend(self.backend)
+        self._game = Backend()
+        if self.backend is BackendName.TEXTWORLD:
+            from spear_envs.alfworld.textworld import TextWorldBackend  # late: only this needs the extra
+
+            self._game = TextWorldBackend()
+            self.metadata = {**self.metadata, "blocking": True}
         self._opening = self._said = ""
         self._shown: set[str] = set()
         """Receptacles whose contents the episode has shown."""
         self._conditions = (0, 0)
-        if self.backend is BackendName.TEXTWORLD:
-            self.metadata = {**self.metadata, "blocking": True}
 
     @property
     def play(self) -> Interpreter:
@@ -193,9 +195,6 @@ class ALFWorldEnv(SpearEnv[str]):
     def _count_conditions(self) -> None:
         play = self._game.play
         self._conditions = count_goal_conditions(play.game.conditions, play.state)
-
-    def _malformed(self, problem: str) -> ActionResult:
-        return super()._malformed(problem)._replace(details=self._details())
 
     def peer_action(self, text: str) -> str:
         """What verl-agent would play for an unreadable response."""

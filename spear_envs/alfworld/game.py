@@ -63,7 +63,6 @@ class Game:
         Args:
             problem: the ``pddl_problem`` of a game file, or from the synthesizer.
             task: the sentence with its full stop.
-            wording: see :mod:`spear_envs.alfworld.wording`.
 
         Raises:
             GameError: the text is not a problem of ALFWorld's domain; the message names the fault, not the place.

@@ -95,22 +95,18 @@ class _Compiler:
             inner[name] = self.width
             domains[name] = self.by_type.get(kind, ())
             self.width += 1
-        conjuncts = [("not", body)] if negated else list(_flatten(body))
+        conjuncts = [("not", body)] if negated else list(list_conjuncts(body))
         remaining: list[tuple[frozenset[str], Test]] = []
         for part in conjuncts:
             test = self.compile(part, inner)
-            free = frozenset(_find_variables(part)).intersection(domains)
-            single = next(iter(free)) if len(free) == 1 and self._is_static(part, inner.keys() - free) else None
-            if single is None:
-                remaining.append((free, test))
-            else:
+            words = frozenset(_find_words(part))
+            free = words.intersection(domains)
+            if len(free) == 1 and not words & (FLUENTS | (inner.keys() - free)):  # static, and about one variable
+                (single,) = free
                 domains[single] = self._narrow(domains[single], inner[single], test)
+            else:
+                remaining.append((free, test))
         return _search(domains, inner, remaining)
-
-    def _is_static(self, part: Expression, outer: Iterator[str] | set[str]) -> bool:
-        """Whether a condition depends only on static facts and its own variables."""
-        words = set(_find_words(part))
-        return not words & FLUENTS and not words & set(outer)
 
     def _narrow(self, domain: Sequence[str], slot: int, test: Test) -> Sequence[str]:
         binding = [""] * self.width
@@ -147,10 +143,11 @@ _NO_STATE: State = None  # type: ignore[assignment]
 """Placeholder for static tests, which do not read the state."""
 
 
-def _flatten(expression: Expression) -> Iterator[Expression]:
+def list_conjuncts(expression: Expression) -> Iterator[Expression]:
+    """Parts of the outermost ``and``, which may be nested; the expression itself without one."""
     if isinstance(expression, tuple) and expression[:1] == ("and",):
         for part in expression[1:]:
-            yield from _flatten(part)
+            yield from list_conjuncts(part)
     else:
         yield expression
 
@@ -161,10 +158,6 @@ def _find_words(expression: Expression) -> Iterator[str]:
     else:
         for part in expression:
             yield from _find_words(part)
-
-
-def _find_variables(expression: Expression) -> Iterator[str]:
-    return (word for word in _find_words(expression) if word.startswith("?"))
 
 
 def _expect(number: int, operator: str, parts: Sequence[Expression]) -> Sequence[Expression]:

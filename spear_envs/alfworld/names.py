@@ -18,23 +18,17 @@ def name_things(ids: Iterable[str]) -> dict[str, str]:
     trailing blank instead of a number.
     """
     ordered = sorted(set(ids))
-    bases = {one: _find_base(one) for one in ordered}
-    left = Counter(base for base in bases.values() if base is not None)
+    heads = {one: one.partition("_bar_")[0] for one in ordered if "_bar_" in one}
+    bases = {one: f"{head}basin" if "basin" in one else head for one, head in heads.items()}
+    left = Counter(bases.values())
     names: dict[str, str] = {}
-    for one, base in bases.items():
-        if base is None:
+    for one in ordered:
+        if one in bases:
+            names[one] = sys.intern(f"{bases[one]} {left[bases[one]]}")
+            left[bases[one]] -= 1
+        else:
             text = one
             for mark, sign in _MARKS:
                 text = text.replace(mark, sign)
             names[one] = f"{text} "
-        else:
-            names[one] = sys.intern(f"{base} {left[base]}")
-            left[base] -= 1
     return names
-
-
-def _find_base(one: str) -> str | None:
-    head, found, _ = one.partition("_bar_")
-    if not found:
-        return None
-    return f"{head}basin" if "basin" in one else head

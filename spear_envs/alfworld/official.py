@@ -51,17 +51,14 @@ class TaskText(str, Enum):
 
 @dataclass(frozen=True)
 class SplitFolder:
-    """Folder of the games of one split.
-
-    Attributes:
-        path: such as ``…/json_2.1.2/valid_seen``.
-        elsewhere: the same split of other releases, for a missing ``traj_data.json``.
-        published: whether its parent is named like a release, so that all of its games should be there.
-    """
+    """Folder of the games of one split."""
 
     path: Path
+    """Such as ``…/json_2.1.2/valid_seen``."""
     elsewhere: tuple[Path, ...] = ()
+    """The same split of other releases, for a missing ``traj_data.json``."""
     published: bool = False
+    """Whether its parent is named like a release, so that all of its games should be there."""
 
 
 def find_data_folder(data_dir: str | Path | None) -> tuple[Path, str]:
@@ -162,12 +159,6 @@ class OfficialTaskSet(_FileTaskSet):
 
     A game with a broken file keeps its place and raises only when it is played, so that the others keep their numbers;
     ``spear data verify alfworld`` lists such files.
-
-    Args:
-        folder: from :func:`find_split`.
-        split: second part of the ids.
-        text: who worded the instructions.
-        listing: what is in the folder.
     """
 
     def __init__(self, folder: SplitFolder, split: str, text: TaskText, listing: Listing) -> None:

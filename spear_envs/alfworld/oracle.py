@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 
 from spear_envs.alfworld.drafts import Draft, StuckError, WonError
 from spear_envs.alfworld.game import Game
@@ -46,11 +46,11 @@ def is_winnable(game: Game) -> bool:
 
 def list_wanted(game: Game, state: State) -> list[str]:
     """Things that the goal may be about, wherever they are: to be moved, held or lit, by their types."""
-    wishes = read_wishes(game.goal.expression)
-    found = (
-        name for wish in wishes for term in _list_objects(wish) for name in _list_candidates(game, state, wish, term)
-    )
-    return sorted(set(found))
+    found: set[str] = set()
+    for wish in read_wishes(game.goal.expression):
+        for term in _list_objects(wish):
+            found.update(_list_candidates(game, state, wish, term))
+    return sorted(found)
 
 
 def _draft_plans(game: Game, state: State, wish: Wish) -> Iterator[Draft]:
@@ -58,11 +58,7 @@ def _draft_plans(game: Game, state: State, wish: Wish) -> Iterator[Draft]:
     candidates = {term: _list_candidates(game, state, wish, term) for term in _list_objects(wish)}
     targets = sorted({receptacle for _, receptacle in wish.placed})
     options = [_list_targets(game, state, wish, term, candidates) for term in targets]
-    tried = 0
-    for chosen in product(*options):
-        tried += 1
-        if tried > _MOST_PLACINGS:
-            return
+    for chosen in islice(product(*options), _MOST_PLACINGS):
         draft = Draft(game, state)
         try:
             _fill_draft(draft, wish, candidates, dict(zip(targets, chosen, strict=True)))

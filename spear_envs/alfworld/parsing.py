@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, ParsedResponse, PlainParser, TagParser
+from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, ParsedResponse, PlainParser, TagParser, find_between_tags
 
 PEER_TAIL = 30
 """Characters that verl-agent plays of a response without action tags."""
@@ -13,7 +13,6 @@ PEER_TAIL = 30
 _OPEN, _CLOSE = "<action>", "</action>"
 _CJK = re.compile("[\u4e00-\u9fff]")
 _STRICT = TagParser()
-_PLAIN = PlainParser()
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,8 @@ class CommandParser:
         return _STRICT.respond(action, think)
 
 
-@dataclass(frozen=True)
-class PeerParser:
+class PeerParser(CommandParser):
     """What verl-agent makes of a response: something is always played, and it counts as valid by its form alone."""
-
-    hint: str = _STRICT.hint
 
     def parse(self, response: str) -> ParsedResponse:
         """Read a response; only one that is too long or contains NUL is malformed."""
@@ -58,37 +54,18 @@ class PeerParser:
         problem = _find_peer_problem(response)
         return ParsedResponse(find_peer_command(response), not problem, problem)
 
-    def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action between their tags."""
-        return _STRICT.respond(action, think)
 
-
-@dataclass(frozen=True)
-class VerbatimParser:
+class VerbatimParser(PlainParser):
     """The text is the command, even if empty: like any unknown command, that does nothing."""
-
-    hint: str = _PLAIN.hint
 
     def parse(self, response: str) -> ParsedResponse:
         """Take the response verbatim; only one that is too long or contains NUL is malformed."""
-        return ParsedResponse(response, True) if _is_readable(response) else _PLAIN.parse(response)
-
-    def respond(self, action: str, think: str = "") -> str:
-        """The action itself, without thoughts."""
-        return action
+        return ParsedResponse(response, True) if _is_readable(response) else super().parse(response)
 
 
 def find_peer_command(response: str) -> str:
-    """What verl-agent plays for a response, in lower case.
-
-    That is the stripped text between the first ``<action>`` and the first ``</action>``, or the last 30 characters if
-    one of them is missing.
-    """
-    lowered = response.lower()
-    begin, end = lowered.find(_OPEN), lowered.find(_CLOSE)
-    if begin < 0 or end < 0:
-        return lowered[-PEER_TAIL:]
-    return lowered[begin + len(_OPEN) : end].strip()
+    """What verl-agent plays for a response, see :func:`~spear_envs.core.parsing.find_between_tags`."""
+    return find_between_tags(response, PEER_TAIL)
 
 
 def _find_peer_problem(response: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from spear_envs.alfworld.feedback import NOTHING_HAPPENS
 from spear_envs.core.parsing import ResponseParser, TagParser
-from spear_envs.core.prompts import DefaultTemplate, PromptContext
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, StockTemplate
 
 _HIDDEN = frozenset({"help", "help()"})
 UNREAD = "Your response could not be read"
@@ -40,14 +40,13 @@ def strip_opening(observation: str) -> str:
 
 
 @dataclass(frozen=True)
-class HouseholdTemplate:
+class HouseholdTemplate(StockTemplate):
     """All slots of the paper: task, step count, the last turns, observation, admissible commands without ``help``.
 
     The lists of commands are two thirds of a conversation. Without them short rules give their forms once, and later
     messages are the observation alone.
 
     Args:
-        parser: of responses, as in the environment.
         lists: whether prompts list the admissible commands.
     """
 
@@ -55,10 +54,6 @@ class HouseholdTemplate:
     name: str = "default"
     token_pattern: str | None = None
     lists: bool = True
-
-    def system(self) -> str | None:
-        """None: the rules are in the user message, since some chat templates lack a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Write the complete prompt."""
@@ -68,10 +63,6 @@ class HouseholdTemplate:
         """Observation, commands and the form of the response; without lists the observation alone."""
         stripped = self._strip(context)
         return self._template.follow_up(stripped) if self.lists else stripped.observation
-
-    def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and command in the environment's form."""
-        return self.parser.respond(action, think)
 
     @property
     def _template(self) -> DefaultTemplate:
@@ -106,25 +97,18 @@ _SILENT = frozenset({"help", "inventory", "look"})
 
 
 @dataclass(frozen=True)
-class CompactHouseholdTemplate:
+class CompactHouseholdTemplate(StockTemplate):
     """Task, last commands, what is here and seen, commands by verb, an end mark: some 50 tokens in small rooms.
 
     One line for the task; one for each command of the history after ``>``, or ``!`` if nothing happened; one with what
     was said (``:``), one with what can be examined (``@``: the receptacles here and what is held); then the commands,
     one line for each verb. ``help``, ``inventory``, ``look`` and ``examine`` are understood, but not listed. ``#`` ends
     the prompt: without it a tiny model continues the list.
-
-    Args:
-        parser: of responses, as in the environment.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
     name: str = "compact"
     token_pattern: str | None = "|".join(_PIECES)
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Write the complete prompt."""

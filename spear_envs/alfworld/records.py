@@ -17,7 +17,7 @@ from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.gamefile import make_text, read_game_json
 from spear_envs.alfworld.task_types import TaskType
 from spear_envs.data import data_folder
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import digest_file, replace_text
 
 GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
@@ -170,22 +170,14 @@ class _Memory:
         """Write the cache if it has changed and the disk allows it."""
         if self._new == self._old:
             return
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         text = json.dumps({"version": _VERSION, "folder": self._folder, "games": self._new})
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self._path)
+            replace_text(self._path, text)
 
 
 def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:
-    """Read one game.
-
-    Args:
-        path: of the ``game.tw-pddl``.
-        trajectory: of its ``traj_data.json``.
-        name: the ``path`` of the record.
-    """
+    """Read one game."""
     task_type, human, fault = _read_trajectory(trajectory)
     kind = name.rpartition("/")[0].partition("-")[0]  # official folders begin with the task type
     task_type = task_type or (kind if kind in _TYPES else "")

@@ -29,7 +29,6 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
     expert would do command by command, given what each of them shows.
 
     Args:
-        state: not changed.
         shown: receptacles whose contents have been seen.
 
     Returns:
@@ -39,7 +38,12 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
     commands: list[str] = []
     ahead: list[str] = []
     while not play.won:
-        ahead = ahead or plan(game, _hide(game, play.state, known)) or _look_further(game, play.state, known)
+        if not ahead:
+            # The state as far as it was shown: other receptacles are empty, and closed if they can be.
+            seen = play.state.copy()
+            seen.contents = {name: things if name in known else () for name, things in seen.contents.items()}
+            seen.opened &= known
+            ahead = plan(game, seen) or _look_further(game, play.state, known)
         if not ahead or len(commands) == _MOST_COMMANDS:
             return []
         action = play.step(ahead[0])[1]
@@ -51,14 +55,6 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
             known.add(found)
             ahead = []
     return commands
-
-
-def _hide(game: Game, state: State, shown: Set[str]) -> State:
-    """The state as far as it was shown: other receptacles are empty, and closed if they can be."""
-    known = state.copy()
-    known.contents = {name: things if name in shown else () for name, things in state.contents.items()}
-    known.opened = state.opened & shown
-    return known
 
 
 def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:

@@ -36,12 +36,10 @@ class GameSource(Protocol):
         Raises:
             SpearError: the file is gone.
         """
-        ...
 
     @property
     def path(self) -> Path | None:
         """The ``game.tw-pddl``, or None if there is no file."""
-        ...
 
     def read(self) -> GameText:
         """The game.
@@ -49,4 +47,3 @@ class GameSource(Protocol):
         Raises:
             SpearError: the file is gone or is not a game; the message names file and fault.
         """
-        ...

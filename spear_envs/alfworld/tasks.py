@@ -34,7 +34,6 @@ class GameTaskSet(Protocol):
 
     def source(self, task: Task) -> GameSource:
         """Source of the game of a task of this set."""
-        ...
 
 
 def make_task_set(
@@ -80,7 +79,5 @@ def make_task_set(
     return _make_embedded(split, size)
 
 
-# A set caches its tasks, so all environments of a process share one.
-@lru_cache(maxsize=8)
-def _make_embedded(split: str, size: RoomSize) -> EmbeddedTaskSet:
-    return EmbeddedTaskSet(split, size)
+_make_embedded = lru_cache(maxsize=8)(EmbeddedTaskSet)
+"""A set caches its tasks, so all environments of a process share one."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_envs.alfworld.actions import Action
-from spear_envs.alfworld.gamefile import WordingChoice, load_game
-from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.backends import Backend
+from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.synthesis.files import read_game_logic
 from spear_envs.core.errors import SpearError
@@ -86,17 +86,15 @@ class TextWorldPlay:
         return _read_state(state)
 
 
-class TextWorldBackend:
-    """A :class:`~spear_envs.alfworld.backends.Backend` in TextWorld.
+class TextWorldBackend(Backend):
+    """TextWorld gives observations, admissible commands and ``won``.
 
-    TextWorld gives observations, admissible commands and ``won``; the interpreter plays along for the expert, the goal
-    conditions and the anchor.
+    The interpreter plays along for the expert, the goal conditions and the anchor.
 
     Raises:
         SpearError: the extra is not installed.
     """
 
-    play: Interpreter
     _reply: TextWorldReply
 
     def __init__(self) -> None:
@@ -114,7 +112,7 @@ class TextWorldBackend:
 
     def start(self, source: GameSource, wording: WordingChoice) -> str:
         """Begin a game, which takes most of a second."""
-        self.play = Interpreter(load_game(source, wording))
+        super().start(source, wording)
         self._reply = self._peer.reset(make_data(source.read(), wording))
         return self._reply.observation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -69,10 +70,7 @@ def _list_ways(
     operator, *parts = expression
     if operator == "and":
         ways = [_list_ways(part, names, numbers) for part in parts]
-        size = 1
-        for one in ways:
-            size *= len(one)
-        if size > _MOST_WISHES:
+        if math.prod(map(len, ways)) > _MOST_WISHES:
             raise _UnreadableError
         return [tuple(literal for part in chosen for literal in part) for chosen in product(*ways)]
     if operator == "or":

@@ -43,7 +43,6 @@ def build_index(
     Args:
         texts: read once, in order, a chunk at a time.
         folder: new, empty, or with an index.
-        processes: that analyse besides the calling one; 1 does everything in the calling process.
         on_progress: called with the number of documents analysed so far, after each chunk.
 
     Raises:

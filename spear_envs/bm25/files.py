@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from spear_envs.bm25.packing import PADDING, Packed, count_words
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import describe_files, write_synced
 
 MANIFEST = "manifest.json"
 FORMAT = "spear-bm25-index"
@@ -75,24 +75,15 @@ class ArrayWriter:
 
 def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
     """Turn a folder with complete arrays into an index."""
-    files = {}
-    for array in ARRAYS:
-        path = folder / name_file(array)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest_file(path)}
+    files = describe_files(folder, map(name_file, ARRAYS))
     manifest = {"format": FORMAT, "version": VERSION, "terms_total": terms_total, "filled": filled, "files": files}
-    part = folder / f"{MANIFEST}.part"
-    with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(manifest, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / MANIFEST)
+    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def map_index(folder: Path, mend: str = MEND) -> Packed:
     """Map the index in ``folder``.
 
     Args:
-        folder: of the index.
         mend: what an error message tells the user to do.
 
     Raises:

@@ -51,7 +51,6 @@ class SearchIndex:
         """Map an index from :func:`~spear_envs.bm25.build.build_index`.
 
         Args:
-            folder: of the index.
             mend: what an error message tells the user to do if it cannot be used, now or in a search.
 
         Raises:
@@ -85,7 +84,9 @@ class SearchIndex:
                 span = self._find_term(term)
                 if span is not None:
                     spans.append(span)
-                    weights.append(np.float32(count) * self._find_idf(span[1]))
+                    # ln(1 + (N − df + 0.5)/(df + 0.5)), N = documents with at least one term.
+                    idf = math.log(1 + (held.filled - span[1] + 0.5) / (span[1] + 0.5))
+                    weights.append(np.float32(count) * np.float32(idf))
             if not spans:
                 return []
             return self._rank(
@@ -101,10 +102,6 @@ class SearchIndex:
             )
         except ValueError as error:
             raise SpearError(f"the search index is damaged ({error}): {self._mend}.") from error
-
-    def _find_idf(self, frequency: int) -> np.float32:
-        """ln(1 + (N − df + 0.5)/(df + 0.5)), N = documents with at least one term."""
-        return np.float32(math.log(1 + (self._packed.filled - frequency + 0.5) / (frequency + 0.5)))
 
     def _look_up(self, term: str) -> tuple[int, int, int, int] | None:
         """First block, documents, peak and map of a term, by binary search."""

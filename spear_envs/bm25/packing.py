@@ -65,8 +65,8 @@ class PackedPairs:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A searchable inverted index of N documents and T terms. See :class:`~.postings.Postings`."""
+class Packed(PackedPairs):
+    """A searchable inverted index of N documents and T terms; ``PADDING`` zeros follow the data."""
 
     term_bytes: npt.NDArray[np.uint8]
     """The terms in UTF-8, concatenated in ascending order of their bytes."""
@@ -76,13 +76,6 @@ class Packed:
     """(T,): documents that hold the term."""
     starts: npt.NDArray[np.int64]
     """(T + 1,): the blocks of term i are ``starts[i]`` to ``starts[i + 1]``."""
-    peaks: npt.NDArray[np.uint8]
-    lasts: npt.NDArray[np.uint32]
-    blocks: npt.NDArray[np.uint64]
-    data: npt.NDArray[np.uint8]
-    mapped: npt.NDArray[np.uint32]
-    maps: npt.NDArray[np.uint64]
-    """See :class:`PackedPairs`; ``PADDING`` zeros follow the data."""
     norms: npt.NDArray[np.uint8]
     """(N,): lengths of the documents in terms, quantised."""
     terms_total: int
@@ -105,16 +98,11 @@ def pack_postings(postings: Postings) -> Packed:
     factors = find_factors(postings.terms_total, postings.filled)
     pairs = pack_pairs(frequencies, postings.documents, postings.counts, factors[postings.norms])
     return Packed(
+        **{**vars(pairs), "data": np.concatenate([pairs.data, np.zeros(PADDING, np.uint8)])},
         term_bytes=postings.term_bytes,
         term_ends=postings.term_ends,
         frequencies=frequencies.astype(np.uint32),
         starts=_add_up(count_blocks(frequencies)),
-        peaks=pairs.peaks,
-        lasts=pairs.lasts,
-        blocks=pairs.blocks,
-        data=np.concatenate([pairs.data, np.zeros(PADDING, np.uint8)]),
-        mapped=pairs.mapped,
-        maps=pairs.maps,
         norms=postings.norms,
         terms_total=postings.terms_total,
         filled=postings.filled,

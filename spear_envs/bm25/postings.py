@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -60,24 +59,19 @@ class Postings:
     """Documents with at least one term."""
 
 
-class NumberWords(Protocol):
-    """Turns the words of texts into numbers of terms."""
-
-    def __call__(
-        self, texts: Iterable[str], find_numbers: Callable[[str], tuple[int, ...]], /
-    ) -> tuple[bytearray, bytearray]:
-        """Concatenated numbers of all words (uint32), and the end of each text among them (int64).
-
-        Args:
-            texts: split into words at blanks.
-            find_numbers: called once for each word.
-        """
+NumberWords = Callable[[Iterable[str], Callable[[str], tuple[int, ...]]], tuple[bytearray, bytearray]]
+"""Turns the words of texts into numbers of terms, as :func:`number_with_python`."""
 
 
 def number_with_python(
     texts: Iterable[str], find_numbers: Callable[[str], tuple[int, ...]], /
 ) -> tuple[bytearray, bytearray]:
-    """See :class:`NumberWords`."""
+    """Concatenated numbers of all words (uint32), and the end of each text among them (int64).
+
+    Args:
+        texts: split into words at blanks.
+        find_numbers: called once for each word.
+    """
     numbers = cache(find_numbers)
     occurrences, ends = array("I"), array("q")
     for text in texts:

@@ -8,43 +8,15 @@ tests.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from spear_envs.bm25.packing import BLOCK, count_words, unpack_pairs
 
-
-class Rank(Protocol):
-    """Scores documents and chooses the best."""
-
-    def __call__(
-        self,
-        lasts: npt.NDArray[np.uint32],
-        blocks: npt.NDArray[np.uint64],
-        data: npt.NDArray[np.uint8],
-        norms: npt.NDArray[np.uint8],
-        maps: npt.NDArray[np.uint64],
-        factors: npt.NDArray[np.float32],
-        spans: npt.NDArray[np.int64],
-        weights: npt.NDArray[np.float32],
-        k: int,
-        /,
-    ) -> list[tuple[int, float]]:
-        """Numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
-
-        Args:
-            lasts, blocks, data, norms, maps: of the index.
-            factors: float32 (256,), one over the length normalisation of each quantised length.
-            spans: int64 (M, 4), for each term of the query its first block, its documents, its peak, and the number of
-                its map, or -1.
-            weights: float32 (M,), of each term, above 0.
-            k: at least 1.
-
-        Raises:
-            ValueError: the arrays contradict each other, or have impossible document numbers.
-        """
+Rank = Callable[..., list[tuple[int, float]]]
+"""Scores documents and chooses the best, as :func:`rank_with_numpy`."""
 
 
 def rank_with_numpy(
@@ -59,7 +31,19 @@ def rank_with_numpy(
     k: int,
     /,
 ) -> list[tuple[int, float]]:
-    """See :class:`Rank`."""
+    """Numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
+
+    Args:
+        lasts, blocks, data, norms, maps: of the index.
+        factors: float32 (256,), one over the length normalisation of each quantised length.
+        spans: int64 (M, 4), for each term of the query its first block, its documents, its peak, and the number of its
+            map, or -1.
+        weights: float32 (M,), of each term, above 0.
+        k: at least 1.
+
+    Raises:
+        ValueError: the arrays contradict each other, or have impossible document numbers.
+    """
     sums = np.zeros(len(norms))
     words = count_words(len(norms))
     for (start, frequency, _peak, number), weight in zip(spans.tolist(), weights, strict=True):

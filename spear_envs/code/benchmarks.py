@@ -87,7 +87,6 @@ def open_benchmark(dataset: str, split: str) -> ProblemTaskSet:
 
     Args:
         dataset: one of :data:`PUBLISHED`, or the path of a file.
-        split: one of its splits.
 
     Raises:
         SpearError: a file is missing or cannot be read.

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
-from spear_envs.data import RemoteFile, data_folder
+from spear_envs.data import data_folder
 from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.hub import find_given, list_given, list_published, locate_page
 from spear_envs.data.listing import Collection, Expected
 from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import find_mirrored, open_mirrors
+from spear_envs.data.progress import say
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
@@ -47,16 +48,13 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
             files = list_given(source, item.pattern)
         else:
             files = find_mirrored(opened, item.folder, item.pattern) or list_published(item.repository, item.pattern)
-        for file, path in _prefer_tables(files):
+        # Only the parquet files, if a repository has its problems in several forms.
+        tables = [(file, path) for file, path in files if path.endswith(".parquet")]
+        for file, path in tables or files:
             if pin(file, item.folder).sha256 is None:
-                _say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
+                say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
             fetch_locked(file, item.folder, source=source and find_given(source, path), console=console)
-        _say(console, str(item.folder))
-
-
-def _prefer_tables(files: list[tuple[RemoteFile, str]]) -> list[tuple[RemoteFile, str]]:
-    """Only the parquet files, if a repository has its problems in several forms."""
-    return [(file, path) for file, path in files if path.endswith(".parquet")] or files
+        say(console, str(item.folder))
 
 
 def expect_files() -> Iterator[Expected]:
@@ -117,7 +115,3 @@ def _count_problems(item: Benchmark, table: Table) -> Finding:
     return Finding(
         f"{item.name}/{item.split}", f"{item.name}: {count} problems instead of {item.count}" if wrong else ""
     )
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)

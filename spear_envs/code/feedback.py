@@ -32,8 +32,6 @@ def render_feedback(outcome: Outcome, feedback: Feedback, time_limit: float) -> 
     """Render the feedback on a run, of any length.
 
     Args:
-        outcome: of the run.
-        feedback: how it is described.
         time_limit: seconds that the run was given, for ``helpful``.
     """
     if feedback is Feedback.HELPFUL:

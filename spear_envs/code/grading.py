@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-from spear_envs.code.boxes import find_last_box, read_last_box
-from spear_envs.code.grammar import remove_thoughts
+from spear_envs.code.grammar import find_last_box, read_last_box, remove_thoughts
 
 STRICT_TAIL = 100
 """Characters at the end of a response in which the strict grader looks for the box."""

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from spear_envs.code.boxes import find_last_box
 from spear_envs.code.snippets import OPENING, find_fence
-from spear_envs.core.parsing import ParsedResponse, ResponseFormat
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat, split_elements
 
 TOOL_NAME = "code_interpreter"
 """The one tool."""
 
 _OPENINGS = re.compile(rf"<tool_call>|<code>|{OPENING}", re.MULTILINE)
-_OPEN_THOUGHT, _CLOSE_THOUGHT = "<think>", "</think>"
 _FENCE = ("```python\n", "\n```")
 _ENCODINGS = 2
 """How often arguments may be encoded as JSON within JSON."""
@@ -81,25 +79,8 @@ def parse_response(text: str) -> Parsed:
 
 def remove_thoughts(text: str) -> tuple[str, list[str], bool]:
     """Split a text into the rest and its thoughts; also return whether each thought was closed."""
-    if _OPEN_THOUGHT not in text and _CLOSE_THOUGHT not in text:
-        return text, [], True
-    kept: list[str] = []
-    thoughts: list[str] = []
-    position = 0
-    first = text.find(_CLOSE_THOUGHT)
-    if first >= 0 and not 0 <= text.find(_OPEN_THOUGHT) < first:  # the chat template may have opened it
-        thoughts.append(text[:first])
-        position = first + len(_CLOSE_THOUGHT)
-    while (opening := text.find(_OPEN_THOUGHT, position)) >= 0:
-        kept.append(text[position:opening])
-        inside = opening + len(_OPEN_THOUGHT)
-        closing = text.find(_CLOSE_THOUGHT, inside)
-        if closing < 0:
-            thoughts.append(text[inside:])
-            return "".join(kept), thoughts, False
-        thoughts.append(text[inside:closing])
-        position = closing + len(_CLOSE_THOUGHT)
-    return "".join([*kept, text[position:]]), thoughts, True
+    kept, thoughts, closed = split_elements(text, "think", preopened=True)
+    return "".join(kept), thoughts, closed
 
 
 def _find_calls(text: str) -> Iterator[tuple[int, str | _BadCallError]]:
@@ -241,4 +222,41 @@ class CodeParser:
         if code is not None:
             call = json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}, ensure_ascii=False)
             action = f"<tool_call>\n{call}\n</tool_call>"
-        return f"{_OPEN_THOUGHT}\n{think}\n{_CLOSE_THOUGHT}\n\n{action}" if think else action
+        return f"<think>\n{think}\n</think>\n\n{action}" if think else action
+
+
+_BOX = "\\boxed{"
+_BRACES = re.compile(r"\\boxed\{|[{}]")
+
+
+def find_last_box(text: str) -> str | None:
+    r"""Content of the closed ``\boxed{…}`` that begins last, so of the innermost of nested ones; None if there is none.
+
+    Takes time linear in the text.
+    """
+    if _BOX not in text:
+        return None
+    opened: list[int] = []
+    best = (-1, -1)
+    for brace in _BRACES.finditer(text):
+        if brace[0] != "}":
+            opened.append(brace.end() if brace[0] == _BOX else -1)
+        elif opened:
+            begin = opened.pop()
+            if begin > best[0]:
+                best = begin, brace.start()
+    return text[best[0] : best[1]] if best[0] >= 0 else None
+
+
+def read_last_box(text: str) -> str | None:
+    r"""Content of the last ``\boxed{``, as the authors read it; None if that is not closed."""
+    begin = text.rfind(_BOX)
+    if begin < 0:
+        return None
+    begin += len(_BOX)
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[begin : brace.start()]
+    return None

@@ -26,7 +26,6 @@ class Runner(Protocol):
 
     def run(self, code: str, *, limits: Limits | None = None) -> Outcome:
         """Run a program; raises :class:`spear_sandbox.protocol.SandboxFault`."""
-        ...
 
 
 SandboxChoice: TypeAlias = "str | Runner | Executor | None"
@@ -98,7 +97,6 @@ def open_limits(time_limit: float, memory_mb: int, sandbox: SandboxChoice) -> Li
     Args:
         time_limit: seconds.
         memory_mb: MiB.
-        sandbox: where it will run.
 
     Raises:
         SpearError: a value is not valid, or a sandbox with default limits would silently cut it.

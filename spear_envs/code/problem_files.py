@@ -31,9 +31,6 @@ def read_problems(path: Path) -> Iterator[RawProblem]:
     ``reward_model.ground_truth`` (DAPO, verl), whose instructions around the problem are removed, since they ask for
     another form of the answer.
 
-    Args:
-        path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.parse_rows`.
-
     Raises:
         SpearError: the file cannot be read, or a row is not a problem; the message names the row.
     """

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from spear_envs.code.grammar import TOOL_NAME, CodeParser, read_call, write_answer
 from spear_envs.core.parsing import ResponseParser
-from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate, StockTemplate
 from spear_envs.core.tools import CallParser, make_tool
 
 
@@ -77,13 +77,12 @@ Problem: {problem}"""
 
 
 @dataclass(frozen=True)
-class ToolCallTemplate:
+class ToolCallTemplate(StockTemplate):
     """The problem and the tool in one user message; output comes back as in Qwen's chat templates.
 
     A follow-up is a user message with the text between ``<tool_response>`` tags, like a ``tool`` message there.
 
     Args:
-        parser: of responses, as in the environment.
         time_limit: seconds that a run may take, for the prompt.
         budget: whether to say how many turns are left.
     """
@@ -93,10 +92,6 @@ class ToolCallTemplate:
     time_limit: float = 30.0
     budget: bool = False
     token_pattern: str | None = None
-
-    def system(self) -> str | None:
-        """None: everything is in the user message, since some chat templates lack a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """The problem, then the turns of the history, if any."""
@@ -116,18 +111,13 @@ class ToolCallTemplate:
         told = f"\n[{left} {'turn' if left == 1 else 'turns'} left]" if self.budget else ""
         return f"<tool_response>\n{context.observation}{told}\n</tool_response>"
 
-    def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the environment's form."""
-        return self.parser.respond(action, think)
-
 
 @dataclass(frozen=True)
-class RetoolTemplate:
+class RetoolTemplate(StockTemplate):
     """ReTool's form: code and output follow one another in one running message of the assistant.
 
     Args:
         parser: of the environment, which also reads ReTool's tags.
-        time_limit: seconds that a run may take, for the prompt.
     """
 
     parser: ResponseParser = field(default_factory=CodeParser)
@@ -135,10 +125,6 @@ class RetoolTemplate:
     name: str = "retool"
     token_pattern: str | None = None
     stop_strings: tuple[str, ...] = ("</code>", "</answer>")
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """The problem, then the turns of the history."""
@@ -188,23 +174,16 @@ _PIECES = (
 
 
 @dataclass(frozen=True)
-class CompactCodeTemplate:
+class CompactCodeTemplate(StockTemplate):
     """The bare problem, then the output: short sequences for tiny models with a word-level tokenizer.
 
     An observation is a line that begins with ``>``; ``#`` ends each prompt. Responses are ``<code>…</code>``
     or a box, and end with the model's own end token.
-
-    Args:
-        parser: of the environment.
     """
 
     parser: ResponseParser = field(default_factory=CodeParser)
     name: str = "compact"
     token_pattern: str | None = "|".join(_PIECES)
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """The problem, then the turns of the history."""

@@ -49,8 +49,6 @@ class ProblemTaskSet(NumberedTaskSet):
 
     Args:
         dataset: the second part of the ids, such as ``mini``.
-        split: name of the split.
-        problems: in order; at least one.
     """
 
     bounded = True

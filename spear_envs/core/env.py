@@ -237,7 +237,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
     def _malformed(self, problem: str) -> ActionResult:
         """Answer a malformed response: the turn counts and nothing is played."""
-        return ActionResult(False, message=f"Your response could not be read: {problem}. {self.parser.hint}")
+        message = f"Your response could not be read: {problem}. {self.parser.hint}"
+        return ActionResult(False, message=message, details=self._details())
 
     def _anchor(self) -> Hashable:
         """Key of the state, the same in every process; by default a digest of the task id and :meth:`_world`."""

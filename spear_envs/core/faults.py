@@ -13,7 +13,6 @@ class EnvFault(SpearError):
 
     Args:
         kind: short stable name, for counting, such as ``"retriever_timeout"``.
-        message: what happened, in a sentence.
     """
 
     def __init__(self, kind: str, message: str = "") -> None:

@@ -24,8 +24,6 @@ def make_env(
 
     Args:
         env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
-        split: of its tasks; None for its default.
-        keywords: others of the environment.
 
     Raises:
         SpearError: it is unknown, does not take these keywords, or is not a ``SpearEnv``.

@@ -43,15 +43,12 @@ class ResponseParser(Protocol):
     @property
     def hint(self) -> str:
         """One sentence that shows the expected form."""
-        ...
 
     def parse(self, response: str) -> ParsedResponse:
         """Read a response; never raises, whatever the text."""
-        ...
 
     def respond(self, action: str, think: str = "") -> str:
         """Write a well-formed response with this action, so that ``parse(respond(a)).action == a``."""
-        ...
 
 
 def _find_unreadable(response: str) -> str:
@@ -84,12 +81,7 @@ class PlainParser:
 
 @dataclass(frozen=True)
 class TagParser:
-    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around them.
-
-    Args:
-        action_tag: name of the tag around the action.
-        think_tag: name of the tag around the thoughts.
-    """
+    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around."""
 
     action_tag: str = "action"
     think_tag: str = "think"
@@ -158,6 +150,47 @@ class TagParser:
         if not text[third + len(act) : fourth].strip():
             return f"the action between {act} and {end_act} is empty"
         return "there is text outside the tags"
+
+
+def split_elements(text: str, name: str, *, preopened: bool) -> tuple[list[str], list[str], bool]:
+    """Split a text at the elements of a name, in linear time.
+
+    Args:
+        preopened: whether a closing tag that comes first closes an element that began with the text, as where a chat
+            template opens the thoughts.
+
+    Returns:
+        The texts around the elements, the contents of the elements, and whether each is closed: one that is not extends
+        to the end.
+    """
+    begin, end = f"<{name}>", f"</{name}>"
+    kept: list[str] = []
+    held: list[str] = []
+    position = 0
+    if preopened and (closing := text.find(end)) >= 0 and not 0 <= text.find(begin) < closing:
+        kept.append("")
+        held.append(text[:closing])
+        position = closing + len(end)
+    while (opening := text.find(begin, position)) >= 0:
+        kept.append(text[position:opening])
+        closing = text.find(end, opening)
+        if closing < 0:
+            held.append(text[opening + len(begin) :])
+            return [*kept, ""], held, False
+        held.append(text[opening + len(begin) : closing])
+        position = closing + len(end)
+    return [*kept, text[position:]], held, True
+
+
+def find_between_tags(response: str, tail: int) -> str:
+    """What verl-agent plays for a response, in lower case.
+
+    That is the stripped text between the first ``<action>`` and the first ``</action>``, or the last ``tail``
+    characters if one of them is missing.
+    """
+    lowered = response.lower()
+    begin, end = lowered.find("<action>"), lowered.find("</action>")
+    return lowered[begin + len("<action>") : end].strip() if begin >= 0 and end >= 0 else lowered[-tail:]
 
 
 def make_parser(response_format: ResponseFormat | str) -> ResponseParser:

@@ -37,28 +37,22 @@ class PromptTemplate(Protocol):
     @property
     def name(self) -> str:
         """Name in ``SpearEnv.templates``."""
-        ...
 
     @property
     def token_pattern(self) -> str | None:
         """Regular expression of the words of a tiny model's tokenizer; None if not for tiny models."""
-        ...
 
     def system(self) -> str | None:
         """System message, or None."""
-        ...
 
     def render(self, context: PromptContext) -> str:
         """User message of a prompt made for each turn, and the first user message of a conversation."""
-        ...
 
     def follow_up(self, context: PromptContext) -> str:
         """Later user messages of a conversation, which already has the earlier turns."""
-        ...
 
     def respond(self, action: str, think: str = "") -> str:
         """The response an expert would write to play ``action``."""
-        ...
 
 
 @runtime_checkable
@@ -71,16 +65,28 @@ class RunningTemplate(PromptTemplate, Protocol):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end a response."""
-        ...
+
+
+class StockTemplate:
+    """Base of our templates: without a system message, and with responses in the form of ``parser``."""
+
+    parser: ResponseParser
+
+    def system(self) -> str | None:
+        """None: the rules are in the user message, since some chat templates lack a system role."""
+        return None
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action in the environment's form."""
+        return self.parser.respond(action, think)
 
 
 @dataclass(frozen=True)
-class DefaultTemplate:
+class DefaultTemplate(StockTemplate):
     """A prompt with all slots of the paper: task, step count, history, observation, actions, form of the response.
 
     Args:
         rules: of the world; precedes everything.
-        parser: of responses, as in the environment.
         hidden_actions: admissible actions that the prompt leaves out.
     """
 
@@ -89,10 +95,6 @@ class DefaultTemplate:
     hidden_actions: frozenset[str] = frozenset()
     name: str = "default"
     token_pattern: str | None = None
-
-    def system(self) -> str | None:
-        """None: the rules are in the user message, since some chat templates lack a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Write the complete prompt."""
@@ -120,22 +122,14 @@ class DefaultTemplate:
         parts.append(f"Think about what to do next. {self.parser.hint}")
         return "\n\n".join(parts)
 
-    def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the environment's form."""
-        return self.parser.respond(action, think)
-
 
 @dataclass(frozen=True)
-class CompactTemplate:
+class CompactTemplate(StockTemplate):
     """The observation alone: short sequences for tiny models with a word-level tokenizer."""
 
     parser: ResponseParser = field(default_factory=TagParser)
     name: str = "compact"
     token_pattern: str | None = r"</?\w+>|\w+|\n|[^\w\s]"
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Instruction in the first turn, then the observation."""
@@ -144,7 +138,3 @@ class CompactTemplate:
     def follow_up(self, context: PromptContext) -> str:
         """The observation."""
         return context.observation
-
-    def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the environment's form."""
-        return self.parser.respond(action, think)

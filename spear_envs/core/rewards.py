@@ -94,9 +94,17 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same weight at every step."""
+    """The same weight at every step.
+
+    Raises:
+        ValueError: ``value`` is not finite.
+    """
 
     value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"a weight must be a finite number, not {self.value}")
 
     def __call__(self, t: int) -> float:
         return self.value
@@ -104,39 +112,20 @@ class Constant:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """From 1 to 0 along a half cosine of ``period`` steps (``eq:mudecay``)."""
+    """From 1 to 0 along a half cosine of ``period`` steps (``eq:mudecay``).
+
+    Raises:
+        ValueError: ``period`` is not positive.
+    """
 
     period: int = 200
 
+    def __post_init__(self) -> None:
+        if self.period <= 0:
+            raise ValueError(f"the period must be positive, not {self.period}; for a weight of 0 use 'none'")
+
     def __call__(self, t: int) -> float:
         return cosine_decay(t, self.period)
-
-
-def constant(value: float = 1.0) -> Constant:
-    """The same weight at every step.
-
-    Raises:
-        ValueError: ``value`` is not finite.
-    """
-    if not math.isfinite(value):
-        raise ValueError(f"a weight must be a finite number, not {value}")
-    return Constant(float(value))
-
-
-def cosine(period: int) -> CosineDecay:
-    """Decay from 1 to 0 in ``period`` steps (``eq:mudecay``).
-
-    Raises:
-        ValueError: ``period`` is not positive; use :func:`none` for a weight of 0.
-    """
-    if period <= 0:
-        raise ValueError(f"the period must be positive, not {period}; for a weight of 0 use none()")
-    return CosineDecay(int(period))
-
-
-def none() -> Constant:
-    """No tool-call reward: the weight is 0."""
-    return Constant(0.0)
 
 
 _FORMS = "'none', 'constant', 'constant:0.5', 'cosine:200', a number, or a function of the step"
@@ -155,16 +144,16 @@ def make_schedule(spec: str | float | Schedule) -> Schedule:
     if callable(spec):
         return spec
     if isinstance(spec, Real) and not isinstance(spec, bool):
-        return constant(float(spec))
+        return Constant(float(spec))
     if isinstance(spec, str):
         name, _, argument = spec.partition(":")
         try:
             if name == "none" and not argument:
-                return none()
+                return Constant(0.0)
             if name == "constant":
-                return constant(float(argument or 1.0))
+                return Constant(float(argument or 1.0))
             if name == "cosine" and argument:
-                return cosine(int(argument))
+                return CosineDecay(int(argument))
         except ValueError as error:
             raise ValueError(f"bad schedule {spec!r} ({error}): use {_FORMS}") from None
     raise ValueError(f"bad schedule {spec!r}: use {_FORMS}")

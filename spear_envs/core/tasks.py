@@ -7,7 +7,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -51,13 +51,8 @@ class Task:
 
     def definition(self) -> dict[str, Any]:
         """The task as a JSON object, for fingerprints."""
-        return {
-            "id": self.id,
-            "split": self.split,
-            "subtask": self.subtask,
-            "instruction": self.instruction,
-            "content": dict(self.content),
-        }
+        names = ("id", "split", "subtask", "instruction")
+        return {**{name: getattr(self, name) for name in names}, "content": dict(self.content)}
 
 
 class TaskSet(Sequence[Task]):
@@ -77,7 +72,6 @@ class TaskSet(Sequence[Task]):
         self.name = name
         self.split = split
         self._digest = digest
-        self._fingerprint: str | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -138,7 +132,7 @@ class TaskSet(Sequence[Task]):
         task = self[index]
         return self._digest(task) if self._digest else _sha256(canonical_json(dict(task.content)))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the ordered task definitions; figures with equal fingerprints are on the same tasks.
 
@@ -147,15 +141,13 @@ class TaskSet(Sequence[Task]):
         Raises:
             SpearError: a definition is not JSON.
         """
-        if self._fingerprint is None:
-            try:
-                self._fingerprint = _sha256(canonical_json(self._definition()))
-            except (TypeError, ValueError) as error:
-                raise SpearError(
-                    f"The content of a task of {self.name!r} is not JSON ({error}): use numbers, texts, lists and "
-                    "dictionaries only."
-                ) from error
-        return self._fingerprint
+        try:
+            return _sha256(canonical_json(self._definition()))
+        except (TypeError, ValueError) as error:
+            raise SpearError(
+                f"The content of a task of {self.name!r} is not JSON ({error}): use numbers, texts, lists and "
+                "dictionaries only."
+            ) from error
 
     def _unknown(self, task_id: object, hint: str) -> UnknownTaskError:
         return UnknownTaskError(
@@ -217,10 +209,8 @@ class NumberedTaskSet(TaskSet):
 
     Args:
         name, split: the ids are ``<name>/<split>/<place, zero-padded to digits>``.
-        length: number of tasks.
         digits: least width of the number in the id.
         cache_size: number of tasks to keep, least recently used dropped first.
-        digest: as in :class:`TaskSet`.
 
     Raises:
         SpearError: a length or a cache is below 1.
@@ -315,20 +305,14 @@ class GeneratedTaskSet(NumberedTaskSet):
 
     def _definition(self) -> Any:
         sample = [self._task_at(i).definition() for i in range(min(self._length, FINGERPRINT_SAMPLE))]
-        return {
-            "name": self.name,
-            "split": self.split,
-            "length": self._length,
-            "parameters": self.parameters,
-            "first": sample,
-        }
+        about = {"name": self.name, "split": self.split, "length": self._length}
+        return {**about, "parameters": self.parameters, "first": sample}
 
 
 def check_disjoint(*sets: TaskSet, sample: int = DISJOINT_SAMPLE) -> int:
     """Check that no two sets share a task by content; return how many tasks were compared.
 
     Args:
-        sets: at least two task sets, such as the splits of an environment.
         sample: first tasks to compare of sets that are not ``bounded``.
 
     Raises:

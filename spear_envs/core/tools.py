@@ -96,7 +96,8 @@ class Tool:
                 raise CallError(f"{self.name} needs the argument {name!r}: {_describe(kind)}.")
             if not _fits(arguments[name], kind):
                 shown = json.dumps(arguments[name], ensure_ascii=False, default=repr)
-                raise CallError(f"{name!r} of {self.name} is {_describe(kind)}, not {_shorten(shown)}.")
+                shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
+                raise CallError(f"{name!r} of {self.name} is {_describe(kind)}, not {shown}.")
 
     def read(self, action: str) -> dict[str, Any] | None:
         """Read the arguments of an action in plain form; None if it is not of this tool."""
@@ -112,7 +113,6 @@ class Tool:
         """Give a function the tool's name, signature and docstring, from which frameworks make their schemas.
 
         Args:
-            function: called with the arguments as keywords.
             before: parameters in front of the tool's, such as ``self``.
         """
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -198,10 +198,6 @@ def _fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     return type(value) is kind  # True is not a number
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def act(action: Annotated[str, "The action, and nothing else."]) -> str:

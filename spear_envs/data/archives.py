@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import CHUNK
 from spear_envs.data.progress import show_bytes
-from spear_envs.data.space import FULL, check_space, explain_full_disk, format_bytes
+from spear_envs.data.space import check_space, explain_full_disk, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,8 +62,13 @@ def unpack_archive(
         SpearError: the archive is damaged or encrypted, a member would land outside ``folder`` or is not a plain file
             (links, devices), it is larger than allowed, or the disk is too small.
     """
+    name = f"what is in {archive.name}"
     try:
-        with _list_members(archive, max_files) as members, show_bytes(console) as show:
+        with (
+            explain_full_disk(folder, name),
+            _list_members(archive, max_files) as members,
+            show_bytes(console) as show,
+        ):
             total = sum(member.size for member in members)
             if total > max_bytes:
                 raise SpearError(
@@ -71,7 +76,7 @@ def unpack_archive(
                     "are allowed: do not use it."
                 )
             folder.mkdir(parents=True, exist_ok=True)
-            check_space(folder, total, f"what is in {archive.name}")
+            check_space(folder, total, name)
             root = folder.resolve()
             done = 0
             for member in members:
@@ -82,8 +87,6 @@ def unpack_archive(
     except _BROKEN as error:
         raise _explain_damage(archive, error) from error
     except OSError as error:
-        if error.errno in FULL:
-            raise explain_full_disk(folder, f"what is in {archive.name}") from error
         if error.filename is None:  # from reading: damaged data, impossible sizes
             raise _explain_damage(archive, error) from error
         raise

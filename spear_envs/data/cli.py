@@ -19,6 +19,7 @@ from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.files import data_folder, is_offline
 from spear_envs.data.listing import FileEntry, list_files, measure
 from spear_envs.data.locking import unlock as unlock_all
+from spear_envs.data.progress import say
 from spear_envs.data.space import format_bytes
 from spear_envs.data.verification import JSON_HELP, conclude
 
@@ -208,7 +209,7 @@ def list_datasets(name: str | None, as_json: bool) -> None:
     else:
         _print_datasets(console)
     offline = " (downloads are forbidden: SPEAR_OFFLINE)" if is_offline() else ""
-    console.print(f"in {data_folder()}{offline}", soft_wrap=True, markup=False, highlight=False)
+    say(console, f"in {data_folder()}{offline}")
 
 
 def _list_files(dataset: Dataset) -> list[FileEntry]:

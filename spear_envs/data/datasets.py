@@ -23,7 +23,6 @@ def list_splits(
     Args:
         dataset: a name, or the path of a file that :func:`spear_envs.data.rows.parse_rows` reads.
         embedded: splits of the embedded data sets, by name.
-        published: likewise of the published ones.
 
     Raises:
         SpearError: the data set is unknown.

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK, RemoteFile, find_fault, is_offline, record_checksum, verify
-from spear_envs.data.progress import Show, count_bytes, show_bytes
-from spear_envs.data.space import FULL, check_space, explain_full_disk
+from spear_envs.data.files import CHUNK, RemoteFile, find_fault, is_offline, lock_folder, record_checksum, verify
+from spear_envs.data.progress import Show, count_bytes, say, show_bytes
+from spear_envs.data.space import check_space, explain_full_disk
 
 if TYPE_CHECKING:
     import httpx
@@ -55,10 +52,15 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpearError(f"{folder} cannot be made ({error.strerror}): name another folder.") from error
+
+    def tell() -> None:
+        if console is not None:
+            say(console, f"waiting for another process that is fetching into {folder}")
+
     path = folder / file.name
-    with _lock(folder, console), show_bytes(console) as show:
+    with lock_folder(folder, tell), show_bytes(console) as show:
         if path.exists():
-            verify(file, folder, count_bytes(show, f"checking {file.name}", path))
+            verify(file, folder, count_bytes(show, f"checking {file.name}", path.stat().st_size))
             return path
         part = folder / f"{file.name}.part"
         if source is not None:
@@ -71,37 +73,20 @@ def fetch(
         return path
 
 
-@contextmanager
-def _lock(folder: Path, console: Console | None) -> Iterator[None]:
-    """Let one process at a time fetch into a folder; others wait and then find the file."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if console is not None:
-                console.print(f"waiting for another process that is fetching into {folder}", soft_wrap=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
     found = source / file.name if source.is_dir() else source
     if not found.is_file():
         raise SpearError(f"{found} does not exist: name the folder of {file.name}, or the file itself.")
-    check_space(part.parent, found.stat().st_size, file.name)
-    count = count_bytes(show, f"copying {file.name}", found)
+    size = found.stat().st_size
+    check_space(part.parent, size, file.name)
+    count = count_bytes(show, f"copying {file.name}", size)
     try:
-        with found.open("rb") as original, part.open("wb") as copy:
+        with explain_full_disk(part.parent, file.name), found.open("rb") as original, part.open("wb") as copy:
             while block := original.read(CHUNK):
                 copy.write(block)
                 count(len(block))
-    except OSError as error:
+    except (OSError, SpearError):
         part.unlink(missing_ok=True)
-        if error.errno in FULL:
-            raise explain_full_disk(part.parent, file.name) from error
         raise
     if fault := _settle(file, part, show):
         part.unlink()
@@ -149,7 +134,8 @@ def _download(
 
 def _settle(file: RemoteFile, part: Path, show: Show) -> str:
     """Check the part and return its fault, if any; else record its checksum unless it is pinned."""
-    fault, digest = find_fault(file, part, file.sha256, count_bytes(show, f"checking {file.name}", part))
+    count = count_bytes(show, f"checking {file.name}", part.stat().st_size)
+    fault, digest = find_fault(file, part, file.sha256, count)
     if not fault and file.sha256 is None:
         record_checksum(part.with_name(file.name), digest)
     return fault

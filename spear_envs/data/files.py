@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spear_envs.core.errors import SpearError
 
@@ -91,10 +94,44 @@ def read_checksum(path: Path) -> str | None:
 
 def record_checksum(path: Path, digest: str) -> None:
     """Write a file's checksum next to it, for ``sha256sum -c``."""
-    record = _checksum_path(path)
-    temporary = record.with_name(f".{record.name}.{os.getpid()}.tmp")
-    temporary.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
-    temporary.replace(record)
+    replace_text(_checksum_path(path), f"{digest}  {path.name}\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file, complete or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Bytes and SHA-256 of files by their paths in a folder, for its manifest."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest_file(folder / name)} for name in names}
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file that is on disk when it gets its name."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+@contextmanager
+def lock_folder(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Let one process at a time work in a folder; before waiting for another, call ``on_wait``, which may raise."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def find_fault(file: RemoteFile, path: Path, expected: str | None, on_bytes: Meter | None = None) -> tuple[str, str]:

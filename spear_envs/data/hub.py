@@ -38,10 +38,6 @@ def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]
 
     It is read at the locked commit, else at the present one of ``main``, which is then locked.
 
-    Args:
-        repository: owner and name.
-        pattern: regular expression of the paths.
-
     Raises:
         SpearError: the listing cannot be fetched or read, or has no such file.
     """

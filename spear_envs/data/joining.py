@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK, record_checksum
+from spear_envs.data.files import CHUNK, record_checksum, replace_text
 from spear_envs.data.progress import show_bytes
-from spear_envs.data.space import FULL, explain_full_disk
+from spear_envs.data.space import explain_full_disk
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,7 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, consol
     if work.exists():
         parts = _read_parts(listing)
     else:
-        _write_parts(listing, parts)
+        replace_text(listing, json.dumps([asdict(part) for part in parts], indent=1))
         (folder / parts[0].name).replace(work)
     total = sum(part.size for part in parts)
     with show_bytes(console) as show, work.open("r+b") as file:
@@ -74,12 +75,8 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, consol
                 file.truncate(start)
                 file.seek(start)
                 show(f"joining {target.name}", start, total)
-                try:
+                with explain_full_disk(folder, target.name):
                     _append(file, path)
-                except OSError as error:
-                    if error.errno in FULL:
-                        raise explain_full_disk(folder, target.name) from error
-                    raise
                 os.fsync(file.fileno())
                 path.unlink()
             elif file.seek(0, os.SEEK_END) < start + part.size:
@@ -102,7 +99,7 @@ def _append(file: IO[bytes], path: Path) -> None:
                     break
                 left -= copied
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
         os.lseek(part.fileno(), -left, os.SEEK_END)
         while left and (block := os.read(part.fileno(), CHUNK)):
@@ -132,12 +129,6 @@ def verify_joined(target: Path, on_bytes: Callable[[int], None] | None = None) -
             raise SpearError(f"{target} is longer than its parts: delete it and fetch it again.")
 
 
-def _write_parts(listing: Path, parts: Sequence[Part]) -> None:
-    temporary = listing.with_name(f".{listing.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps([asdict(part) for part in parts], indent=1), encoding="utf-8")
-    temporary.replace(listing)
-
-
 def _read_parts(listing: Path) -> list[Part]:
     try:
         return [Part(**part) for part in json.loads(listing.read_text("utf-8"))]
@@ -155,23 +146,20 @@ def expand_gzip(packed: Path, target: Path, *, console: Console | None = None) -
     total = packed.stat().st_size
     digest = hashlib.sha256()
     try:
-        with (
-            show_bytes(console) as show,
-            packed.open("rb") as raw,
-            gzip.open(raw) as stream,
-            temporary.open("wb") as file,
-        ):
-            while block := stream.read(CHUNK):
-                file.write(block)
-                digest.update(block)
-                show(f"unpacking {packed.name}", raw.tell(), total)
-        record_checksum(target, digest.hexdigest())
+        with explain_full_disk(target.parent, target.name):
+            with (
+                show_bytes(console) as show,
+                packed.open("rb") as raw,
+                gzip.open(raw) as stream,
+                temporary.open("wb") as file,
+            ):
+                while block := stream.read(CHUNK):
+                    file.write(block)
+                    digest.update(block)
+                    show(f"unpacking {packed.name}", raw.tell(), total)
+            record_checksum(target, digest.hexdigest())
         temporary.replace(target)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SpearError(f"{packed} cannot be unpacked ({error}): delete it and fetch it again.") from error
-    except OSError as error:
-        if error.errno in FULL:
-            raise explain_full_disk(target.parent, target.name) from error
-        raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -88,10 +88,6 @@ def expect(folder: str, file: RemoteFile) -> Expected:
 def list_files(name: str, expected: Iterable[Expected]) -> list[FileEntry]:
     """List the files of a data set, here or not, without those unpacked or built from them.
 
-    Args:
-        name: of the data set and its folder.
-        expected: its files.
-
     Raises:
         SpearError: the record of a checksum cannot be read.
     """

@@ -22,7 +22,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
-from spear_envs.data.files import RemoteFile, data_folder, read_checksum, record_checksum
+from spear_envs.data.files import RemoteFile, data_folder, read_checksum, record_checksum, replace_text
 
 KNOWN = Path(__file__).with_name("lock.json")
 _NAME = "lock.json"
@@ -39,10 +39,8 @@ def fetch_locked(file: RemoteFile, folder: Path, *, check: Callable[[Path], None
     """Get a file as :func:`~spear_envs.data.fetching.fetch`, and compare it with the lock, or record it there.
 
     Args:
-        file: what to get.
         folder: in the data folder.
         check: raises SpearError for a wrong download, which is then deleted and not recorded.
-        how: as for ``fetch``.
 
     Raises:
         SpearError: the file cannot be had, or is not the one that was fetched first.
@@ -102,10 +100,6 @@ def record_revision(repository: str, commit: str) -> None:
 def unlock(place: str, repositories: Iterable[str] = ()) -> list[str]:
     """Accept any change of a file, or of those in a folder, and of these repositories.
 
-    Args:
-        place: path in the data folder.
-        repositories: that may be read at another commit.
-
     Returns:
         What was locked, sorted.
     """
@@ -153,8 +147,6 @@ def _change(change: Callable[[_Lock], object]) -> None:
         lock = _read(path)
         change(lock)
         text = json.dumps({"revisions": lock.revisions, "files": lock.files}, indent=1, sort_keys=True)
-        temporary = path.with_name(f".{_NAME}.{os.getpid()}.tmp")
-        temporary.write_text(f"{text}\n", encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, f"{text}\n")
     finally:
         os.close(handle)

@@ -20,6 +20,7 @@ from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile, data_folder
 from spear_envs.data.listing import Presence
 from spear_envs.data.locking import pin
+from spear_envs.data.progress import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ def open_mirrors(
             mirrors.append(_open_mirror(address.rstrip("/"), patience))
         except SpearError as error:
             if console is not None:
-                console.print(f"mirror {address} is left out: {error}", soft_wrap=True, markup=False, highlight=False)
+                say(console, f"mirror {address} is left out: {error}")
     return tuple(mirrors)
 
 
@@ -65,13 +66,10 @@ def _open_mirror(address: str, patience: Patience | None) -> Mirror:
         content = fetch(manifest, Path(folder), patience=patience).read_bytes()
     try:
         entries = [entry for dataset in json.loads(content)["datasets"] for entry in dataset["files"]]
-        return Mirror(address, dict(_read_entry(entry) for entry in entries if _is_whole(entry)))
+        whole = [one for one in entries if one["state"] == Presence.PRESENT.value and one["sha256"] is not None]
+        return Mirror(address, dict(map(_read_entry, whole)))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(f"{manifest.urls[0]} is not what 'spear data list --json' prints.") from error
-
-
-def _is_whole(entry: Mapping[str, Any]) -> bool:
-    return entry["state"] == Presence.PRESENT.value and entry["sha256"] is not None
 
 
 def _read_entry(entry: Mapping[str, Any]) -> tuple[str, tuple[int, str]]:
@@ -85,11 +83,6 @@ def add_mirrors(file: RemoteFile, folder: Path, mirrors: Sequence[Mirror]) -> Re
     """Put mirrors of a file before its own addresses.
 
     A mirror's size and checksum only count if they are neither known nor locked.
-
-    Args:
-        file: to be fetched.
-        folder: target within the data folder.
-        mirrors: that may have it.
     """
     file = pin(file, folder)
     path = (folder / file.name).relative_to(data_folder()).as_posix()
@@ -107,8 +100,6 @@ def find_mirrored(mirrors: Sequence[Mirror], folder: Path, pattern: str) -> list
     """List files of ``folder``, and their paths there, from the first mirror with any of them.
 
     Args:
-        mirrors: tried in turn.
-        folder: within the data folder.
         pattern: regular expression of the paths in ``folder``.
     """
     prefix = f"{folder.relative_to(data_folder()).as_posix()}/"

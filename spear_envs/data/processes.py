@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import lock_folder
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -29,16 +29,13 @@ def hold_folder(folder: Path) -> Iterator[None]:
     Raises:
         SpearError: another process is building there.
     """
+
+    def refuse() -> None:
+        raise SpearError(f"another process is building in {folder}: wait until it has finished.") from None
+
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SpearError(f"another process is building in {folder}: wait until it has finished.") from None
+    with lock_folder(folder, refuse):
         yield
-    finally:
-        os.close(handle)
 
 
 def replace_folder(fresh: Path, folder: Path, work: Path) -> None:
@@ -56,7 +53,6 @@ def explain_build(built: str, errors: tuple[type[Exception], ...] = (OSError,)) 
 
     Args:
         built: what is built and where, as in ``the store /data/shop``.
-        errors: raised by a failure.
 
     Raises:
         SpearError: a process was killed, or one of ``errors`` was raised.

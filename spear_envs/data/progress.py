@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,9 +19,14 @@ Show = Callable[[str, int, "int | None"], None]
 LINE_SECONDS = 10.0
 
 
-def count_bytes(show: Show, what: str, path: Path) -> Callable[[int], None]:
-    """Make a counter of bytes of a file that shows its progress."""
-    total, done = path.stat().st_size, 0
+def say(console: Console, line: str) -> None:
+    """Print a line as it is: not wrapped, without markup and colours."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def count_bytes(show: Show, what: str, total: int) -> Callable[[int], None]:
+    """Make a counter of bytes that shows its progress."""
+    done = 0
 
     def count(further: int) -> None:
         nonlocal done
@@ -70,14 +74,14 @@ def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> 
             yield show
         return
 
-    def say(what: str, done: int, total: int | None) -> None:
+    def tell(what: str, done: int, total: int | None) -> None:
         now = clock()
         stage = stages.setdefault(what, _Stage(now, done))
         if done == total or now - stage.said >= LINE_SECONDS:
             stage.said = now
-            console.print(f"{what}: {stage.describe(done, total, now)}", soft_wrap=True, markup=False, highlight=False)
+            say(console, f"{what}: {stage.describe(done, total, now)}")
 
-    yield say
+    yield tell
 
 
 @contextmanager
@@ -85,12 +89,12 @@ def _show(console: Console, *figures: ProgressColumn, transient: bool = False, i
     if not console.is_interactive:
         begun: set[str] = set()
 
-        def say(what: str, done: int, total: int | None) -> None:
+        def tell(what: str, done: int, total: int | None) -> None:
             if what not in begun:
                 begun.add(what)
-                console.print(what, soft_wrap=True, markup=False, highlight=False)
+                say(console, what)
 
-        yield say
+        yield tell
         return
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -32,14 +32,14 @@ def parse_rows(
         extra: of this package, which installs what parquet files need.
         parse: called with each row and its number, from 1; may raise :class:`MalformedRowError`.
         noun: what a row is, such as ``problem``.
-        example: of a row.
 
     Raises:
         SpearError: the file cannot be read or has no rows, or a line of it is not JSON, or a row cannot be parsed; the
             message names the line or the row.
     """
+    rows = _read_parquet(path, extra) if path.suffix == ".parquet" else _read_lines(path)
     number = 0
-    for number, row in enumerate(_read_rows(path, extra), 1):
+    for number, row in enumerate(rows, 1):
         try:
             if not isinstance(row, Mapping):
                 raise MalformedRowError("it is not an object")
@@ -49,10 +49,6 @@ def parse_rows(
             raise SpearError(said) from None
     if number == 0:
         raise SpearError(f"{path} has no {noun}s: fetch or write it again.")
-
-
-def _read_rows(path: Path, extra: str) -> Iterator[Any]:
-    return _read_parquet(path, extra) if path.suffix == ".parquet" else _read_lines(path)
 
 
 def _read_lines(path: Path) -> Iterator[Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from spear_envs.core.errors import SpearError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk and of a used-up quota."""
 
 
 def format_bytes(count: float) -> str:
@@ -35,9 +34,19 @@ def check_space(folder: Path, needed: int, name: str) -> None:
         )
 
 
-def explain_full_disk(folder: Path, name: str) -> SpearError:
-    """The error for a disk that fills up."""
-    return SpearError(
-        f"the disk of {folder} is full before {name} is complete: free it, or name a folder on another one with "
-        "SPEAR_DATA. The same command then resumes."
-    )
+@contextmanager
+def explain_full_disk(folder: Path, name: str) -> Iterator[None]:
+    """Say what to do if the disk of ``folder`` fills up before ``name`` is complete.
+
+    Raises:
+        SpearError: it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SpearError(
+            f"the disk of {folder} is full before {name} is complete: free it, or name a folder on another one with "
+            "SPEAR_DATA. The same command then resumes."
+        ) from error

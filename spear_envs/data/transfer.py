@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile
-from spear_envs.data.space import FULL, check_space, explain_full_disk
+from spear_envs.data.space import check_space, explain_full_disk
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -51,11 +50,8 @@ class Patience:
     read_timeout: float = 60.0
 
 
-class Report(Protocol):
-    """Called with the progress of a transfer."""
-
-    def __call__(self, position: int, total: int | None) -> None:
-        """Note that ``position`` of ``total`` bytes (None: unknown) are here."""
+Report = Callable[[int, "int | None"], None]
+"""Called with the bytes of a transfer that are here, and their total (None: unknown)."""
 
 
 @contextlib.contextmanager
@@ -198,7 +194,10 @@ class Transfer:
         self.resumed = start > 0
         position = start
         try:
-            with self.part.open("ab" if start else "wb") as file:
+            with (
+                explain_full_disk(self.part.parent, self.file.name),
+                self.part.open("ab" if start else "wb") as file,
+            ):
                 self._note_origin(response, url)
                 while first:
                     position += len(first)
@@ -211,8 +210,6 @@ class Transfer:
             self.drop()
             raise
         except OSError as error:
-            if error.errno in FULL:
-                raise explain_full_disk(self.part.parent, self.file.name) from error
             raise SpearError(f"{self.part} cannot be written ({error.strerror}): choose another folder.") from error
         if known is not None and position != known:
             raise _BrokenOffError(f"the connection ended after {position:,} of {known:,} bytes")

@@ -15,7 +15,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile, verify
 from spear_envs.data.joining import verify_joined
 from spear_envs.data.locking import pin
-from spear_envs.data.progress import count_bytes, show_bytes
+from spear_envs.data.progress import count_bytes, say, show_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,15 +62,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 """``--json`` of every ``spear data verify``, as ``as_json: bool``."""
 
 
-def inspect_file(path: Path, console: Console) -> Finding:
-    """Compare a fetched file with its locked or recorded checksum, or those of its parts."""
+def inspect_file(path: Path, console: Console, file: RemoteFile | None = None) -> Finding:
+    """Compare a fetched copy of ``file``, if known, with its locked or recorded checksum, or those of its parts."""
     try:
         with show_bytes(console) as show:
-            count = count_bytes(show, f"checking {path.name}", path)
+            count = count_bytes(show, f"checking {path.name}", path.stat().st_size)
             if path.with_name(f"{path.name}.parts.json").exists():
                 verify_joined(path, count)
             else:
-                verify(pin(RemoteFile(path.name), path.parent), path.parent, count)
+                verify(pin(file or RemoteFile(path.name), path.parent), path.parent, count)
     except SpearError as error:
         return Finding(str(path), str(error))
     return Finding(str(path))
@@ -97,9 +97,9 @@ def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
         names[state].append(name)
         results.append({"dataset": name, "state": state.value, "findings": [asdict(finding) for finding in findings]})
         for finding in findings:
-            _say(console, f"{name}: {finding.fault or f'{finding.subject} is as it should be'}")
+            say(console, f"{name}: {finding.fault or f'{finding.subject} is as it should be'}")
         if state is State.ABSENT and len(inspections) > 1:
-            _say(console, f"{name}: nothing is here")
+            say(console, f"{name}: nothing is here")
         elif state is State.ABSENT:
             absence = reason
     if as_json:
@@ -122,7 +122,3 @@ def _inspect(inspect: Inspect, console: Console) -> tuple[State, list[Finding], 
     except SpearError as error:  # stops the inspection
         findings.append(Finding("", str(error)))
     return State.DAMAGED if any(finding.fault for finding in findings) else State.WHOLE, findings, ""
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)

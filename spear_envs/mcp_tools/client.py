@@ -59,7 +59,6 @@ class McpSession:
 
     Args:
         server: a command line, or the address of a server over streamable HTTP.
-        seconds: for the start, and for each call.
         pass_variables: environment variables that a command gets besides ``PATH`` and the like.
 
     Raises:

@@ -74,7 +74,10 @@ class McpToolsEnv(SpearEnv[str]):
         self._calls: list[dict[str, Any]] = []
         self._answer: str | None = None
         self._reached = 0.0
-        rules = "You have these tools:\n\n" + "\n".join(_describe(tool) for tool in self.tools)
+        rules = "You have these tools:\n\n" + "\n".join(
+            f"- {tool.name}: {tool.description}\n  arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
+            for tool in self.tools
+        )
         rules += f"\n\nAn action is one call: a tool's name and its arguments as JSON, such as {answer_tool} "
         rules += '{"answer": "…"}'
         self.templates = {
@@ -190,7 +193,3 @@ class McpToolsEnv(SpearEnv[str]):
             right = rule["answer"] if isinstance(rule["answer"], str) else rule["answer"][0]
             actions.append(write_action(self._answer_tool, {"answer": right}))
         return actions[len(self._calls) :]
-
-
-def _describe(tool: McpTool) -> str:
-    return f"- {tool.name}: {tool.description}\n  arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"

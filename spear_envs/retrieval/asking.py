@@ -86,7 +86,6 @@ class Asker:
         backoff: how long a failing server is left out.
         budget: counted at each sending.
         headers: called for each request, so that keys are not kept.
-        key: name of the key in messages.
     """
 
     def __init__(

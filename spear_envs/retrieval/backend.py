@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,19 +76,41 @@ class Backend(Protocol):
         """Close files and connections."""
 
 
+class DocumentBackend:
+    """Base of backends whose passages are documents, which cost the same whatever their length."""
+
+    passages: int | None = None
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """Return 1 for each query."""
+        return [1] * len(queries)
+
+    def read(self, passage: Passage) -> bytes:
+        """Return the passage, which is the document."""
+        assert isinstance(passage, bytes)
+        return passage
+
+    def counts(self) -> Mapping[str, float]:
+        """Return no counts."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: connections belong to the process."""
+
+
 class EmbeddedBackend:
     """A corpus, and a retriever of its rows, in this process.
-
-    Args:
-        corpus: the documents.
-        retriever: finds rows of this corpus.
 
     Raises:
         SpearError: they do not match.
     """
 
     def __init__(self, corpus: Corpus, retriever: Retriever) -> None:
-        check_match(corpus, retriever)
+        if retriever.rows != len(corpus):
+            raise SpearError(
+                f"the index has {retriever.rows:,} passages and the corpus {len(corpus):,}: give the corpus that the "
+                "index was built from, or build the index again with 'spear index build'."
+            )
         self._corpus = corpus
         self._retriever = retriever
         self.fingerprint = retriever.fingerprint
@@ -116,42 +137,3 @@ class EmbeddedBackend:
 
     def close(self) -> None:
         """Do nothing: mappings end with their last user."""
-
-
-def check_match(corpus: Corpus, retriever: Retriever) -> None:
-    """Refuse a retriever whose rows cannot be those of the corpus.
-
-    Raises:
-        SpearError: they differ in length.
-    """
-    if retriever.rows != len(corpus):
-        raise SpearError(
-            f"the index has {retriever.rows:,} passages and the corpus {len(corpus):,}: give the corpus that the "
-            "index was built from, or build the index again with 'spear index build'."
-        )
-
-
-def read_as_is(passage: Passage) -> bytes:
-    """Return the passage, of a backend whose passages are documents."""
-    assert isinstance(passage, bytes)
-    return passage
-
-
-def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add the counts of several backends."""
-    total: Counter[str] = Counter()
-    for part in counts:
-        total.update(part)
-    return dict(total)
-
-
-def summarize(backends: Mapping[str, Backend]) -> str:
-    """Describe a service for people: ``"72 passages, bm25"``, with names if there are several."""
-
-    def tell(backend: Backend) -> str:
-        kind = str(backend.describe()["kind"])
-        return kind if backend.passages is None else f"{backend.passages:,} passages, {kind}"
-
-    if len(backends) == 1:
-        return tell(next(iter(backends.values())))
-    return "; ".join(f"{name}: {tell(backend)}" for name, backend in backends.items())

@@ -136,12 +136,7 @@ class MicroBatcher:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        workers: Sequence[Worker],
-        limits: BatchLimits,
-        cache: HitCache,
-        tally: Tally,
+        self, backend: Backend, workers: Sequence[Worker], limits: BatchLimits, cache: HitCache, tally: Tally
     ) -> None:
         self._backend = backend
         self._idle = list(workers)
@@ -178,13 +173,9 @@ class MicroBatcher:
             RetrieverError: the backend failed otherwise on one of the queries.
         """
         depth = next(depth for depth in self._limits.depths if depth >= k)
-        found: dict[str, Sequence[Found]] = {}
-        distinct = dict.fromkeys(queries)
-        for query in distinct:
-            hits = self._cache.get(query, depth)
-            if hits is not None:
-                found[query] = hits
-        missing = [query for query in distinct if query not in found]
+        cached = {query: self._cache.get(query, depth) for query in dict.fromkeys(queries)}
+        found: dict[str, Sequence[Found]] = {query: hits for query, hits in cached.items() if hits is not None}
+        missing = [query for query in cached if query not in found]
         self._admit(queries, found, missing, depth)
         if missing:
             loop = asyncio.get_running_loop()

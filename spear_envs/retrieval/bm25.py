@@ -24,7 +24,6 @@ class BM25Retriever:
     """Finds documents by words, scored as in Lucene (k1 = 0.9, b = 0.4, English analysis).
 
     Args:
-        corpus: to search.
         index: folder with the part ``bm25``, written by ``spear index build``; None indexes the corpus in memory.
 
     Raises:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.source import AnySource
 
 
-config_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
 EMBEDDED_ONLY = ("corpus", "kind", "index", "encoder", "ef_search", "nprobe", "threads", "device")
 
 
@@ -29,10 +29,10 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
-@click.option("--config", type=config_type, help="YAML of indexes, instead of the options up to --device.")
+@click.option("--config", type=file_type, help="YAML of indexes, instead of the options up to --device.")
 @click.option(
     "--corpus",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=file_type,
     help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
 )
 @click.option(
@@ -118,7 +118,7 @@ def serve_passages(
 
 @retriever.command(name="record")
 @click.argument("recording", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--config", type=config_type, required=True, help="YAML of indexes.")
+@click.option("--config", type=file_type, required=True, help="YAML of indexes.")
 @click.option("--index", "name", help="The one to record.  [default: the file's default]")
 @take_address(8000)
 def record_searches(recording: Path, config: Path, name: str | None, host: str, port: int) -> None:
@@ -135,7 +135,7 @@ def record_searches(recording: Path, config: Path, name: str | None, host: str, 
 
 
 @retriever.command(name="replay")
-@click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("recording", type=file_type)
 @take_address(8000)
 def replay_searches(recording: Path, host: str, port: int) -> None:
     """Serve only the searches in RECORDING, without engine or key.
@@ -149,9 +149,9 @@ def replay_searches(recording: Path, host: str, port: int) -> None:
 
 
 @retriever.command(name="fill")
-@click.option("--config", type=config_type, required=True, help="YAML of indexes.")
+@click.option("--config", type=file_type, required=True, help="YAML of indexes.")
 @click.option("--index", "name", required=True, help="The one to fill, of kind milvus.")
-@click.option("--corpus", type=config_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
+@click.option("--corpus", type=file_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
 def fill_index(config: Path, name: str, corpus: Path) -> None:
     """Encode a corpus into an engine, or resume an interrupted fill.
 
@@ -175,13 +175,7 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
 
 
 def _serve(
-    source: AnySource,
-    batches: BatchLimits | None,
-    host: str,
-    port: int,
-    *,
-    cache_mb: int = 64,
-    workers: int = 1,
+    source: AnySource, batches: BatchLimits | None, host: str, port: int, *, cache_mb: int = 64, workers: int = 1
 ) -> None:
     """Answer until a signal to stop."""
     # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
@@ -199,9 +193,9 @@ def _serve(
     port = listener.getsockname()[1]
     url = write_url(host, port)
     warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
+    several = f", {workers} workers" if workers > 1 else ""
 
     def announce(what: str) -> None:
-        several = f", {workers} workers" if workers > 1 else ""
         click.echo(f"ready: {what}{several}, at {url}/retrieve")
 
     if workers == 1:
@@ -218,9 +212,9 @@ def _serve(
 @click.option(
     "--retriever", "choice", default="bm25", help="bm25, dense, hybrid, or the address of a retrieval service."
 )
-@click.option("--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As for 'serve'.")
+@click.option("--corpus", type=file_type, help="As for 'serve'.")
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
-@click.option("--config", type=config_type, help="YAML of indexes, instead of these.")
+@click.option("--config", type=file_type, help="YAML of indexes, instead of these.")
 @click.option("--name", help="The index of that file.  [default: the file's default]")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
 @take_address(8001)

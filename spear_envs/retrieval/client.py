@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
@@ -64,7 +65,6 @@ class RetrieverClient:
         self._token_variable = token_variable
         self._deadline_s = deadline_s
         self._proved: set[str] = set()
-        self._fingerprint: str | None = None
         self._asker = Asker(
             self.urls,
             deadline_s=deadline_s,
@@ -74,7 +74,7 @@ class RetrieverClient:
             headers=self._make_headers,
         )
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Fingerprint from ``/health``, else one of the addresses; asked once.
 
@@ -82,9 +82,7 @@ class RetrieverClient:
             RetrieverFault: there is no answer.
             SpearError: the servers have different indexes.
         """
-        if self._fingerprint is None:
-            self._fingerprint = self._asker.run(self._identify())
-        return self._fingerprint
+        return self._asker.run(self._identify())
 
     @property
     def requests(self) -> int:

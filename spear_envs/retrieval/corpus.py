@@ -75,7 +75,6 @@ class Corpus:
         """Open a JSONL file.
 
         Args:
-            path: the file; not compressed.
             on_lines: progress of a first reading, which takes some three minutes for the 14 GB of wiki-18.
 
         Raises:
@@ -133,8 +132,7 @@ class Corpus:
 
     def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """``contents`` of the rows from ``start`` to before ``stop``, in order."""
-        for row in range(start, len(self) if stop is None else min(stop, len(self))):
-            yield self.document(row)["contents"]
+        return (self.document(row)["contents"] for row in range(len(self))[start:stop])
 
 
 def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDArray[np.int64], str]:
@@ -143,8 +141,8 @@ def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDAr
     offsets, hashes = array("q", [0]), array("q")
     while line := file.readline(MAX_LINE):
         number = len(offsets)
-        if number == 1:
-            _refuse_archive(line, name)
+        if number == 1 and (command := next((ARCHIVES[magic] for magic in ARCHIVES if line.startswith(magic)), None)):
+            raise SpearError(f"{name} is compressed, and a corpus is read in place: unpack it with '{command}' first.")
         digest.update(line)
         hashes.append(hash(_read_id(line, number, name)))
         offsets.append(offsets[-1] + len(line))
@@ -159,12 +157,6 @@ def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDAr
     if on_lines is not None:
         on_lines(lines, offsets[-1])
     return np.frombuffer(offsets, np.int64), digest.hexdigest()
-
-
-def _refuse_archive(line: bytes, name: str) -> None:
-    for magic, command in ARCHIVES.items():
-        if line.startswith(magic):
-            raise SpearError(f"{name} is compressed, and a corpus is read in place: unpack it with '{command}' first.")
 
 
 def _read_id(line: bytes, number: int, name: str) -> str:
@@ -227,14 +219,10 @@ def _dump(row: int, document: Mapping[str, Any]) -> bytes:
         return json.dumps(document).encode("ascii") + b"\n"
 
 
-def _name_kept(path: Path) -> Path:
-    return path.with_name(f"{path.name}.lines")
-
-
 def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int64], str] | None:
     """The kept offsets, mapped, and the fingerprint; None if none are of this state of the file."""
     try:
-        with _name_kept(path).open("rb") as file:
+        with path.with_name(f"{path.name}.lines").open("rb") as file:
             header = json.loads(file.read(HEADER))
             size = os.fstat(file.fileno()).st_size
             if header["corpus"] != _identify(stat) or size != HEADER + 8 * (header["lines"] + 1):
@@ -253,7 +241,7 @@ def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int6
         with part.open("wb") as file:
             file.write(json.dumps(header).encode("ascii").ljust(HEADER))
             file.write(offsets.data)
-        part.replace(_name_kept(path))
+        part.replace(path.with_name(f"{path.name}.lines"))
     except OSError:
         part.unlink(missing_ok=True)
 

@@ -25,13 +25,11 @@ class DenseRetriever:
     """Passages whose vectors have the greatest inner product with the query's.
 
     Args:
-        corpus: what is searched.
         index: folder with the part ``dense``, written by ``spear index build``.
         encoder: folder of the model, or the name of an installed one; only needed if the index lacks an export and the
             model has moved.
         ef_search: of an HNSW index, 128 by default.
         nprobe: lists of an IVF index to search, an eighth of them by default.
-        threads: of the CPU, for a batch.
         device: of torch, for encoding queries; in float16 by the model itself except on ``"cpu"``. faiss also searches
             a flat or IVF index there, if its GPU build is installed.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ PROBE = (
 """Texts on which an export must agree with the model: short, middling, longer than most, not only ASCII."""
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """Makes vectors of texts."""
 
     spec: EncoderSpec
@@ -46,12 +47,34 @@ class Encoder(Protocol):
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
         """Tokens of each query for the model."""
+        return self._count_tokens(self._prepare(self.spec.query_prefix, queries))
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Vectors of queries as one batch."""
+        return self._encode(self.spec.query_prefix, texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """Vectors of passages as one batch."""
+        return self._encode(self.spec.passage_prefix, texts)
+
+    def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:
+        if not texts:
+            return np.empty((0, self.dimension), np.float32)
+        vectors = np.asarray(self._run(self._prepare(prefix, texts)), np.float32)
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+
+    def _prepare(self, prefix: str, texts: Sequence[str]) -> list[str]:
+        limit = self.spec.max_length * CHARACTERS_PER_TOKEN
+        # Tokenizers do not accept lone surrogates, which JSON can contain.
+        return [prefix + text.strip()[:limit].encode("utf-8", "replace").decode("utf-8") for text in texts]
+
+    @abstractmethod
+    def _count_tokens(self, texts: list[str]) -> list[int]:
+        """Tokens of each prepared text."""
+
+    @abstractmethod
+    def _run(self, texts: list[str]) -> npt.NDArray[Any]:
+        """Vectors of prepared texts, (N, D), of any length."""
 
 
 def check_device(device: str) -> None:
@@ -72,25 +95,11 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def _prepare(prefix: str, texts: Sequence[str], spec: EncoderSpec) -> list[str]:
-    limit = spec.max_length * CHARACTERS_PER_TOKEN
-    # Tokenizers do not accept lone surrogates, which JSON can contain.
-    return [prefix + text.strip()[:limit].encode("utf-8", "replace").decode("utf-8") for text in texts]
-
-
-def _normalize(vectors: npt.NDArray[Any]) -> Vectors:
-    vectors = np.asarray(vectors, np.float32)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
-
-
-class TorchEncoder:
+class TorchEncoder(Encoder):
     """A model of sentence-transformers on torch.
 
     Args:
-        folder: of the model.
-        spec: of the same model.
         device: of torch; in half precision except on ``"cpu"``.
-        threads: of the CPU.
 
     Raises:
         SpearError: sentence-transformers cannot load the folder.
@@ -127,31 +136,19 @@ class TorchEncoder:
         self.backend = f"torch {device}"
         self.dimension = self._encode("", ["probe"]).shape[1]
 
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        """See :class:`Encoder`."""
-        texts = _prepare(self.spec.query_prefix, queries, self.spec)
+    def _count_tokens(self, texts: list[str]) -> list[int]:
         with self._lock:
             found = self._model.tokenizer(texts, truncation=True, max_length=self.spec.max_length)
         return [len(ids) for ids in found["input_ids"]]
 
-    def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """See :class:`Encoder`."""
-        return self._encode(self.spec.query_prefix, texts)
-
-    def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """See :class:`Encoder`."""
-        return self._encode(self.spec.passage_prefix, texts)
-
-    def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:
-        if not texts:
-            return np.empty((0, self.dimension), np.float32)
+    def _run(self, texts: list[str]) -> npt.NDArray[Any]:
         self._torch.set_num_threads(self._threads)  # for the calling thread
-        prepared = _prepare(prefix, texts, self.spec)
         with self._lock:
             # An empty prompt, since the model's default one would precede our prefix.
-            return _normalize(
-                self._model.encode(prepared, prompt="", batch_size=len(prepared), show_progress_bar=False)
+            vectors: npt.NDArray[Any] = self._model.encode(
+                texts, prompt="", batch_size=len(texts), show_progress_bar=False
             )
+        return vectors
 
     def export(self, folder: Path) -> None:
         """See :func:`export_onnx`."""
@@ -191,7 +188,7 @@ class TorchEncoder:
         (folder / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
-def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> OnnxEncoder:
+def export_onnx(encoder: TorchEncoder, folder: Path) -> OnnxEncoder:
     """Export a model for ONNX Runtime into ``folder``, and check that its vectors are the same.
 
     Raises:
@@ -200,7 +197,7 @@ def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> Onn
     folder.mkdir(parents=True, exist_ok=True)
     try:
         encoder.export(folder)
-        exported = OnnxEncoder(folder, encoder.spec, threads=threads)
+        exported = OnnxEncoder(folder, encoder.spec)
         for texts in (PROBE, PROBE[:1]):
             same = (exported.encode_queries(texts) * encoder.encode_queries(texts)).sum(axis=1)
             if same.min() < 0.9999:
@@ -210,13 +207,11 @@ def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> Onn
     return exported
 
 
-class OnnxEncoder:
+class OnnxEncoder(Encoder):
     """An export of a model, with its tokenizer.
 
     Args:
         folder: that :func:`export_onnx` wrote.
-        spec: of the model.
-        threads: of the CPU.
 
     Raises:
         SpearError: the files are missing or damaged.
@@ -250,23 +245,11 @@ class OnnxEncoder:
         self.backend = "onnxruntime"
         self.dimension = self._encode("", ["probe"]).shape[1]
 
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        """See :class:`Encoder`."""
-        texts = _prepare(self.spec.query_prefix, queries, self.spec)
+    def _count_tokens(self, texts: list[str]) -> list[int]:
         return [len(found) for found in self._tokenizer.encode_batch_fast(texts)]
 
-    def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """See :class:`Encoder`."""
-        return self._encode(self.spec.query_prefix, texts)
-
-    def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """See :class:`Encoder`."""
-        return self._encode(self.spec.passage_prefix, texts)
-
-    def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:
-        if not texts:
-            return np.empty((0, self.dimension), np.float32)
-        found = self._tokenizer.encode_batch_fast(_prepare(prefix, texts, self.spec))
+    def _run(self, texts: list[str]) -> npt.NDArray[Any]:
+        found = self._tokenizer.encode_batch_fast(texts)
         shape = (len(texts), max(map(len, found)))
         inputs = {
             "input_ids": np.full(shape, self._pad, np.int64),
@@ -276,4 +259,5 @@ class OnnxEncoder:
         for row, tokens in enumerate(found):
             inputs["input_ids"][row, : len(tokens)] = tokens.ids
             inputs["attention_mask"][row, : len(tokens)] = 1
-        return _normalize(self._session.run(None, {name: inputs[name] for name in self._inputs})[0])
+        vectors: npt.NDArray[Any] = self._session.run(None, {name: inputs[name] for name in self._inputs})[0]
+        return vectors

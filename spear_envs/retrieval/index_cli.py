@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.progress import Show, format_seconds, show_rows
+from spear_envs.data.progress import Show, format_seconds, say, show_rows
 from spear_envs.data.space import format_bytes
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.kinds import EF_CONSTRUCTION, EXAMPLES, parse_type
@@ -22,7 +22,6 @@ from spear_envs.retrieval.plan import (
     PLANNED,
     WIKI18_DIMENSION,
     WIKI18_ROWS,
-    Estimate,
     choose_type,
     estimate_encoding,
     estimate_index,
@@ -119,17 +118,17 @@ def build(
         raise click.UsageError("A vector index needs --encoder, the folder of a sentence-transformers model.")
     if adopt is not None and not adopt.is_file():
         raise SpearError(f"the file {adopt} does not exist: check the path.")
-    model = None if encoder is None else find_model(encoder)
     spec = None
-    if model is not None:
+    if encoder is not None:
+        model = find_model(encoder)
         spec = describe_model(model, query_prefix=query_prefix, passage_prefix=passage_prefix, max_length=max_length)
     console = Console()
     with show_rows(console) as report:
         corpus = _open_corpus(corpus_path, report)
-        if "bm25" in types or model is None:
+        if "bm25" in types or spec is None:
             build_bm25(corpus, out, processes=processes, on_progress=report)
-        if model is not None and spec is not None and (dense or adopt is not None or not types):
-            _say(
+        if spec is not None and (dense or adopt is not None or not types):
+            say(
                 console,
                 f"encoder: {spec.model}, {spec.pooling} pooling, {spec.max_length} tokens, prefixes "
                 f"{spec.query_prefix!r} and {spec.passage_prefix!r}",
@@ -148,7 +147,7 @@ def build(
             build_dense(corpus, out, settings, on_progress=report)
     for part in Part:
         if (out / part.value / MANIFEST).is_file():
-            _say(console, _describe_part(open_manifest(out, part, corpus)))
+            say(console, _describe_part(open_manifest(out, part, corpus)))
 
 
 @index.command()
@@ -173,7 +172,7 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
         manifest = open_manifest(folder, part, corpus)
         check_digests(manifest)
         retriever = open_retriever(RetrieverKind(part.value), corpus, folder, encoder=encoder)
-        _say(console, f"{_describe_part(manifest)}: {retriever.rows:,} documents, sound")
+        say(console, f"{_describe_part(manifest)}: {retriever.rows:,} documents, sound")
 
 
 @index.command()
@@ -226,19 +225,22 @@ def plan(
     for name in types or PLANNED:
         kind = parse_type(name)
         if types or is_possible(kind, rows, width):
-            table.add_row(*_describe_estimate(estimate_index(kind, rows, width), cores, limit))
+            estimate = estimate_index(kind, rows, width)
+            sizes = map(format_bytes, (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes))
+            fits = "yes" if estimate.build_bytes <= limit else "no"
+            table.add_row(estimate.type.name, *sizes, format_seconds(estimate.build_seconds / cores), fits)
     console.print(table)
     total = rows * seconds
-    _say(
+    say(
         console,
         f"Encoding once, for all types: {format_seconds(total)} of CPU time ({source}, "
         f"{1 / seconds:,.1f} passages a second and core), {format_seconds(total / cores)} on {cores} cores.",
     )
-    _say(console, "The index is mapped: all processes share its memory. The text is mapped, too (wiki-18: 14 GB).")
+    say(console, "The index is mapped: all processes share its memory. The text is mapped, too (wiki-18: 14 GB).")
     try:
-        _say(console, f"With {format_bytes(limit)} of memory: --type {choose_type(rows, width, limit).name}.")
+        say(console, f"With {format_bytes(limit)} of memory: --type {choose_type(rows, width, limit).name}.")
     except SpearError:
-        _say(console, f"With {format_bytes(limit)} of memory no graph can be built: --type bm25.")
+        say(console, f"With {format_bytes(limit)} of memory no graph can be built: --type bm25.")
 
 
 def _open_corpus(path: Path, report: Show) -> Corpus:
@@ -259,17 +261,7 @@ def _measure_encoder(name: str, texts: list[str]) -> tuple[int, float]:
     return encoder.dimension, (time.process_time() - start) / len(texts)
 
 
-def _describe_estimate(estimate: Estimate, cores: int, limit: int) -> list[str]:
-    fits = "yes" if estimate.build_bytes <= limit else "no"
-    sizes = (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes)
-    return [estimate.type.name, *map(format_bytes, sizes), format_seconds(estimate.build_seconds / cores), fits]
-
-
 def _describe_part(manifest: Manifest) -> str:
     size = sum(int(entry["bytes"]) for entry in manifest.files.values())
     kind = manifest.settings.get("type", "bm25")
     return f"{manifest.folder}: {kind}, {format_bytes(size)}, fingerprint {manifest.fingerprint[:12]}"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import describe_files, digest_file, write_synced
 from spear_envs.retrieval.corpus import Corpus
 
 MANIFEST = "manifest.json"
@@ -62,16 +61,9 @@ def write_manifest(
         "part": part.value,
         "corpus": {"sha256": corpus.fingerprint, "lines": len(corpus)},
         "settings": dict(settings),
-        "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": digest_file(folder / name)} for name in files
-        },
+        "files": describe_files(folder, files),
     }
-    temporary = folder / f"{MANIFEST}.part"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST)
+    write_synced(folder / MANIFEST, json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n")
 
 
 def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:

@@ -28,11 +28,7 @@ class Passage(BaseModel):
 
 
 def make_mcp_server(searcher: Searcher) -> MCPServer[Any]:
-    """Make a server of one tool, ``search``; any number of clients may call it at once.
-
-    Args:
-        searcher: in this process, or a client of a retrieval service.
-    """
+    """Make a server of one tool, ``search``; any number of clients may call it at once."""
     server: MCPServer[Any] = MCPServer("spear-retriever", version=version("spear-envs"), log_level="WARNING")
     lock = threading.Lock()  # retrievers take one call at a time
 

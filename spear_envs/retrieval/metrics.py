@@ -22,8 +22,6 @@ COUNTERS = {
     "rejected": "Requests turned away because the queue was full.",
     "timeouts": "Requests not answered within the deadline.",
 }
-
-
 BACKEND_COUNTERS = {
     "requests": "Requests to third-party servers, retries included.",
     "cost": "Price of these requests.",
@@ -34,13 +32,7 @@ BACKEND_COUNTERS = {
 
 
 def collect_metrics(tally: Tally, pending: int, counts: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
-    """Yield all current metrics of the service.
-
-    Args:
-        tally: its counts.
-        pending: distinct queries that wait or are computed now.
-        counts: those of each index's backend, by name.
-    """
+    """Yield all current metrics of the service; ``counts`` are those of each index's backend, by name."""
     make = Families("spear_retriever_")
     for name, text in COUNTERS.items():
         yield make.count(name, text, getattr(tally, name))

@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class EncoderSpec:
 
     model: str
     """Name of the model's folder, for people; not part of the fingerprint."""
-    files: dict[str, str]
+    files: dict[str, str] = field(hash=False)
     """SHA-256 of the model's weights, configuration and vocabulary, by path in its folder."""
     pooling: str
     """How the vectors of the tokens become one; also written in the files."""
@@ -115,7 +115,6 @@ def describe_model(
     """Read the description of a model; this takes as long as a checksum of its files.
 
     Args:
-        folder: the model's folder.
         query_prefix, passage_prefix: put before every text. By default the model's own prompts if its folder has any,
             E5's ``"query: "`` and ``"passage: "`` if the folder is named after E5, else none.
         max_length: most tokens read of a text; 256 by default, or as many as the model can.

@@ -37,8 +37,6 @@ def open_retriever(
     """Open the retriever of a corpus.
 
     Args:
-        kind: ``"bm25"``, ``"dense"`` or ``"hybrid"``.
-        corpus: the documents to search.
         index: folder that ``spear index build`` wrote. BM25 over at most 100,000 documents needs none.
         encoder, ef_search, nprobe, threads, device: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
 
@@ -49,13 +47,13 @@ def open_retriever(
     kind = choose_member(RetrieverKind, kind, "retriever")
     if kind is RetrieverKind.BM25:
         given = {
-            "encoder": encoder,
-            "ef_search": ef_search,
-            "nprobe": nprobe,
-            "threads": None if threads == 1 else threads,
-            "device": None if device == "cpu" else device,
+            "encoder": encoder is not None,
+            "ef_search": ef_search is not None,
+            "nprobe": nprobe is not None,
+            "threads": threads != 1,
+            "device": device != "cpu",
         }
-        if names := [name for name, value in given.items() if value is not None]:
+        if names := [name for name, is_given in given.items() if is_given]:
             raise SpearError(f"BM25 does not use {' and '.join(names)}: leave them out.")
         return BM25Retriever(corpus, index)
     if index is None:

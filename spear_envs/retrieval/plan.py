@@ -95,11 +95,6 @@ def find_memory() -> int:
 def require_memory(kind: IndexType, rows: int, dimension: int, memory: int | None = None) -> None:
     """Refuse a build that would not fit into memory.
 
-    Args:
-        kind: type of the index.
-        rows, dimension: of the vectors.
-        memory: bytes that may be used; by default :func:`find_memory`.
-
     Raises:
         SpearError: it would not fit; the message has the estimate and names a type that fits.
     """

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_envs.core.errors import SpearError, suggest_name
-from spear_envs.retrieval.backend import summarize
 from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
@@ -79,7 +78,6 @@ class RetrievalService:
 
     Args:
         load: opens the indexes by name, the default first; called once, on the thread that later searches the default.
-        settings: limits, cache, token.
     """
 
     def __init__(self, load: Callable[[], Mapping[str, Backend]], settings: ServiceSettings) -> None:
@@ -221,8 +219,13 @@ class RetrievalService:
         }
 
     def summarize(self) -> str:
-        """See :func:`~spear_envs.retrieval.backend.summarize`."""
-        return summarize({name: one.backend for name, one in self._ready.items()})
+        """Describe the service for people: ``"72 passages, bm25"``, with names if there are several indexes."""
+        told = []
+        for name, one in self._ready.items():
+            passages, kind = one.backend.passages, one.backend.describe()["kind"]
+            text = kind if passages is None else f"{passages:,} passages, {kind}"
+            told.append(text if len(self._ready) == 1 else f"{name}: {text}")
+        return "; ".join(told)
 
 
 def _describe(backend: Backend) -> dict[str, Any]:

@@ -13,23 +13,16 @@ SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 @dataclass
 class Tally:
-    """Counts since the start of the service."""
+    """Counts since the start of the service; ``metrics.COUNTERS`` says of what."""
 
     queries: int = 0
-    """Queries of admitted requests, repeated ones included."""
     hits: int = 0
-    """Queries that the cache answered."""
     joined: int = 0
-    """Queries that waited for the same query of this or another request."""
     batches: int = 0
     failed_batches: int = 0
-    """Batches in which the retriever raised an error."""
     skipped: int = 0
-    """Queries that were dropped because nobody waited for them any more."""
     rejected: int = 0
-    """Requests that the full queue refused."""
     timeouts: int = 0
-    """Requests that were not answered within the deadline."""
     batch_queries: Histogram = field(default_factory=lambda: Histogram(SIZES))
     request_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     """Times of ``/retrieve``, all statuses included."""

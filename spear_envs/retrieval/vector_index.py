@@ -27,12 +27,9 @@ class VectorIndex:
     """Finds the vectors with the greatest inner product.
 
     Args:
-        path: file that faiss wrote.
-        kind: its type.
         exact: file of the vectors in float16, (N, D), for types that are too coarse without it.
         ef_search: of HNSW, 128 by default.
         nprobe: lists of IVF to look into, an eighth of them by default.
-        threads: number of threads for a batch.
         device: ``"cuda"`` or ``"cuda:1"`` moves a flat or IVF index to the GPU, vectors in float16, if faiss has GPU
             support.
 

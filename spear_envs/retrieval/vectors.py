@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class EncoderSource:
 
     def open(self) -> Encoder:
         """Open the encoder, once per process."""
-        return _open_encoder(self.folder, json.dumps(asdict(self.spec)), self.exported, self.device, self.threads)
+        return _open_encoder(self)
 
     @property
     def batch(self) -> int:
@@ -54,11 +54,10 @@ class EncoderSource:
 
 
 @lru_cache(maxsize=1)
-def _open_encoder(folder: Path, spec: str, exported: bool, device: str, threads: int) -> Encoder:
-    plain = EncoderSpec.from_plain(json.loads(spec))
-    if exported:
-        return OnnxEncoder(folder, plain, threads=threads)
-    return TorchEncoder(folder, plain, device=device, threads=threads)
+def _open_encoder(source: EncoderSource) -> Encoder:
+    if source.exported:
+        return OnnxEncoder(source.folder, source.spec, threads=source.threads)
+    return TorchEncoder(source.folder, source.spec, device=source.device, threads=source.threads)
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ def encode_corpus(
     Memory is bounded by the texts of some windows of 2,000 lines and one encoder for each process.
 
     Args:
-        corpus: its ``contents`` are encoded.
         folder: of the shards; one with some shards of the same corpus and encoder is resumed.
-        source: the encoder.
         processes: number of encoding processes; 1 encodes in the calling process.
         on_rows: called with the number of rows done, first with those of an earlier run.
 

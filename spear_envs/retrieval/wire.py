@@ -173,11 +173,6 @@ def read_result(body: bytes, queries: int, topk: int) -> list[list[tuple[dict[st
     An item is a document, or ``{"document": …}`` with or without a score; a document is an object with ``contents``, or
     the text alone. A document without an ``id`` gets the digest of its text. Rows longer than ``topk`` are cut.
 
-    Args:
-        body: the body of the answer.
-        queries: number of queries asked.
-        topk: number of documents asked for each.
-
     Returns:
         For each query at most ``topk`` pairs of an object with ``id`` (a string or an integer) and ``contents`` (a
         string), and its score, None where the server gave none.

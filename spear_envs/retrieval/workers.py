@@ -62,8 +62,8 @@ def serve_workers(job: Job, number: int, on_ready: Callable[[str], None]) -> Non
     own queue, cache and metrics.
 
     Args:
-        job: the indexes and address of each worker; the port is not 0 and free.
-        number: of processes, at least 1.
+        job: its port is not 0 and free.
+        number: at least 1.
         on_ready: called with a summary of the indexes when all workers answer.
 
     Raises:

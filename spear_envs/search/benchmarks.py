@@ -68,7 +68,6 @@ def open_benchmark(dataset: str, split: str, panel: int | None = None) -> Questi
 
     Args:
         dataset: one of :data:`DATASETS`, or the path of a file.
-        split: one of its splits.
         panel: number of questions per benchmark, see :func:`choose_panel`; None for all.
 
     Raises:
@@ -89,7 +88,8 @@ def open_benchmark(dataset: str, split: str, panel: int | None = None) -> Questi
         name = Path(dataset).name.partition(".")[0]
     if panel is not None:
         groups = [choose_panel(part, panel) for whole in groups for part in _by_benchmark(whole)]
-    return QuestionTaskSet(name, split, [_make_question(raw) for group in groups for raw in group])
+    questions = [Question(raw.question, raw.golden_answers, raw.benchmark) for group in groups for raw in group]
+    return QuestionTaskSet(name, split, questions)
 
 
 def _by_benchmark(questions: Iterable[RawQuestion]) -> list[list[RawQuestion]]:
@@ -110,7 +110,3 @@ def choose_panel(questions: Sequence[RawQuestion], size: int) -> list[RawQuestio
         for raw in questions
     ]
     return [questions[i] for i in sorted(sorted(range(len(keys)), key=keys.__getitem__)[:size])]
-
-
-def _make_question(raw: RawQuestion) -> Question:
-    return Question(raw.question, raw.golden_answers, raw.benchmark)

@@ -23,6 +23,7 @@ from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts
 from spear_envs.data.listing import Collection, Expected
 from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
+from spear_envs.data.progress import say
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 
@@ -94,11 +95,6 @@ def folder_of(source: Source) -> Path:
     return data_folder() / "search" / source.folder
 
 
-def _parts_folder(name: str, source: Source) -> Path:
-    """Return the download folder: separate for files that are joined, since parts of two indexes share names."""
-    return folder_of(source) / f"{name}.files" if source.target else folder_of(source)
-
-
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
 @source_option
@@ -122,11 +118,12 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
     console = Console()
     opened = open_mirrors(mirrors, console) if source is None else ()
     for name in names or ("questions",):
-        _say(console, str(_get(name, SOURCES[name], source, opened, console)))
+        say(console, str(_get(name, SOURCES[name], source, opened, console)))
 
 
 def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror], console: Console) -> Path:
-    folder = _parts_folder(name, source)
+    # Separate for files that are joined, since parts of two indexes share names.
+    folder = folder_of(source) / f"{name}.files" if source.target else folder_of(source)
     target = folder_of(source) / source.target if source.target else None
     if target is not None:
         if is_joining(target):
@@ -144,7 +141,7 @@ def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror
     for file, path in files:
         place = folder / Path(path).parent
         if pin(file, place).sha256 is None:
-            _say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
+            say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
         found = fetch_locked(file, place, source=given and find_given(given, path), console=console)
         parts.append(Part(found.name, found.stat().st_size, read_checksum(found) or ""))
     if target is None:
@@ -235,7 +232,3 @@ def _count_questions(console: Console) -> Iterator[Finding]:
             table.add_row(name, split, f"{len(tasks):,} ({due:,})", tasks.fingerprint[:12], panel.fingerprint[:12])
     if table.row_count:
         console.print(table)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -27,10 +27,6 @@ def exact_match(prediction: str | None, golds: str | Sequence[str]) -> float:
 
     Both sides are normalised first. Where a side normalises to nothing (``The The``), the two must be equal after
     stripping and lower-casing instead, and a blank prediction earns nothing.
-
-    Args:
-        prediction: the answer given; None if none was.
-        golds: one gold answer or several.
     """
     if prediction is None:
         return 0.0
@@ -43,10 +39,6 @@ def f1_score(prediction: str | None, golds: str | Sequence[str]) -> float:
 
     ``yes``, ``no`` and ``noanswer`` on either side must match exactly (HotpotQA's evaluation script). Where a side
     normalises to nothing, the score is that of :func:`exact_match`.
-
-    Args:
-        prediction: the answer given; None if none was.
-        golds: one gold answer or several.
     """
     if prediction is None:
         return 0.0

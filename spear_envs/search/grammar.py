@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from spear_envs.core.parsing import ParsedResponse, ResponseFormat
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat, split_elements
 
 RESERVED_TAGS = ("think", "search", "answer", "information")
 """Names of the tags with a meaning: in lower case, without attributes."""
@@ -94,30 +94,15 @@ def read_content(written: str) -> str | None:
 
 
 def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
-    """Replace each element of a name by its opening tag; return the text and the contents of the elements.
+    """Replace each element of :func:`~spear_envs.core.parsing.split_elements` by its opening tag.
 
-    No other opening tag of this name is left. An element that is never closed extends to the end.
+    No other opening tag of this name is left.
 
-    Args:
-        preopened: whether a closing tag that comes first closes an element that began with the text.
+    Returns:
+        The text and the contents of the elements.
     """
-    begin, end = f"<{name}>", f"</{name}>"
-    kept: list[str] = []
-    held: list[str] = []
-    position = 0
-    if preopened and (closing := text.find(end)) >= 0 and not 0 <= text.find(begin) < closing:
-        kept.append("")
-        held.append(text[:closing])
-        position = closing + len(end)
-    while (opening := text.find(begin, position)) >= 0:
-        kept.append(text[position:opening])
-        closing = text.find(end, opening)
-        if closing < 0:
-            held.append(text[opening + len(begin) :])
-            return begin.join([*kept, ""]), held
-        held.append(text[opening + len(begin) : closing])
-        position = closing + len(end)
-    return begin.join([*kept, text[position:]]), held
+    kept, held, _ = split_elements(text, name, preopened=preopened)
+    return f"<{name}>".join(kept), held
 
 
 def _explain_lack(text: str, thoughts: Sequence[str]) -> str:

@@ -109,7 +109,6 @@ def open_searcher(
     """Open the searcher for the questions of ``dataset``.
 
     Args:
-        retriever: see :data:`RetrieverChoice`.
         corpus: JSON lines to search in this process; by default the embedded base of an embedded data set.
         index: folder that ``spear index build`` wrote for the corpus.
         dataset: the embedded data set to search if no corpus is given.

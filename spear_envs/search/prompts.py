@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 from spear_envs.core.parsing import ResponseParser
-from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate, StockTemplate
 from spear_envs.core.tools import CallParser, make_tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
@@ -76,7 +76,7 @@ without detailed illustrations. For example, <answer> Beijing </answer>. Questio
 
 
 @dataclass(frozen=True)
-class SearchTemplate:
+class SearchTemplate(StockTemplate):
     """The question and the instructions in one user message, then queries and passages in one running text.
 
     A ``conversation`` continues within the assistant's message: a response ends with its closing tag, and the
@@ -85,8 +85,6 @@ class SearchTemplate:
 
     Args:
         name: key of :data:`TEXTS`.
-        topk: passages that a search returns.
-        parser: writes responses in the form that the environment reads.
     """
 
     name: str = "default"
@@ -94,10 +92,6 @@ class SearchTemplate:
     parser: ResponseParser = field(default_factory=SearchParser)
     token_pattern: str | None = None
     stop_strings: tuple[str, ...] = ("</search>", "</answer>")
-
-    def system(self) -> str | None:
-        """Return None: all text is in the user message, for models without a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the opening, then the turns of the history."""
@@ -120,10 +114,6 @@ class SearchTemplate:
         around = "\n" if context.observation == INVALID_ACTION else "\n\n"
         return f"{around}{context.observation}{around}"
 
-    def respond(self, action: str, think: str = "") -> str:
-        """Write thoughts and action in the form that the environment reads."""
-        return self.parser.respond(action, think)
-
 
 # A piece is a word with the blank before it, so that a blank alone is not a token.
 _PIECES = (
@@ -139,24 +129,17 @@ _INFORMATION = re.compile(r"<information>(.*)</information>", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class CompactSearchTemplate:
+class CompactSearchTemplate(StockTemplate):
     """The question, then bare passages: short sequences for tiny models with a word-level tokenizer.
 
     A passage is a line that begins with ``>``, with its title in front unless it begins with it; a line ``!``
     answers a malformed response; ``#`` ends each prompt. Thoughts are empty, and a blank precedes each query and
     answer, so that a name has the same tokens as in a passage. Responses end with the model's end token.
-
-    Args:
-        parser: writes responses in the form that the environment reads.
     """
 
     parser: ResponseParser = field(default_factory=SearchParser)
     name: str = "compact"
     token_pattern: str | None = "|".join(_PIECES)
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the question, then the turns of the history."""
@@ -184,12 +167,12 @@ def compress_observation(observation: str) -> str:
     if found is None:
         return "\n!"
     passages = _HEAD.split(found[1])[1:]
-    lines = zip(passages[::2], passages[1::2], strict=True)
-    return "".join(f"\n> {_join_title(title, ' '.join(text.split()))}" for title, text in lines) or "\n>"
-
-
-def _join_title(title: str, text: str) -> str:
-    return text if text.removeprefix("The ").startswith(title.removeprefix("The ")) else f"{title}: {text}"
+    lines = ""
+    for title, passage in zip(passages[::2], passages[1::2], strict=True):
+        text = " ".join(passage.split())
+        begins = text.removeprefix("The ").startswith(title.removeprefix("The "))
+        lines += f"\n> {text}" if begins else f"\n> {title}: {text}"
+    return lines or "\n>"
 
 
 @make_tool("<search>(?P<query>.*)</search>")

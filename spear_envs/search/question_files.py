@@ -35,7 +35,6 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
     ``extra_info`` or at the end of ``prompt``. Golds are stripped; blank and repeated ones are left out.
 
     Args:
-        path: the file.
         benchmark: name of the benchmark; by default from each row, else the file's name.
 
     Raises:

@@ -46,8 +46,6 @@ class QuestionTaskSet(NumberedTaskSet):
 
     Args:
         dataset: the second part of the ids, such as ``mini`` or ``hotpotqa``.
-        split: name of the split.
-        questions: in order; at least one.
     """
 
     def __init__(self, dataset: str, split: str, questions: Sequence[Question]) -> None:

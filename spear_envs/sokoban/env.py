@@ -24,13 +24,12 @@ from spear_envs.core.tools import Tool
 from spear_envs.sokoban.engine import MOVE_REWARD, Board
 from spear_envs.sokoban.generate import Recipe, parse_room
 from spear_envs.sokoban.levels import WORDS, Level, SplitBy, format_spaced
-from spear_envs.sokoban.moves import Moves, RememberingParser, find_peer_action, read_like_peer, read_moves
+from spear_envs.sokoban.moves import Moves, RememberingParser, find_peer_action, find_tools, read_like_peer, read_moves
 from spear_envs.sokoban.prompts import CompactBoardTemplate, Modality, SokobanTemplate
 from spear_envs.sokoban.search import find_solution
 from spear_envs.sokoban.sprites import TILE, Image, Sprites, load_tiles
 from spear_envs.sokoban.tasks import make_level_set, make_task_set, read_level
 from spear_envs.sokoban.terminal import paint_board
-from spear_envs.sokoban.tools import find_tools
 
 TEXT_LENGTH = 2_048
 """Most characters of an observation's text: the largest board in spaced form and a message."""
@@ -209,12 +208,8 @@ class SokobanEnv(SpearEnv[Observation]):
         """Return the moves of an action, by the rule of ``on_malformed``."""
         return read_like_peer(action) if self._peer else read_moves(action, self.moves_per_turn)
 
-    def explain_problem(self, problem: str) -> str:
-        """Return the observation's explanation of a malformed response."""
-        return super()._malformed(problem).message
-
     def _malformed(self, problem: str) -> ActionResult:
-        return ActionResult(False, MOVE_REWARD, message=self.explain_problem(problem), details=self._details())
+        return super()._malformed(problem)._replace(native_reward=MOVE_REWARD)
 
     def peer_action(self, text: str) -> str:
         """Return the action that verl-agent finds in a malformed response."""
@@ -253,7 +248,8 @@ class SokobanEnv(SpearEnv[Observation]):
 
     def _anchor(self) -> str:
         assert self._board is not None
-        return digest_board(self._board.text())
+        # The board's text gives level, boxes and player.
+        return hashlib.blake2b(self._board.text().encode(), digest_size=16).hexdigest()
 
     def _admissible(self) -> list[str]:
         return list(WORDS)
@@ -298,11 +294,6 @@ def make_observation_space(height: int, width: int, modality: Modality) -> space
         return text
     image = spaces.Box(0, 255, (height * TILE, width * TILE, 3), np.uint8)
     return spaces.Dict({"image": image, "text": text})
-
-
-def digest_board(text: str) -> str:
-    """Return the key of a state: the board's text gives level, boxes and player."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _read_preset(preset: str | None) -> Mapping[str, Any]:

@@ -174,21 +174,21 @@ def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -
     return format_codes(_place(grid, targets, state), width)
 
 
-def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dict[str, list[Level]]:
+def draw_held_out(recipe: Recipe, count: int) -> dict[str, list[Level]]:
     """Draw the held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels with distinct digests each.
 
     Levels are drawn one after another as for training, and the content decides the list of each. Small rooms have
     fewer different levels: after 5,000 draws in a row without a new one the lists stay shorter.
 
     Raises:
-        LevelError: a list stays empty, or a single level exceeds ``budget``.
+        LevelError: a list stays empty, or a single level exceeds the budget of states.
     """
     lists: dict[str, list[Level]] = {"valid": [], "test": []}
     seen: set[str] = set()
     dice = make_dice("sokoban", recipe.name, "held-out")
     idle = 0
     while idle < 5_000 and any(len(levels) < count for levels in lists.values()):
-        level = draw_level(recipe, dice, tuple(lists), budget)
+        level = draw_level(recipe, dice, tuple(lists))
         idle += 1
         wanted = lists[find_split(level.text, recipe.split_by)]
         if len(wanted) == count:

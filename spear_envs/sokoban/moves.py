@@ -1,12 +1,13 @@
-"""Reading moves from the text of an action."""
+"""Moves: reading them from the text of an action, and as calls of a tool."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from spear_envs.core.parsing import ParsedResponse, ResponseParser
+from spear_envs.core.tools import Tool, make_tool
 from spear_envs.sokoban.engine import ACTIONS, STILL
 from spear_envs.sokoban.levels import WORDS
 
@@ -96,3 +97,27 @@ def find_peer_action(response: str) -> str:
     lowered = response.lower()
     begin, end = lowered.find("<action>"), lowered.find("</action>")
     return lowered[begin + len("<action>") : end] if begin >= 0 and end >= 0 else ""
+
+
+Direction = Literal["up", "down", "left", "right"]
+_WORD = "up|down|left|right"
+
+
+@make_tool(f"(?P<direction>{_WORD})")
+def move(direction: Annotated[Direction, "Where to."]) -> str:
+    """Moves you one cell, pushing the box that stands there, and returns the board."""
+    return direction
+
+
+def move_often(directions: Annotated[list[Direction], "Where to, one after the other."]) -> str:
+    """Moves you cell by cell, pushing boxes that stand there, and returns the board."""
+    return ", ".join(directions)
+
+
+move_often.__name__ = "move"
+_MOVE_OFTEN = make_tool(f"(?P<directions>(?:{_WORD})(?:, (?:{_WORD}))*)")(move_often)
+
+
+def find_tools(moves_per_turn: int) -> tuple[Tool, ...]:
+    """Return the tools of an environment with so many moves per turn."""
+    return (move if moves_per_turn == 1 else _MOVE_OFTEN,)

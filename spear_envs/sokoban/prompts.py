@@ -7,7 +7,7 @@ from enum import Enum
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser, TagParser
-from spear_envs.core.prompts import IMAGE, PromptContext
+from spear_envs.core.prompts import IMAGE, PromptContext, StockTemplate
 from spear_envs.sokoban.levels import compact_spaced
 from spear_envs.sokoban.sprites import Sprites
 
@@ -66,17 +66,15 @@ The board is shown as a picture made of square tiles:
 
 
 @dataclass(frozen=True)
-class SokobanTemplate:
+class SokobanTemplate(StockTemplate):
     """Rules, legend, the last turns (with text), the board, the words to choose from.
 
     ``<image>`` marks the picture's place, once a turn. With pictures alone there is no history, since earlier boards
     could not be shown.
 
     Args:
-        modality: form of the board.
         sprites: tiles that the legend describes.
         moves_per_turn: most moves of a response.
-        parser: describes and writes responses in the form that the environment reads.
     """
 
     modality: Modality = Modality.BOTH
@@ -85,10 +83,6 @@ class SokobanTemplate:
     parser: ResponseParser = field(default_factory=TagParser)
     name: str = "default"
     token_pattern: str | None = None
-
-    def system(self) -> str | None:
-        """Return None: the rules are in the user message, for models without a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render rules, legend, task, the last turns and the board."""
@@ -119,13 +113,9 @@ class SokobanTemplate:
             choice = f"Choose your next moves, up to {self.moves_per_turn}, joined by commas: up, down, left or right."
         return "\n".join(shown) + f"\n\n{choice}\n{self.parser.hint}"
 
-    def respond(self, action: str, think: str = "") -> str:
-        """Write thoughts and action in the form that the environment reads."""
-        return self.parser.respond(action, think)
-
 
 @dataclass(frozen=True)
-class CompactBoardTemplate:
+class CompactBoardTemplate(StockTemplate):
     """The inner cells of the board alone, for tiny models: 16 symbols for a 6x6 room.
 
     The game needs no memory and the border is always wall, so both history and border are left out. Responses have no
@@ -135,10 +125,6 @@ class CompactBoardTemplate:
     parser: ResponseParser = field(default_factory=TagParser)
     name: str = "compact"
     token_pattern: str | None = "<think></think><action>|</action>|up|down|left|right|[#_O\u221aXPS]"
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the cells inside the border, row by row, without separators.

@@ -182,10 +182,6 @@ _FIGURE = """\
 """
 
 
-def _paint(rows: str) -> Image:
-    return np.array([[_PALETTE[mark] for mark in row] for row in rows.splitlines()], np.uint8)
-
-
 def _stand_on(ground: str) -> str:
     """Draw the figure over a ground."""
     return "".join(below if mark == "~" else mark for mark, below in zip(_FIGURE, ground, strict=True))
@@ -195,7 +191,7 @@ def _stand_on(ground: str) -> str:
 def draw_tiles() -> Image:
     """Draw our own tiles: read-only uint8 of shape (7, 16, 16, 3), in the order of ``NAMES``."""
     drawings = (_WALL, _FLOOR, _TARGET, _BOX_ON_TARGET, _BOX, _stand_on(_FLOOR), _stand_on(_LIT_TARGET))
-    tiles = np.stack([_paint(rows) for rows in drawings])
+    tiles = np.array([[[_PALETTE[mark] for mark in row] for row in rows.splitlines()] for rows in drawings], np.uint8)
     tiles.flags.writeable = False
     return tiles
 

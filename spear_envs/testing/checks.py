@@ -342,7 +342,7 @@ def check_vector(subject: Subject) -> str:
     makers = [subject.make] * VECTOR_SIZE
     for kind in (SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)):
         try:
-            _compare_vector(subject, kind(makers), VECTOR_STEPS)
+            _compare_vector(subject, kind(makers))
         except (TypeError, ValueError, AttributeError) as error:
             raise ContractError(
                 f"in gymnasium's own vector environments a step fails ({type(error).__name__}: {error}): each value of"
@@ -351,7 +351,7 @@ def check_vector(subject: Subject) -> str:
     return f"SyncVectorEnv and AsyncVectorEnv, {VECTOR_SIZE} environments, {VECTOR_STEPS} steps"
 
 
-def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any], steps: int) -> int:
+def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:
     """Compare a vector environment with single ones, the second played by the expert; close it."""
     envs = [subject.make() for _ in range(VECTOR_SIZE)]
     try:
@@ -359,7 +359,7 @@ def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any
         results = [_spread(env.reset(seed=7 + i)) for i, env in enumerate(envs)]
         flags: tuple[Any, ...] = ([0.0] * VECTOR_SIZE, [False] * VECTOR_SIZE, [False] * VECTOR_SIZE)
         rng = random.Random(7)
-        for step in range(steps + 1):
+        for step in range(VECTOR_STEPS + 1):
             for i, result in enumerate(results):
                 batched = (_pick(observations, i), *(column[i] for column in flags), _pick_info(infos, i))
                 difference = find_difference(describe_step(*result), describe_step(*batched))
@@ -383,7 +383,6 @@ def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any
         vector.close()
         for env in envs:
             env.close()
-    return steps
 
 
 def _pick(batch: Any, i: int) -> Any:

@@ -35,7 +35,6 @@ def check_spear_env(
         id: registered id, ``"module:id"`` included.
         train_tasks: tasks that the expert plays of an unbounded split.
         resets: number of resets of the memory check.
-        raise_on_failure: raise if a check fails, instead of only reporting it.
         on_check: called with the name of each check before it runs.
         kwargs: keywords of the environment. With ``split`` among them, only that split is tried.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
 from spear_envs.data.files import digest_file
 from spear_envs.data.processes import explain_build, hold_folder, replace_folder
+from spear_envs.data.progress import Show, count_bytes
 from spear_envs.webshop.attribute_table import write_attribute_table
 from spear_envs.webshop.catalog import digest_catalog
 from spear_envs.webshop.draws import DrawMode, Draws, make_draws
@@ -42,9 +43,6 @@ from spear_envs.webshop.store import (
     write_array,
     write_manifest,
 )
-
-Progress = Callable[[str, int, "int | None"], None]
-"""Called with the step, its progress, and its total (None if unknown)."""
 
 
 class Stock(NamedTuple):
@@ -76,7 +74,7 @@ def build_store(
     draws: str | DrawMode = DrawMode.KEYED,
     processes: int = 2,
     limit: int | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Show | None = None,
 ) -> Manifest:
     """Build a store and return its manifest.
 
@@ -84,11 +82,8 @@ def build_store(
         files: the official files, or others of the same form.
         folder: a new or empty folder, or one with a store, which stays in use until the new one is complete.
         title_nouns: tagger of titles; with several processes a function must be importable by name.
-        price_seed: seed of prices and ceilings.
-        draws: source of prices and ceilings.
         processes: number of worker processes; 1 does everything in the calling process.
         limit: most records to read from the items file.
-        on_progress: called with the progress of the build.
 
     Raises:
         SpearError: a file or record is malformed, the folder has other files, the disk is full, or another process is
@@ -121,7 +116,7 @@ def _build(
     *,
     processes: int,
     limit: int | None,
-    report: Progress,
+    report: Show,
 ) -> Manifest:
     tagger = name_tagger(title_nouns)
     inputs = _describe_inputs(files, report)
@@ -187,21 +182,16 @@ def _build(
     return manifest
 
 
-def _describe_inputs(files: CatalogFiles, report: Progress) -> dict[str, dict[str, Any]]:
+def _describe_inputs(files: CatalogFiles, report: Show) -> dict[str, dict[str, Any]]:
     inputs = {}
     for kind, path in (("items", files.items), ("attributes", files.attributes), ("human", files.human)):
         if path is None:
             continue
         if not path.is_file():
             raise SpearError(f"{path} does not exist: check its name.")
-        size, done = path.stat().st_size, 0
-
-        def count(further: int, path: Path = path, size: int = size) -> None:
-            nonlocal done
-            done += further
-            report(f"checking {path.name}", done, size)
-
-        inputs[kind] = {"name": path.name, "bytes": size, "sha256": digest_file(path, count)}
+        size = path.stat().st_size
+        digest = digest_file(path, count_bytes(report, f"checking {path.name}", size))
+        inputs[kind] = {"name": path.name, "bytes": size, "sha256": digest}
     return inputs
 
 

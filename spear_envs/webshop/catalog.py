@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json, check_split
 from spear_envs.webshop.entries import Entry
@@ -21,13 +22,6 @@ MAX_HITS = 50
 
 Splits = Mapping[str, Sequence[int]]
 SplitKey = tuple[GoalKind | None, SplitScheme]
-
-
-class Search(Protocol):
-    """The search of a catalogue."""
-
-    def search(self, query: str, k: int = 50) -> list[int]:
-        """Return the numbers of the ``k`` best products, best first."""
 
 
 class Shelf(Protocol):
@@ -53,21 +47,18 @@ class Catalog:
     """Products, prices, search and goals; immutable.
 
     Args:
-        shelf: the products.
         index: search over their ``index_text``.
         prices: float64 [len(shelf)], dollars.
         find_goals: returns the goals of a kind, or raises a SpearError that says why there are none.
         tagger: name of the tagger that found the nouns.
-        scheme: how goals are split by default.
         splits: known splits.
         listed: goals from a file, which replace all others.
-        fingerprint: of the catalogue, if known.
     """
 
     def __init__(
         self,
         shelf: Shelf,
-        index: Search,
+        index: SearchIndex,
         prices: np.ndarray,
         find_goals: Callable[[GoalKind], GoalSource],
         *,

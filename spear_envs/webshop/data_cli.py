@@ -12,12 +12,11 @@ from rich.console import Console
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder
 from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.files import verify as verify_file
 from spear_envs.data.listing import Collection, Expected, expect
-from spear_envs.data.locking import fetch_locked, pin
+from spear_envs.data.locking import fetch_locked
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
-from spear_envs.data.progress import count_bytes, show_bytes, show_phases
-from spear_envs.data.verification import AbsentDataError, Finding, conclude, json_option
+from spear_envs.data.progress import count_bytes, say, show_phases
+from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goals import GoalKind
@@ -86,8 +85,8 @@ def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -
             source=source,
             console=console,
         )
-        console.print(str(path), soft_wrap=True, markup=False, highlight=False)
-    console.print(f"Then: spear data build webshop --size {size}", soft_wrap=True, markup=False, highlight=False)
+        say(console, str(path))
+    say(console, f"Then: spear data build webshop --size {size}")
 
 
 def _require_json(path: Path, manual: str) -> None:
@@ -218,7 +217,7 @@ def inspect_all(console: Console, sizes: tuple[str, ...] = SIZES) -> Iterator[Fi
         for file in (*FILES[size], HUMAN_FILE):
             if (raw / file.name).is_file():
                 nothing = False
-                yield _inspect_file(file, raw, console)
+                yield inspect_file(raw / file.name, console, file)
         if store.is_dir():
             nothing = False
             yield _inspect_store(store, console)
@@ -229,28 +228,11 @@ def inspect_all(console: Console, sizes: tuple[str, ...] = SIZES) -> Iterator[Fi
         )
 
 
-def _inspect_file(file: RemoteFile, folder: Path, console: Console) -> Finding:
-    path = folder / file.name
-    try:
-        with show_bytes(console) as show:
-            verify_file(pin(file, folder), folder, count_bytes(show, f"checking {file.name}", path))
-    except SpearError as error:
-        return Finding(str(path), str(error))
-    return Finding(str(path))
-
-
 def _inspect_store(folder: Path, console: Console) -> Finding:
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    done = 0
     try:
         with show_phases(console) as report:
-
-            def count(further: int) -> None:
-                nonlocal done
-                done += further
-                report("reading", done, total)
-
-            manifest = check_store(folder, count)
+            manifest = check_store(folder, count_bytes(report, "reading", total))
     except SpearError as error:
         return Finding(str(folder), str(error))
     _show(console, folder, manifest)
@@ -266,4 +248,4 @@ def _show(console: Console, folder: Path, manifest: Manifest) -> None:
         f"nouns by {manifest.tagger}; prices {manifest.draws} from seed {manifest.price_seed}",
         f"fingerprint {manifest.fingerprint}",
     ):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        say(console, line)

@@ -22,12 +22,18 @@ from spear_envs.webshop.opening import MINI, open_catalog
 from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.pages import ObservationMode, add_message, list_item, list_results, list_sub_page, write_page
 from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
-from spear_envs.webshop.prompts import TOOL_RULES, CompactShopTemplate, ShopTemplate, compress_page, compress_task
+from spear_envs.webshop.prompts import (
+    TOOL_RULES,
+    TOOLS,
+    CompactShopTemplate,
+    ShopTemplate,
+    compress_page,
+    compress_task,
+)
 from spear_envs.webshop.reward import NOTHING_BOUGHT
 from spear_envs.webshop.shop import Page, Shop, read_action
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
 from spear_envs.webshop.tasks import GoalTask
-from spear_envs.webshop.tools import TOOLS
 
 _CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000
@@ -171,9 +177,6 @@ class WebShopEnv(SpearEnv[str]):
             outcome=2.0 * score.reward - 1.0 if score is not None and self.outcome is Outcome.SCORE else None,
             action="" if read is None else f"{read[0]}[{read[1]}]",
         )
-
-    def _malformed(self, problem: str) -> ActionResult:
-        return super()._malformed(problem)._replace(details=self._details())
 
     def peer_action(self, text: str) -> str:
         """Return the action that verl-agent plays for a malformed response."""

@@ -12,25 +12,15 @@ from functools import reduce
 from itertools import accumulate
 from operator import add
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.entries import Entry
+from spear_envs.webshop.catalog import Shelf
 from spear_envs.webshop.goals import ORDER_SEED, Goal, make_goal
 
 DAMAGED = "the table of goals is damaged: build the store again ('spear data build webshop')."
-
-
-class Products(Protocol):
-    """The products of a shelf."""
-
-    def entry(self, number: int) -> Entry:
-        """Return the entry of a product."""
-
-    def asin(self, number: int) -> str:
-        """Return the ASIN of a product."""
 
 
 class Request(NamedTuple):
@@ -110,12 +100,10 @@ class TableGoals:
     """The goals of a table as a :class:`~spear_envs.webshop.goals.GoalSource`.
 
     Args:
-        table: the arrays, in memory or mapped.
-        shelf: the products.
         fingerprint: of the table, if known.
     """
 
-    def __init__(self, table: GoalTable, shelf: Products, fingerprint: str | None = None) -> None:
+    def __init__(self, table: GoalTable, shelf: Shelf, fingerprint: str | None = None) -> None:
         self._table = table
         self._shelf = shelf
         self._fingerprint = fingerprint

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -162,7 +163,6 @@ class ListedGoals:
     def __init__(self, goals: Iterable[Goal]) -> None:
         self._goals = tuple(goals)
         self._asins = tuple(dict.fromkeys(goal.asin for goal in self._goals))
-        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self._goals)
@@ -185,12 +185,10 @@ class ListedGoals:
         keys = {self._goals[position].key for position in positions}
         return {position for position, goal in enumerate(self._goals) if goal.key in keys}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of all goals and their order."""
-        if self._fingerprint is None:
-            digest = hashlib.sha256()
-            for goal in self._goals:
-                digest.update(hashlib.sha256(canonical_json(goal.to_row()).encode()).digest())
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        digest = hashlib.sha256()
+        for goal in self._goals:
+            digest.update(hashlib.sha256(canonical_json(goal.to_row()).encode()).digest())
+        return digest.hexdigest()

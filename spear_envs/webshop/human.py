@@ -17,10 +17,6 @@ HumanInstruction = tuple[int, str, tuple[str, ...], tuple[str, ...]]
 def read_instructions(asin: str, rows: object) -> list[HumanInstruction]:
     """Read the instructions of a product that name an attribute; dots at both ends of the text are dropped.
 
-    Args:
-        asin: the product.
-        rows: its entry in ``items_human_ins.json``.
-
     Raises:
         SpearError: the entry has the wrong form.
     """
@@ -50,7 +46,6 @@ def make_human_goals(
     Args:
         products: the products with instructions, in the order of the file.
         instructions: content of ``items_human_ins.json``; products that the catalogue lacks are skipped.
-        draw_ceiling: returns ``price_upper`` for an instruction, by ASIN and number.
 
     Raises:
         SpearError: an entry has the wrong form.

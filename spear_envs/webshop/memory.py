@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ class MemoryShelf:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = sorted(entries, key=lambda entry: entry.product.asin)
         self._numbers = {entry.product.asin: number for number, entry in enumerate(self._entries)}
-        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,12 +44,10 @@ class MemoryShelf:
         """Return the number of a product, or None."""
         return self._numbers.get(asin)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of all entries, in order."""
-        if self._fingerprint is None:
-            self._fingerprint = digest_entries(hashlib.sha256(encode_entry(entry)).digest() for entry in self._entries)
-        return self._fingerprint
+        return digest_entries(hashlib.sha256(encode_entry(entry)).digest() for entry in self._entries)
 
 
 def digest_entries(digests: Iterable[bytes]) -> str:
@@ -78,10 +76,6 @@ def make_catalog(
         attributes: content of ``items_ins_v2*.json``.
         human: content of ``items_human_ins.json``.
         name: of the catalogue, for errors.
-        tagger: finds the nouns of titles.
-        price_seed: seed of drawn prices and ceilings.
-        draws: source of prices and ceilings.
-        scheme: how goals are split by default.
 
     Raises:
         SpearError: a record has the wrong form, or there are no products.

@@ -101,15 +101,14 @@ def spacy_nouns(model: str) -> Callable[[Iterable[str]], list[tuple[str, ...]]]:
         ) from None
 
     def tag_all(titles: Iterable[str]) -> list[tuple[str, ...]]:
-        return [_read_nouns(document, model) for document in pipeline.pipe(titles)]
+        found = []
+        for document in pipeline.pipe(titles):
+            if not document.has_annotation("POS") and len(document):
+                raise SpearError(f"the spaCy model {model!r} does not tag parts of speech: name one with a tagger.")
+            found.append(tuple(token.text.lower() for token in document if token.pos_ in ("NOUN", "PROPN")))
+        return found
 
     return tag_all
-
-
-def _read_nouns(document: Any, model: str) -> tuple[str, ...]:
-    if not document.has_annotation("POS") and len(document):
-        raise SpearError(f"the spaCy model {model!r} does not tag parts of speech: name one with a tagger.")
-    return tuple(token.text.lower() for token in document if token.pos_ in ("NOUN", "PROPN"))
 
 
 def find_tagger(title_nouns: TitleNouns) -> Tagger:

@@ -18,7 +18,7 @@ from spear_envs.webshop.memory import make_catalog
 from spear_envs.webshop.nouns import RULE, TitleNouns, find_tagger, name_tagger
 from spear_envs.webshop.sources import CatalogFiles, find_files, read_entries, read_members, read_values
 from spear_envs.webshop.splits import SplitScheme
-from spear_envs.webshop.store import MANIFEST, open_store, read_manifest
+from spear_envs.webshop.store import MANIFEST, Manifest, open_store, read_manifest
 
 MINI = "mini"
 """The catalogue that the package generates."""
@@ -112,32 +112,29 @@ def _stamp(path: Path | None) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)
+def _read_manifest(folder: Path, stamp: tuple[int, int]) -> Manifest:
+    return read_manifest(folder)
+
+
+@lru_cache(maxsize=4)
 def _open_store(folder: Path, stamp: tuple[int, int]) -> Catalog:
-    return open_store(folder)
+    return open_store(folder, _read_manifest(folder, stamp))
 
 
 def _check_settings(
     folder: Path, title_nouns: TitleNouns | None, price_seed: int | None, mode: DrawMode | None
 ) -> None:
-    built = _read_settings(folder, _stamp(folder / MANIFEST))
-    asked = (
-        ("title_nouns", None if title_nouns is None else name_tagger(title_nouns)),
-        ("price_seed", price_seed),
-        ("draws", None if mode is None else mode.value),
-    )
-    for (name, wanted), found in zip(asked, built, strict=True):
+    built = _read_manifest(folder, _stamp(folder / MANIFEST))
+    for name, option, wanted, found in (
+        ("title_nouns", "--nouns", None if title_nouns is None else name_tagger(title_nouns), built.tagger),
+        ("price_seed", "--price-seed", price_seed, built.price_seed),
+        ("draws", "--draws", None if mode is None else mode.value, built.draws),
+    ):
         if wanted is not None and wanted != found:
-            option = {"title_nouns": "--nouns", "price_seed": "--price-seed", "draws": "--draws"}[name]
             raise SpearError(
                 f"the store {folder} was built with {name}={found!r}, not {wanted!r}: leave {name} out, or build it"
                 f" again with {option}."
             )
-
-
-@lru_cache(maxsize=4)
-def _read_settings(folder: Path, stamp: tuple[int, int]) -> tuple[str, int, str]:
-    manifest = read_manifest(folder)
-    return manifest.tagger, manifest.price_seed, manifest.draws
 
 
 @lru_cache(maxsize=4)

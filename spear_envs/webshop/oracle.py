@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as combine
 
+from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.draws import NO_CEILING
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.pages import BACK_TO_SEARCH, BUY_NOW, NEXT_PAGE, PREVIOUS, SUB_PAGES
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import count_option_hits, score_purchase
-from spear_envs.webshop.shop import PAGE_SIZE, Page, Shop, Stock, read_action
+from spear_envs.webshop.shop import PAGE_SIZE, Page, Shop, read_action
 
 MOST_CHOICES = 8
 """Most values tried for each wanted option; the exact one comes first."""
@@ -18,7 +19,7 @@ _BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIO
 _BACK, _NEXT, _PREVIOUS, _BUY = (f"click[{name.lower()}]" for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 
 
-def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
+def plan_purchase(shop: Shop, stock: Catalog, turns: int) -> list[str]:
     """Plan actions that buy a product with score 1 from the present page.
 
     Queries come from the instruction: its words first, then its options and attributes, and the title of the wanted
@@ -27,8 +28,6 @@ def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
 
     Args:
         shop: the customer; unchanged.
-        stock: the catalogue of the shop.
-        turns: number of actions left.
 
     Returns:
         At most ``turns`` actions in plain form; empty if there is no plan, or after a purchase.
@@ -63,18 +62,15 @@ def list_queries(goal: Goal) -> list[str]:
         f"{attributes} {values} {goal.query}",
         goal.title,
     )
-    return list(dict.fromkeys(filter(None, map(_clean, queries))))
-
-
-def _clean(query: str) -> str:
-    """Return the query in one line without brackets, as the grammar of actions allows."""
-    return " ".join(query.replace("[", " ").replace("]", " ").split())
+    # In one line and without brackets, as the grammar of actions allows.
+    cleaned = (" ".join(query.replace("[", " ").replace("]", " ").split()) for query in queries)
+    return list(dict.fromkeys(filter(None, cleaned)))
 
 
 class _Planner:
     """Ways to a purchase from the present page; each is a list of actions that ends with a score of 1."""
 
-    def __init__(self, shop: Shop, stock: Stock) -> None:
+    def __init__(self, shop: Shop, stock: Catalog) -> None:
         self._shop = shop
         self._stock = stock
         self._goal = shop.goal

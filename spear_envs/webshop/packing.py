@@ -26,11 +26,7 @@ def make_dictionary(records: Sequence[bytes]) -> bytes:
 
 
 class Packer:
-    """Packs and unpacks records.
-
-    Args:
-        dictionary: the same bytes for both.
-    """
+    """Packs and unpacks records."""
 
     def __init__(self, dictionary: bytes) -> None:
         self._dictionary = dictionary

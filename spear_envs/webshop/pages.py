@@ -113,43 +113,33 @@ def list_results(
     """List a page of search results.
 
     Args:
-        instruction: the goal's text.
         number: of the page, from 1.
         total: hits of the search, on all pages.
-        products: the products of this page.
         opened: ASINs opened since the last visit to the search page.
     """
-    nodes = _list_head(instruction)
-    nodes.append((Mark.TEXT, f"Page {number} (Total results: {total})"))
+    nodes = [*_list_head(instruction), (Mark.TEXT, f"Page {number} (Total results: {total})")]
     if number > 1:
         nodes.append((Mark.BUTTON, PREVIOUS))
     nodes.append((Mark.BUTTON, NEXT_PAGE))
     for product in products:
-        nodes.append((Mark.OPENED if product.asin in opened else Mark.LINK, product.asin))
-        nodes.append((Mark.TEXT, product.title))
-        nodes.append((Mark.TEXT, product.price_tag))
+        link = Mark.OPENED if product.asin in opened else Mark.LINK
+        nodes += [(link, product.asin), (Mark.TEXT, product.title), (Mark.TEXT, product.price_tag)]
     return nodes
 
 
 def list_item(instruction: str, product: Product, chosen: Collection[str]) -> list[Node]:
     """List the page of a product; a value is marked as chosen in every group that offers it, as in the original."""
-    nodes = _list_head(instruction)
-    nodes.append((Mark.BUTTON, PREVIOUS))
+    nodes = [*_list_head(instruction), (Mark.BUTTON, PREVIOUS)]
     for name, values in product.options.items():
         nodes.append((Mark.TEXT, name))
         nodes += [(Mark.CHOSEN if value in chosen else Mark.OPTION, value) for value in values]
-    nodes.append((Mark.TEXT, product.title))
-    nodes.append((Mark.TEXT, f"Price: {product.price_tag}"))
-    nodes.append((Mark.TEXT, "Rating: N.A."))
-    nodes += [(Mark.BUTTON, name) for name in SUB_PAGES]
-    nodes.append((Mark.BUTTON, BUY_NOW))
-    return nodes
+    nodes += [(Mark.TEXT, text) for text in (product.title, f"Price: {product.price_tag}", "Rating: N.A.")]
+    return nodes + [(Mark.BUTTON, name) for name in (*SUB_PAGES, BUY_NOW)]
 
 
 def list_sub_page(instruction: str, product: Product, name: str) -> list[Node]:
     """List a page about a product: one of :data:`SUB_PAGES`, in lower case. There are no reviews."""
-    nodes = _list_head(instruction)
-    nodes.append((Mark.BUTTON, PREVIOUS))
+    nodes = [*_list_head(instruction), (Mark.BUTTON, PREVIOUS)]
     if name == "description":
         nodes.append((Mark.TEXT, product.description))
     elif name == "features":

@@ -144,7 +144,11 @@ def read_product(record: Mapping[str, Any], attributes: Mapping[str, Any] | None
             category=_read_text(record, "category"),
             query=_read_text(record, "query").lower().strip(),
             product_category=_read_text(record, "product_category"),
-            attributes=_read_attributes(attributes),
+            attributes=(
+                read_texts(attributes["attributes"], "attributes")
+                if attributes and "attributes" in attributes
+                else NO_ATTRIBUTES
+            ),
         )
     except SpearError as error:
         raise SpearError(f"product {asin}: {error}") from None
@@ -170,12 +174,6 @@ def read_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
         raise SpearError(f"{name} must be a number of at least 0")
     return float(value)
-
-
-def _read_attributes(entry: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if entry is None or "attributes" not in entry:
-        return NO_ATTRIBUTES
-    return read_texts(entry["attributes"], "attributes")
 
 
 def _read_text(record: Mapping[str, Any], name: str) -> str:

@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser, TagParser
-from spear_envs.core.prompts import PromptContext
+from spear_envs.core.prompts import PromptContext, StockTemplate
+from spear_envs.core.tools import make_tool
 from spear_envs.webshop.pages import SEPARATOR, ObservationMode
 from spear_envs.webshop.shop import PAGE_SIZE
 
@@ -47,11 +49,10 @@ def strip_instruction(observation: str, instruction: str) -> str:
 
 
 @dataclass(frozen=True)
-class ShopTemplate:
+class ShopTemplate(StockTemplate):
     """Rules of the shop, task, step count, history, observation, admissible actions and the form of the response.
 
     Args:
-        parser: describes and writes responses in the form that the environment reads.
         rules: description of the shop and its actions.
     """
 
@@ -59,10 +60,6 @@ class ShopTemplate:
     name: str = "default"
     token_pattern: str | None = None
     rules: str = RULES
-
-    def system(self) -> str | None:
-        """Return None: the rules are in the user message, for models without a system role."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render the prompt, without history if it would exceed 13,000 characters."""
@@ -86,10 +83,6 @@ class ShopTemplate:
             parts.append("You may:\n" + "\n".join(f"'{action}'," for action in context.admissible_actions))
         parts.append(f"Think about which action brings you closer to the right purchase. {self.parser.hint}")
         return "\n\n".join(parts)
-
-    def respond(self, action: str, think: str = "") -> str:
-        """Write thoughts and action in the form that the environment reads."""
-        return self.parser.respond(action, think)
 
 
 TITLE_WORDS = 12
@@ -127,7 +120,7 @@ _NO_WORD = re.compile(r"[^\w\s'.&%+-]+")
 
 
 @dataclass(frozen=True)
-class CompactShopTemplate:
+class CompactShopTemplate(StockTemplate):
     """A page in few lower-case words, for tiny models with a word-level tokenizer.
 
     The task comes first. A page of results has a line for each product with its title, its price and last its ASIN, so
@@ -137,7 +130,6 @@ class CompactShopTemplate:
     and descriptions to 60. There is no history, since the page shows everything needed.
 
     Args:
-        parser: writes responses in the form that the environment reads.
         mode: of the observations; only ``text_rich`` shows the chosen options.
     """
 
@@ -145,10 +137,6 @@ class CompactShopTemplate:
     mode: ObservationMode = ObservationMode.TEXT_RICH
     name: str = "compact"
     token_pattern: str | None = "|".join(_PIECES)
-
-    def system(self) -> str | None:
-        """None."""
-        return None
 
     def render(self, context: PromptContext) -> str:
         """Render task and page.
@@ -233,3 +221,21 @@ def _shorten(text: str, words: int) -> str:
 def _round_up(price: str) -> str:
     """Write ``$12.99 to $15.50`` as ``13$ to 16$``: a number follows a blank, as in the task, to be the same token."""
     return _AMOUNT.sub(lambda amount: f"{math.ceil(float(amount[1]))}$", price.strip())
+
+
+@make_tool(r"search\[(?P<query>.*)\]")
+def search(query: Annotated[str, "Words to look for."]) -> str:
+    """Finds products and returns the first page of them."""
+    return f"search[{query}]"
+
+
+@make_tool(r"click\[(?P<target>.*)\]")
+def click(
+    target: Annotated[str, "Name of what the page offers: a product's code, the value of an option, a button."],
+) -> str:
+    """Clicks on something that the page offers and returns the page that follows."""
+    return f"click[{target}]"
+
+
+TOOLS = (search, click)
+"""The two kinds of actions as functions."""

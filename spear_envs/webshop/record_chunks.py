@@ -81,8 +81,6 @@ def write_chunks(
 
     Args:
         workshop: the folder has the attribute table.
-        processes: as in ``map_in_order``.
-        limit: most records to read.
         on_bytes: called with the bytes of the items file processed.
 
     Raises:

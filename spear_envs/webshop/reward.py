@@ -51,12 +51,8 @@ def score_purchase(
     """Score the purchase of ``product``.
 
     Args:
-        goal: the goal.
-        product: the bought product.
         price: its price in dollars, as drawn for the catalogue.
-        options: the chosen options, group to value.
         nouns: nouns of the product's title, in lower case, repeats kept.
-        goal_nouns: nouns of the title of the goal's product.
     """
     attribute_hits = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
     option_hits = count_option_hits(options.values(), goal.options)
@@ -87,15 +83,16 @@ def list_criteria(
             for attribute, has in ((one, _has_attribute(product, one)) for one in goal.attributes)
         ),
         *(
-            Criterion("option", bool(count_option_hits(options.values(), [wish])), _name_wish(wish), chosen)
+            Criterion(
+                "option",
+                bool(count_option_hits(options.values(), [wish])),
+                wish if isinstance(wish, str) else f"{wish[0]}: {wish[1]}",
+                chosen,
+            )
             for wish in goal.options
         ),
         Criterion("price", score.price_ok, limit, f"${price:,.2f}"),
     ]
-
-
-def _name_wish(wish: tuple[str, str] | str) -> str:
-    return wish if isinstance(wish, str) else f"{wish[0]}: {wish[1]}"
 
 
 def compare_titles(nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:

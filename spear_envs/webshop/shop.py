@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
+from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.pages import (
     BACK_TO_SEARCH,
@@ -54,25 +55,6 @@ class Page(str, Enum):
     """Something was bought."""
 
 
-class Stock(Protocol):
-    """The catalogue of the shop; products are given by number."""
-
-    def product(self, number: int) -> Product:
-        """Return a product."""
-
-    def price(self, number: int) -> float:
-        """Return its price in dollars, as the reward uses it."""
-
-    def nouns(self, number: int) -> Sequence[str]:
-        """Return the nouns of its title."""
-
-    def number_of(self, asin: str) -> int | None:
-        """Return the number of the product with this ASIN, or None."""
-
-    def search(self, query: str) -> list[int]:
-        """Return the numbers of at most 50 products, best first."""
-
-
 class Played(NamedTuple):
     """The result of an action."""
 
@@ -117,7 +99,7 @@ class Shop:
     score: Score | None
     """Of the purchase, or None before it."""
 
-    def __init__(self, stock: Stock, goal: Goal) -> None:
+    def __init__(self, stock: Catalog, goal: Goal) -> None:
         self._stock = stock
         self.start(goal)
 
@@ -174,7 +156,11 @@ class Shop:
         Names that the grammar cannot express (an option with an opening bracket, say) are left out.
         """
         first = [SEARCH_ACTION] if self.page is Page.SEARCH else []
-        return first + [f"click[{name}]" for name in self.list_clickables() if _can_be_clicked(name)]
+        return first + [
+            f"click[{name}]"
+            for name in self.list_clickables()
+            if name and name != "search" and "[" not in name and "\n" not in name
+        ]
 
     @property
     def anchor(self) -> tuple[object, ...]:
@@ -300,7 +286,7 @@ class Shop:
             "options": dict(self.options),
             "hits": list(self.hits),
             "opened": sorted(self.opened),
-            "score": None if self.score is None else tuple(self.score),
+            "score": self.score and tuple(self.score),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -313,8 +299,4 @@ class Shop:
         self.options = dict(state["options"])
         self.hits = list(state["hits"])
         self.opened = set(state["opened"])
-        self.score = None if state["score"] is None else Score(*state["score"])
-
-
-def _can_be_clicked(name: str) -> bool:
-    return bool(name) and name != "search" and "[" not in name and "\n" not in name
+        self.score = state["score"] and Score(*state["score"])

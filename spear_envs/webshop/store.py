@@ -24,7 +24,7 @@ import numpy.typing as npt
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import canonical_json
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import describe_files, digest_file
 from spear_envs.webshop.catalog import Catalog, SplitKey, Splits
 from spear_envs.webshop.entries import Entry, decode_entry
 from spear_envs.webshop.goal_files import read_goals
@@ -97,11 +97,8 @@ def map_array(path: Path, dtype: npt.DTypeLike) -> np.ndarray:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Describe all files of the folder and write ``manifest.json``."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest_file(path)}
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest), "files": files}
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    content = {"format": FORMAT, "version": VERSION, **asdict(manifest), "files": describe_files(folder, names)}
     content["checksum"] = hashlib.sha256(canonical_json(content).encode()).hexdigest()
     (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 

@@ -35,7 +35,6 @@ class GoalTaskSet(NumberedTaskSet):
 
     Args:
         source: all goals, in canonical order.
-        split: name of the split.
         positions: the positions of its goals in ``source``.
         world: fingerprint of the rest that a score depends on: products, prices, tagger.
     """

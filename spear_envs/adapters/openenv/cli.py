@@ -76,8 +76,7 @@ def serve(
         _serve_episode(env_id, keywords, task, seed, out)
         return
     from spear_envs.adapters.conversation import Conversation, make_conversation
-    from spear_envs.adapters.openenv.server import EnvService, ServiceSettings
-    from spear_envs.adapters.openenv.serving import make_service_server, serve_service
+    from spear_envs.adapters.openenv.server import EnvService, ServiceSettings, make_service_server, serve_service
     from spear_envs.adapters.openenv.wire import TOKEN_VARIABLE
 
     def make(split: str | None) -> Conversation:

@@ -1,14 +1,17 @@
-"""The service: sessions over ``/ws``; environment, schemas and tasks over HTTP."""
+"""The service: sessions over ``/ws``; environment, schemas and tasks over HTTP; and running it until a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import uvicorn
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
@@ -19,11 +22,8 @@ from spear_envs.adapters.openenv.wire import (
     ACTION_SCHEMA,
     OBSERVATION_SCHEMA,
     STATE_SCHEMA,
-    Close,
     ErrorCode,
     Reset,
-    State,
-    Step,
     WireError,
     read_message,
     read_reset,
@@ -32,6 +32,7 @@ from spear_envs.adapters.openenv.wire import (
     write_observation,
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
+from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 Result = TypeVar("Result")
 NO_SESSION = "a request over HTTP has no session: open the WebSocket /ws, as OpenEnv's clients do."
@@ -61,10 +62,7 @@ class EnvService:
     """Serves an environment by OpenEnv's protocol. Belongs to one event loop.
 
     Args:
-        name: of the environment.
-        description: one sentence.
         make: makes the environment of a split, or the server's own for None.
-        settings: limits and token.
     """
 
     def __init__(self, name: str, description: str, make: MakeConversation, settings: ServiceSettings) -> None:
@@ -155,14 +153,12 @@ class EnvService:
         except KeyError:  # a message of bytes
             return write_error(ErrorCode.INVALID_JSON, "messages are text: send JSON as text.")
         try:
-            request = read_message(text)
-            if isinstance(request, Close):
+            kind, asked = read_message(text)
+            if kind == "close":
                 return None
-            if isinstance(request, State):
+            if kind == "state":
                 return write_json({"type": "state", "data": session.describe()})
-            reset = request if isinstance(request, Reset) else None
-            response = request.response if isinstance(request, Step) else ""
-            message = await self.run(lambda: session.reset(reset) if reset else session.step(response))
+            message = await self.run(lambda: session.reset(asked) if isinstance(asked, Reset) else session.step(asked))
         except WireError as error:
             return write_error(error.code, str(error))
         return write_json({"type": "observation", "data": write_observation(message)})
@@ -286,3 +282,36 @@ def _add_tasks(app: FastAPI, service: EnvService) -> None:
 
 def _write(status: int, content: Any) -> Response:
     return Response(write_json(content), status, media_type="application/json")
+
+
+DRAIN_S = 10
+"""Seconds that messages under way may take after a signal to stop."""
+
+
+def make_service_server(service: EnvService) -> uvicorn.Server:
+    """Make the server of a service.
+
+    Raises:
+        ModuleNotFoundError: the extra ``env-server`` is not installed.
+    """
+    return make_server(
+        make_app(service),
+        drain_s=DRAIN_S,
+        lifespan="off",
+        ws="websockets-sansio",
+        ws_max_size=service.settings.message_bytes,
+    )
+
+
+def serve_service(server: uvicorn.Server, service: EnvService, listener: socket.socket) -> None:
+    """Answer until SIGINT or SIGTERM.
+
+    Args:
+        server: made by :func:`make_service_server`.
+        service, listener: closed at the end.
+    """
+    with listener, ignore_signals_at_the_end():
+        try:
+            server.run(sockets=[listener])
+        finally:
+            service.close()

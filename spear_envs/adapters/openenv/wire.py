@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -60,29 +60,14 @@ class Reset:
     """Position of the task in its split."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """Play a response."""
-
-    response: str
-
-
-@dataclass(frozen=True)
-class State:
-    """Tell the state of the session."""
-
-
-@dataclass(frozen=True)
-class Close:
-    """End the session."""
-
-
-Request: TypeAlias = Reset | Step | State | Close
 _RESET_ARGUMENTS: Mapping[str, type] = {"seed": int, "episode_id": str, "task": str, "split": str, "index": int}
 
 
-def read_message(text: str) -> Request:
-    """Read the request in a WebSocket message.
+def read_message(text: str) -> tuple[str, Reset | str]:
+    """Read a WebSocket message.
+
+    Returns:
+        ``"reset"`` and its arguments, ``"step"`` and the response to play, or ``"state"`` or ``"close"`` and nothing.
 
     Raises:
         WireError: it does not follow the protocol.
@@ -97,13 +82,11 @@ def read_message(text: str) -> Request:
     if not isinstance(data, dict):
         raise WireError(ErrorCode.VALIDATION_ERROR, f"'data' of a message is an object, not {_name(data)}.")
     if kind == "reset":
-        return read_reset(data)
+        return kind, read_reset(data)
     if kind == "step":
-        return _read_step(data)
-    if kind == "state":
-        return State()
-    if kind == "close":
-        return Close()
+        return kind, _read_response(data)
+    if kind in ("state", "close"):
+        return kind, ""
     raise WireError(ErrorCode.UNKNOWN_TYPE, f"unknown message {kind!r}: send reset, step, state or close.")
 
 
@@ -130,14 +113,14 @@ def read_reset(data: Mapping[str, Any]) -> Reset:
     return reset
 
 
-def _read_step(data: Mapping[str, Any]) -> Step:
+def _read_response(data: Mapping[str, Any]) -> str:
     unknown = sorted(set(data) - {"response", "metadata"})
     response = data.get("response")
     if unknown or not isinstance(response, str):
         what = f"has {unknown[0]!r}" if unknown else f"has {_name(response)} as its response"
         form = '{"response": "what the model wrote"}'
         raise WireError(ErrorCode.VALIDATION_ERROR, f"an action is {form}; this one {what}.")
-    return Step(response)
+    return response
 
 
 def _name(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import find_task_type
 from spear_envs.core.errors import SpearError, choose_member, require_whole
+from spear_envs.data.files import replace_text
 
 
 def read_game_logic(sentence: str) -> tuple[str, str]:
@@ -39,13 +39,6 @@ def read_game_logic(sentence: str) -> tuple[str, str]:
         raise SpearError(f"{folder / 'alfred.twl2'}: {error}. This needs alfworld 0.4.2: {mend}.") from None
 
 
-def _write_json(path: Path, value: Any) -> None:
-    # Other processes may be reading the game: they see the old file or the new one.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(path)
-
-
 def write_game(game: SyntheticGame, folder: str | Path) -> Path:
     """Write ``game.tw-pddl`` and ``traj_data.json`` of a game below ``folder``, in the folders of official data.
 
@@ -60,7 +53,6 @@ def write_game(game: SyntheticGame, folder: str | Path) -> Path:
     prefix = "S" if game.size is RoomSize.STANDARD else "M"
     trial = f"trial_{prefix}{game.seed:06d}"
     place = Path(folder) / game.split / f"{game.task_type.value}-{game.wanted}-None-{game.target}-{scene}" / trial
-    logic = {"pddl_domain": domain, "grammar": grammar}
     data: dict[str, Any] = {
         "task_id": trial,
         "task_type": game.task_type.value,
@@ -71,8 +63,10 @@ def write_game(game: SyntheticGame, folder: str | Path) -> Path:
     path = place / "game.tw-pddl"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        _write_json(place / "traj_data.json", data)
-        _write_json(path, {**logic, "pddl_problem": game.problem, "solvable": True, "walkthrough": None})
+        # Other processes may be reading the game: they see the old file or the new one.
+        replace_text(place / "traj_data.json", json.dumps(data))
+        logic = {"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem}
+        replace_text(path, json.dumps({**logic, "solvable": True, "walkthrough": None}))
     except OSError as error:
         raise SpearError(f"{place} cannot be written ({error.strerror}): name another folder.") from None
     return path

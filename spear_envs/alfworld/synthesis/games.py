@@ -99,10 +99,8 @@ def make_game(task_type: TaskType, split: str, seed: int, size: RoomSize = RoomS
     It is the first draw that is not won at its start and that the oracle wins.
 
     Args:
-        task_type: one of the six.
         split: decides the layouts; those of ``valid_unseen`` do not occur in other splits.
         seed: any whole number; consecutive ones have different layouts.
-        size: of the rooms.
 
     Raises:
         SpearError: the split is unknown, or no game was found (not seen so far).

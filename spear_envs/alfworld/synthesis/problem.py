@@ -83,8 +83,6 @@ def write_problem(layout: Layout, objects: Sequence[PlacedObject], start: str, g
     """Write the problem: declarations, initial facts and goal.
 
     Args:
-        layout: the room.
-        objects: its objects.
         start: location of the agent, away from receptacles.
         goal: from :func:`write_goal`.
     """

@@ -62,11 +62,7 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 
 @lru_cache(maxsize=4)
 def build(dataset: str) -> Mapping[str, Sequence[Problem]]:
-    """Generate the problems of each split, the same on any machine; families and levels take turns.
-
-    Args:
-        dataset: one of :data:`SIZES`.
-    """
+    """Generate the problems of each split, the same on any machine; families and levels take turns."""
     size = SIZES[dataset]
     drawn = list_parameters(dataset)
     splits: dict[str, Sequence[Problem]] = {}

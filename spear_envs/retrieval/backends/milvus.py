@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError, one_line
 from spear_envs.retrieval.asking import digest_plain, read_key
-from spear_envs.retrieval.backend import Found, Load, read_as_is
+from spear_envs.retrieval.backend import DocumentBackend, Found, Load
 from spear_envs.retrieval.encoders import TorchEncoder
 from spear_envs.retrieval.models import describe_model, find_model
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
@@ -78,13 +78,12 @@ class MilvusPlace:
             raise SpearError(f"{self.uri} cannot be opened ({one_line(error)}): check uri.") from error
 
 
-class MilvusBackend:
+class MilvusBackend(DocumentBackend):
     """Passages whose vectors have the greatest inner product with the query's.
 
     Args:
         place: a collection that :func:`fill_collection` has completely filled.
         ef_search: candidates of a walk through the graph.
-        deadline_s: of one search.
 
     Raises:
         SpearError: the collection is missing, incomplete, or from another model.
@@ -92,7 +91,6 @@ class MilvusBackend:
 
     load = Load()
     scale: str | None = "cosine"
-    read = staticmethod(read_as_is)
 
     def __init__(self, place: MilvusPlace, *, ef_search: int, deadline_s: float) -> None:
         self._place = place
@@ -113,7 +111,7 @@ class MilvusBackend:
             raise SpearError(
                 f"{place.collection} has {rows:,} of {about['rows']:,} passages: finish 'spear retriever fill' first."
             )
-        self.passages: int | None = rows
+        self.passages = rows
         self.fingerprint = digest_plain([about, ef_search])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
@@ -150,10 +148,6 @@ class MilvusBackend:
             "ef_search": self._ef_search,
         }
 
-    def counts(self) -> Mapping[str, float]:
-        """Return no counts."""
-        return {}
-
     def close(self) -> None:
         """Close the connection; Milvus Lite writes its files."""
         self._client.close()
@@ -165,7 +159,6 @@ def fill_collection(
     """Encode a corpus into a collection, or resume an interrupted fill.
 
     Args:
-        place: the collection, made if necessary.
         corpus: its rows are the collection's keys.
         on_progress: called with a description, the amount done and the total.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,15 +9,10 @@ from typing import TYPE_CHECKING
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.retrieval.backend import Backend
 from spear_envs.retrieval.source import DEFAULT, Source
-from spear_sandbox.web.endpoints import Service as Addresses
-from spear_sandbox.web.endpoints import read_urls
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.backends.milvus import MilvusPlace
-    from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus, OpenSearch, Service, Shards, Web
-
-
-NEEDS = "a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]'."
+    from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus, Shards
 
 
 def read_indexes(path: Path) -> Config:
@@ -30,7 +24,9 @@ def read_indexes(path: Path) -> Config:
     try:
         from spear_envs.retrieval.backends.settings import read_config
     except ImportError as error:
-        raise SpearError(f"{NEEDS} ({error})") from error
+        raise SpearError(
+            f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]'. ({error})"
+        ) from error
     return read_config(path)
 
 
@@ -98,10 +94,6 @@ class RecordingSource:
 def open_index(settings: Index, folder: Path) -> Backend:
     """Open one index, with recording and reranking.
 
-    Args:
-        settings: of the index.
-        folder: of relative paths.
-
     Raises:
         SpearError: it cannot be opened.
     """
@@ -137,9 +129,28 @@ def _open_recorded(settings: Index, folder: Path) -> Backend:
 
 
 def _open_bare(settings: Index, folder: Path) -> Backend:
-    kind: str = settings.kind  # type: ignore[attr-defined]
-    opener: Callable[..., Backend] = _OPENERS.get(kind, _open_web)
-    return opener(settings, folder)
+    from spear_envs.retrieval.backends.opensearch import OpenSearchBackend
+    from spear_envs.retrieval.backends.service import ServiceBackend
+    from spear_envs.retrieval.backends.settings import Embedded, Milvus, OpenSearch, Service, Shards, Web
+    from spear_envs.retrieval.backends.web import WebBackend
+
+    match settings:
+        case Embedded():
+            return _open_embedded(settings, folder)
+        case Milvus():
+            from spear_envs.retrieval.backends.milvus import MilvusBackend
+
+            place = place_milvus(settings, folder)
+            return MilvusBackend(place, ef_search=settings.ef_search, deadline_s=settings.deadline_s)
+        case Service():
+            return ServiceBackend(settings)
+        case OpenSearch():
+            return OpenSearchBackend(settings)
+        case Web():
+            return WebBackend(settings)
+        case Shards():
+            return _open_shards(settings, folder)
+    raise AssertionError(f"{type(settings).__name__} has no backend")
 
 
 def find_path(name: str, folder: Path) -> str:
@@ -149,18 +160,16 @@ def find_path(name: str, folder: Path) -> str:
 
 
 def _open_embedded(settings: Embedded, folder: Path) -> Backend:
-    encoder = settings.encoder and find_path(settings.encoder, folder)
-    source = Source(
+    return Source(
         None if settings.corpus is None else folder / settings.corpus,
         settings.kind,
         None if settings.index is None else folder / settings.index,
-        encoder,
+        settings.encoder and find_path(settings.encoder, folder),
         settings.ef_search,
         settings.nprobe,
         settings.threads,
         settings.device,
-    )
-    return source.open_index()
+    ).open_index()
 
 
 def place_milvus(settings: Milvus, folder: Path) -> MilvusPlace:
@@ -181,62 +190,6 @@ def place_milvus(settings: Milvus, folder: Path) -> MilvusPlace:
     )
 
 
-def _open_milvus(settings: Milvus, folder: Path) -> Backend:
-    from spear_envs.retrieval.backends.milvus import MilvusBackend
-
-    return MilvusBackend(place_milvus(settings, folder), ef_search=settings.ef_search, deadline_s=settings.deadline_s)
-
-
-def _open_service(settings: Service, _: Path) -> Backend:
-    from spear_envs.retrieval.backends.service import ServiceBackend
-
-    addresses = Addresses("a retrieval service", "/retrieve", 8000, settings.token_variable or "SPEAR_RETRIEVER_TOKEN")
-    return ServiceBackend(
-        read_urls(settings.urls, addresses),
-        token_variable=settings.token_variable,
-        calls=settings.concurrency,
-        deadline_s=settings.deadline_s,
-        tries=settings.tries,
-    )
-
-
-def _open_opensearch(settings: OpenSearch, _: Path) -> Backend:
-    from spear_envs.retrieval.backends.opensearch import Fields, Login, OpenSearchBackend
-
-    login = Login(settings.username, settings.password_variable, settings.api_key_variable)
-    return OpenSearchBackend(
-        read_urls(settings.urls, Addresses("an OpenSearch", "/_msearch", 9200, "password_variable")),
-        settings.index_name,
-        Fields(settings.text_field, settings.title_field, settings.id_field),
-        login,
-        calls=settings.concurrency,
-        deadline_s=settings.deadline_s,
-        tries=settings.tries,
-    )
-
-
-def _open_web(settings: Web, _: Path) -> Backend:
-    from spear_envs.retrieval.asking import Budget
-    from spear_envs.retrieval.backends.web import ENGINES, WebBackend
-
-    engine = ENGINES[settings.kind]
-    if settings.results > engine.most:
-        raise SpearError(f"results={settings.results}: {engine.name} gives at most {engine.most} with one request.")
-    if settings.url is not None:
-        read_urls(settings.url, Addresses(f"the search engine {engine.name}", "/search", 8888, "key_variable"))
-    return WebBackend(
-        engine,
-        url=settings.url,
-        key_variable=settings.key_variable,
-        results=settings.results,
-        options=settings.options,
-        budget=Budget(settings.max_requests, settings.max_cost, settings.cost_per_request),
-        calls=settings.concurrency,
-        deadline_s=settings.deadline_s,
-        tries=settings.tries,
-    )
-
-
 def _open_shards(settings: Shards, folder: Path) -> Backend:
     from spear_envs.retrieval.backends.shards import Merge, ShardsBackend
 
@@ -252,12 +205,3 @@ def _open_shards(settings: Shards, folder: Path) -> Backend:
         for shard_backend in shards:
             shard_backend.close()
         raise
-
-
-_OPENERS: dict[str, Callable[..., Backend]] = {
-    **dict.fromkeys(("bm25", "dense", "hybrid"), _open_embedded),
-    "milvus": _open_milvus,
-    "service": _open_service,
-    "opensearch": _open_opensearch,
-    "shards": _open_shards,
-}

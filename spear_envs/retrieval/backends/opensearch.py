@@ -5,102 +5,62 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spear_envs.retrieval.asking import Asker, Call, digest_plain, read_json, read_key
-from spear_envs.retrieval.backend import Found, Load, read_as_is
+from spear_envs.retrieval.backend import DocumentBackend, Found, Load
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
+from spear_sandbox.web.endpoints import Service, read_urls
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.backends.settings import OpenSearch
+
 
 BATCH = 16
 """Queries of one ``_msearch``."""
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Fields of an index for passages."""
+class OpenSearchBackend(DocumentBackend):
+    """One index of a cluster."""
 
-    text: str = "contents"
-    """Searched, and the text of the passage."""
-    title: str | None = None
-    """Put before the text, in quotes, where the text does not begin with it by itself."""
-    id: str | None = None
-    """None for ``_id``."""
-
-
-@dataclass(frozen=True)
-class Login:
-    """Names of the environment variables for logging in."""
-
-    username: str | None = None
-    password_variable: str | None = None
-    api_key_variable: str | None = None
-
-    def make_headers(self) -> Mapping[str, str]:
-        """The headers of a request."""
-        if self.api_key_variable:
-            return {"Authorization": f"ApiKey {read_key(self.api_key_variable)}"}
-        if self.username and self.password_variable:
-            pair = f"{self.username}:{read_key(self.password_variable)}".encode()
-            return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
-        return {}
-
-    @property
-    def key(self) -> str:
-        """What an error message says to check."""
-        variable = self.api_key_variable or self.password_variable
-        return f"the variable {variable}" if variable else "whether the server wants a key, and name its variable"
-
-
-class OpenSearchBackend:
-    """One index of a cluster.
-
-    Args:
-        urls: of its nodes.
-        index: name of the index.
-        fields: see :class:`Fields`.
-        login: see :class:`Login`.
-        calls: concurrent requests.
-        deadline_s, tries: of :class:`~spear_envs.retrieval.asking.Asker`.
-    """
-
-    passages: int | None = None
     scale: str | None = "bm25"
-    read = staticmethod(read_as_is)
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        index: str,
-        fields: Fields,
-        login: Login,
-        *,
-        calls: int,
-        deadline_s: float,
-        tries: int,
-    ) -> None:
-        self.load = Load(calls, BATCH)
-        self._index = index
-        self._fields = fields
-        headers = lambda: {**login.make_headers(), "Content-Type": "application/x-ndjson"}  # noqa: E731
-        self._asker = Asker(urls, deadline_s=deadline_s, tries=tries, headers=headers, key=login.key)
-        self._settings = {"kind": "opensearch", "index": index, "fields": vars(fields)}
+    def __init__(self, settings: OpenSearch) -> None:
+        urls = read_urls(settings.urls, Service("an OpenSearch", "/_msearch", 9200, "password_variable"))
+        variable = settings.api_key_variable or settings.password_variable
+        self.load = Load(settings.concurrency, BATCH)
+        self._login = settings
+        self._index = settings.index_name
+        self._fields = {"text": settings.text_field, "title": settings.title_field, "id": settings.id_field}
+        self._asker = Asker(
+            urls,
+            deadline_s=settings.deadline_s,
+            tries=settings.tries,
+            headers=self._make_headers,
+            key=f"the variable {variable}" if variable else "whether the server wants a key, and name its variable",
+        )
+        self._settings = {"kind": "opensearch", "index": self._index, "fields": self._fields}
         self.fingerprint = digest_plain([self._settings, sorted(urls)])
 
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Return 1 for each query."""
-        return [1] * len(queries)
+    def _make_headers(self) -> Mapping[str, str]:
+        headers = {"Content-Type": "application/x-ndjson"}
+        if self._login.api_key_variable:
+            headers["Authorization"] = f"ApiKey {read_key(self._login.api_key_variable)}"
+        elif self._login.username and self._login.password_variable:
+            pair = f"{self._login.username}:{read_key(self._login.password_variable)}".encode()
+            headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        return headers
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
         """See :class:`~spear_envs.retrieval.backend.Backend`."""
         return self._asker.run(self._search(queries, k))
 
     async def _search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
-        fields = [field for field in vars(self._fields).values() if field]
+        fields = [field for field in self._fields.values() if field]
         lines = []
         for query in queries:
             # Ties go to the document that was indexed first, so that answers are repeatable.
-            body = {"query": {"match": {self._fields.text: query}}, "size": k, "_source": fields}
+            body = {"query": {"match": {self._fields["text"]: query}}, "size": k, "_source": fields}
             lines += [json.dumps({"index": self._index}), json.dumps(body)]
         response = await self._asker.require(Call("POST", "/_msearch", "".join(f"{line}\n" for line in lines).encode()))
         answers = read_json(response).get("responses")
@@ -134,13 +94,13 @@ class OpenSearchBackend:
 
     def _read_hit(self, hit: Mapping[str, Any]) -> Found:
         source, fields = hit["_source"], self._fields
-        if not isinstance(text := source.get(fields.text), str):
+        if not isinstance(text := source.get(fields["text"]), str):
             raise RetrieverRefusal(
-                f"{self._index}: a document lacks a text under {fields.text!r} in its _source; set text_field."
+                f"{self._index}: a document lacks a text under {fields['text']!r} in its _source; set text_field."
             )
-        if fields.title and (title := source.get(fields.title)):
+        if fields["title"] and (title := source.get(fields["title"])):
             text = f'"{title}"\n{text}'
-        identifier = str(source[fields.id] if fields.id else hit["_id"])
+        identifier = str(source[fields["id"]] if fields["id"] else hit["_id"])
         return json.dumps({"id": identifier, "contents": text}, ensure_ascii=True).encode(), float(hit["_score"])
 
     def describe(self) -> dict[str, Any]:
@@ -150,6 +110,3 @@ class OpenSearchBackend:
     def counts(self) -> Mapping[str, float]:
         """Requests."""
         return {"requests": self._asker.budget.requests}
-
-    def close(self) -> None:
-        """Do nothing: connections belong to the process."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.asking import digest_plain
-from spear_envs.retrieval.backend import Backend, Found, Load, read_as_is
+from spear_envs.retrieval.backend import Backend, DocumentBackend, Found, Load
 from spear_envs.retrieval.searcher import RetrieverRefusal
 
 FORMAT = 1
@@ -136,12 +136,7 @@ class Recording:
         return connection
 
     def find(self, query: str, k: int) -> Hits | None:
-        """Find the stored answer; None if there is none.
-
-        Args:
-            query: normalised.
-            k: most hits.
-        """
+        """Find the stored answer; None if there is none."""
         connection = self._connect()
         with self._lock:
             return _find(connection, query, k)
@@ -151,7 +146,6 @@ class Recording:
 
         Args:
             answers: normalised queries and their hits.
-            k: of the search.
         """
         connection = self._connect()
         kept = []
@@ -187,7 +181,7 @@ def _find(connection: sqlite3.Connection, query: str, k: int) -> Hits | None:
     return None if row is None else [(raw.encode(), score) for raw, score in json.loads(row[0])][:k]
 
 
-class ReplayBackend:
+class ReplayBackend(DocumentBackend):
     """Answers from a recording; refuses other searches unless there is a backend.
 
     Args:
@@ -195,24 +189,17 @@ class ReplayBackend:
         inner: for what was not recorded; None to refuse.
     """
 
-    passages: int | None = None
-    read = staticmethod(read_as_is)
-
     def __init__(self, recording: Recording, inner: Backend | None = None) -> None:
         self._recording = recording
         self._inner = inner
         self.scale = recording.scale
+        self.fingerprint = recording.fingerprint
         self._counts = {"replayed": 0, "recorded": 0}
         self.load = inner.load if inner else Load(calls=2, queries=16)
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the recorded backend and this recording."""
-        return self._recording.fingerprint
-
     def lengths(self, queries: Sequence[str]) -> list[int]:
         """Return 1 for each query, or as the backend does."""
-        return self._inner.lengths(queries) if self._inner else [1] * len(queries)
+        return self._inner.lengths(queries) if self._inner else super().lengths(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
         """See :class:`~spear_envs.retrieval.backend.Backend`."""
@@ -249,12 +236,7 @@ class ReplayBackend:
 
 
 class RecordingBackend(ReplayBackend):
-    """Answers from a recording; asks the backend once for each other search.
-
-    Args:
-        recording: open for writing.
-        inner: see above.
-    """
+    """Answers from a recording that is open for writing; asks the backend once for each other search."""
 
     def __init__(self, recording: Recording, inner: Backend) -> None:
         super().__init__(recording, inner)

@@ -25,9 +25,6 @@ class RerankBackend:
     Args:
         inner: finds the candidates; closed with this backend.
         model: folder of a sentence-transformers cross-encoder with one output.
-        depth: candidates of a query.
-        batch: pairs per batch.
-        device: ``cpu``, ``cuda``, ….
 
     Raises:
         SpearError: the model is missing or cannot be read.

@@ -105,8 +105,11 @@ class OpenSearch(Remote):
     urls: list[str] = Field(min_length=1)
     index_name: str
     text_field: str = "contents"
+    """Searched, and the text of the passage."""
     title_field: str | None = None
+    """Put before the text, in quotes, where the text does not begin with it by itself."""
     id_field: str | None = None
+    """None for ``_id``."""
     username: str | None = None
     password_variable: str | None = None
     api_key_variable: str | None = None
@@ -117,9 +120,13 @@ class Web(Remote):
 
     kind: Literal["serper", "brave", "searxng"]
     url: str | None = None
+    """Address; None for that of the engine's makers."""
     key_variable: str | None = None
+    """Environment variable of the key; None for the engine's usual one."""
     results: int = Field(10, ge=1, le=100)
+    """Requested by each search, whatever ``k``, so that a search has one price and one recording."""
     options: dict[str, str] = Field(default_factory=dict)
+    """Further parameters of the request, such as ``gl`` of Serper."""
     max_requests: int | None = Field(None, ge=0)
     max_cost: float | None = Field(None, ge=0)
     cost_per_request: float = Field(0.0, ge=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -12,7 +13,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.asking import digest_plain
-from spear_envs.retrieval.backend import Backend, Found, Load, add_counts, read_as_is
+from spear_envs.retrieval.backend import Backend, DocumentBackend, Found, Load
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ def merge_hits(shards: Sequence[Sequence[tuple[bytes, float]]], k: int, merge: M
     shards counts once: with its best score, or by rank with their sum, as in reciprocal rank fusion.
 
     Args:
-        shards: hits of each shard, best first.
-        k: most hits.
         merge: see :class:`Merge`; by rank, scores are Σ 1/(60 + rank).
     """
     scores: dict[tuple[str, str], float] = {}
@@ -60,19 +59,16 @@ def merge_hits(shards: Sequence[Sequence[tuple[bytes, float]]], k: int, merge: M
     return [(documents[key], scores[key]) for key in best]
 
 
-class ShardsBackend:
+class ShardsBackend(DocumentBackend):
     """Parts of a corpus, or several sources, as one.
 
     Args:
         shards: at least one; closed with this backend.
-        merge: see :class:`Merge`.
         partial: a shard that fails is left out of an answer and counted, as long as one answers.
 
     Raises:
         SpearError: scores have different scales.
     """
-
-    read = staticmethod(read_as_is)
 
     def __init__(self, shards: Sequence[Backend], merge: Merge, *, partial: bool) -> None:
         scales = {shard.scale for shard in shards}
@@ -135,7 +131,10 @@ class ShardsBackend:
 
     def counts(self) -> Mapping[str, float]:
         """Counts of the shards, and answers that lack one."""
-        return add_counts([{"left_out": self._left_out}, *(shard.counts() for shard in self._shards)])
+        total: Counter[str] = Counter({"left_out": self._left_out})
+        for shard in self._shards:
+            total.update(shard.counts())
+        return dict(total)
 
     def close(self) -> None:
         """Close the shards."""

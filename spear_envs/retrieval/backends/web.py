@@ -5,13 +5,19 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.asking import Asker, Budget, Call, digest_plain, read_json, read_key
-from spear_envs.retrieval.backend import Found, Load, read_as_is
+from spear_envs.retrieval.backend import DocumentBackend, Found, Load
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_sandbox.web.endpoints import Service, read_urls
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.backends.settings import Web
+
 
 _TAG = re.compile(r"<[^<>]*>")
 
@@ -27,17 +33,14 @@ class WebEngine:
     key_variable: str | None
     most: int
     """Results of one request."""
-    ask: _Ask
+    ask: Callable[[str, int, Mapping[str, str]], Call]
+    """The request for a query, a number of results, and further parameters."""
     list_path: tuple[str, ...]
     """Path of the list of results in an answer."""
     keys: tuple[str, str, str]
     """Of a result's title, address and snippet."""
     may_lack_list: bool = False
     """Whether an answer without results lacks the list."""
-
-
-class _Ask(Protocol):
-    def __call__(self, query: str, results: int, options: Mapping[str, str]) -> Call: ...
 
 
 def _ask_serper(query: str, results: int, options: Mapping[str, str]) -> Call:
@@ -78,52 +81,36 @@ SEARXNG = WebEngine("searxng", None, None, None, 100, _ask_searxng, ("results",)
 ENGINES = {engine.name: engine for engine in (SERPER, BRAVE, SEARXNG)}
 
 
-class WebBackend:
+class WebBackend(DocumentBackend):
     """A search engine. Scores are 1, 1/2, 1/3, … by rank.
 
-    Args:
-        engine: one of ``ENGINES``.
-        url: its address; None for its makers'.
-        key_variable: environment variable of the key; None for the engine's usual one.
-        results: requested by each search, whatever ``k``, so that a search has one price and one recording.
-        options: further parameters of the request, such as ``gl`` of Serper.
-        budget: what may be spent.
-        calls: concurrent requests.
-        deadline_s, tries: of :class:`~spear_envs.retrieval.asking.Asker`.
+    Raises:
+        SpearError: the engine does not give as many results with one request, or the address is not valid.
     """
 
-    passages: int | None = None
     scale: str | None = None
-    read = staticmethod(read_as_is)
 
-    def __init__(
-        self,
-        engine: WebEngine,
-        *,
-        url: str | None,
-        key_variable: str | None,
-        results: int,
-        options: Mapping[str, str],
-        budget: Budget,
-        calls: int,
-        deadline_s: float,
-        tries: int,
-    ) -> None:
-        self.load = Load(calls, 1)
+    def __init__(self, settings: Web) -> None:
+        engine = ENGINES[settings.kind]
+        if settings.results > engine.most:
+            raise SpearError(f"results={settings.results}: {engine.name} gives at most {engine.most} with one request.")
+        if settings.url is not None:
+            read_urls(settings.url, Service(f"the search engine {engine.name}", "/search", 8888, "key_variable"))
+        self.load = Load(settings.concurrency, 1)
         self._engine = engine
-        self._results = results
-        self._options = dict(options)
-        self._variable = key_variable or engine.key_variable
-        address = (url or engine.url or "").rstrip("/")
+        self._results = settings.results
+        self._options = dict(settings.options)
+        self._variable = settings.key_variable or engine.key_variable
+        address = (settings.url or engine.url or "").rstrip("/")
         self._asker = Asker(
             [address],
-            deadline_s=deadline_s,
-            tries=tries,
-            budget=budget,
+            deadline_s=settings.deadline_s,
+            tries=settings.tries,
+            budget=Budget(settings.max_requests, settings.max_cost, settings.cost_per_request),
             headers=self._make_headers,
             key=f"the variable {self._variable}" if self._variable else "that its settings allow the format 'json'",
         )
-        self._settings = {"kind": engine.name, "results": results, "options": self._options}
+        self._settings = {"kind": engine.name, "results": self._results, "options": self._options}
         self.fingerprint = digest_plain([self._settings, address])
 
     def _make_headers(self) -> Mapping[str, str]:
@@ -132,10 +119,6 @@ class WebBackend:
         header = self._engine.key_header or "Authorization"
         key = read_key(self._variable)
         return {header: key if self._engine.key_header else f"Bearer {key}"}
-
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Return 1 for each query."""
-        return [1] * len(queries)
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
         """See :class:`~spear_envs.retrieval.backend.Backend`. At most ``results`` for each query."""
@@ -174,9 +157,6 @@ class WebBackend:
         """Requests and their price."""
         budget = self._asker.budget
         return {"requests": budget.requests, "cost": round(budget.cost, 6)}
-
-    def close(self) -> None:
-        """Do nothing: connections belong to the process."""
 
 
 def _clean(text: str) -> str:

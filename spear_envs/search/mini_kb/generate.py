@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
@@ -13,10 +14,38 @@ from spear_envs.search.mini_kb.judging import choose_judge
 from spear_envs.search.mini_kb.names import InventedNames, Namer, PairedNames
 from spear_envs.search.mini_kb.passages import write_passages
 from spear_envs.search.mini_kb.questions import HOPS, Draft, Judge, ask_questions
-from spear_envs.search.mini_kb.records import KnowledgeBase, Question
 from spear_envs.search.mini_kb.sizes import PLANS, SPLITS, BaseSize, Shares
 from spear_envs.search.mini_kb.wording import WORDINGS, Wording
 from spear_envs.search.mini_kb.world import World, draw_world
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answers and the passages that lead to them."""
+
+    id: str
+    """``<split>/<number>``, such as ``test/00017``."""
+    question: str
+    golden_answers: list[str]
+    """The answer's name, then its aliases."""
+    hops: int
+    """Passages that must be read one after the other: 1, 2 or 3."""
+    gold_passages: list[str]
+    """Ids of these passages, in order; the last one contains a golden answer."""
+    oracle_queries: list[str]
+    """A query that finds each passage, made of words of the question and the earlier passages."""
+
+
+@dataclass(frozen=True)
+class KnowledgeBase:
+    """A corpus and questions about it. Do not change it: callers of ``build`` share it."""
+
+    size: BaseSize
+    seed: int
+    corpus: list[dict[str, str]]
+    """``{"id": "17", "contents": '"Title"\\ntext'}``; the id is the row."""
+    questions: Mapping[str, list[Question]]
+    """By split: ``train``, ``valid``, ``test``. One, two and three hops alternate, so any beginning is balanced."""
 
 
 def build(seed: int = 0, size: BaseSize | str = BaseSize.STANDARD) -> KnowledgeBase:
@@ -45,8 +74,6 @@ def make_base(seed: int, size: BaseSize, find_judge: Callable[[Sequence[str], Ba
     """Make a knowledge base, uncached.
 
     Args:
-        seed: any whole number.
-        size: of the base.
         find_judge: returns the judge for a corpus and a size, which decides which drafts become questions.
     """
     plan, wording = PLANS[size], WORDINGS[size]

@@ -27,9 +27,6 @@ class SearchingJudge:
     """Keeps a draft on three conditions: each query finds its passage; neither the question nor a passage before the
     last names the answer; and a search with the question itself finds the passage of a single hop, but for more hops
     no passage that names the answer.
-
-    Args:
-        contents: the corpus.
     """
 
     def __init__(self, contents: Sequence[str]) -> None:

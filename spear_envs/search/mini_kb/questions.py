@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spear_envs.core.dice import Dice
 from spear_envs.search.mini_kb.entities import LINKS, Entity, Kind, Relation
-from spear_envs.search.mini_kb.wording import Phrase, Wording
+from spear_envs.search.mini_kb.wording import Wording
 from spear_envs.search.mini_kb.world import World
 
 HOPS = (1, 2, 3)
@@ -48,12 +48,8 @@ def ask_questions(world: World, wording: Wording, hops: int, count: int, is_soun
     """Draft up to ``count`` questions, the chains in turn.
 
     Args:
-        world: of one split, with passages.
-        wording: of the questions.
         hops: relations of each question.
-        count: number of questions.
         is_sound: called with each draft, in a fixed order.
-        dice: of these questions.
     """
     chains = list_chains(hops)
     starts = [iter(dice.sample(world[kind], len(world[kind]))) for kind, _ in chains]
@@ -89,8 +85,8 @@ def _draft(start: Entity, relations: Sequence[Relation], wording: Wording, dice:
     text = start.full_name
     for phrase in phrases:
         text = phrase.text.format(text)
-    return Draft(text, tuple(path), here, tuple(map(_word_query, surfaces, phrases)))
-
-
-def _word_query(surface: str, phrase: Phrase) -> str:
-    return f"{surface.removeprefix('the ')} {phrase.hint}".rstrip()
+    queries = tuple(
+        f"{surface.removeprefix('the ')} {phrase.hint}".rstrip()
+        for surface, phrase in zip(surfaces, phrases, strict=False)  # the last surface is the answer
+    )
+    return Draft(text, tuple(path), here, queries)

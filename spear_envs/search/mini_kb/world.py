@@ -24,7 +24,6 @@ def draw_world(counts: Mapping[Kind, int], shares: Shares, namer: Namer, dice: D
         counts: entities of each kind; at least as many cities as countries.
         shares: probabilities of aliases and namesakes.
         namer: gives names that no other world has.
-        dice: of this world.
     """
     kinds = (Kind.COUNTRY, Kind.CITY, Kind.PERSON, Kind.ORGANISATION)
     world = {kind: [namer.name_entity(kind, dice) for _ in range(counts[kind])] for kind in kinds}

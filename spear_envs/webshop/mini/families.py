@@ -7,7 +7,7 @@ the price of the wanted product and never less than 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spear_envs.core.dice import Dice
@@ -15,6 +15,8 @@ from spear_envs.webshop.mini.words import BRANDS, COLORS, EXOTIC, EXTRAS, STYLES
 
 FAMILIES = 6
 ODD = 2
+ODDITIES = 11
+"""Changes of the odd products, in turn."""
 SHELF_SIZE = 3 * FAMILIES + ODD
 CEILING_MARGIN = 40
 DEAR_EVERY = 12
@@ -67,13 +69,13 @@ def fill_shelf(shelf: Shelf, number: int, dice: Dice) -> list[Listing]:
         dear = i == 0 and number % DEAR_EVERY == DEAR_EVERY // 2
         listings += _make_family(shelf, goal, goals, dice, dear)
     for i in range(ODD):
-        change = ODDITIES[(number * ODD + i) % len(ODDITIES)]
-        listings.append(change(_make_other(shelf, goals, dice), listings, dice))
-    return dice.sample([_name_words(listing, f"{number}/{i}") for i, listing in enumerate(listings)], SHELF_SIZE)
-
-
-def _name_words(listing: Listing, key: str) -> Listing:
-    return listing if listing.words_key else replace(listing, words_key=key)
+        kind = (number * ODD + i) % ODDITIES
+        listings.append(_make_odd(kind, _make_other(shelf, goals, dice), listings, dice))
+    named = [
+        listing if listing.words_key else replace(listing, words_key=f"{number}/{i}")
+        for i, listing in enumerate(listings)
+    ]
+    return dice.sample(named, SHELF_SIZE)
 
 
 # ---------------------------------------------------------------- goals
@@ -214,41 +216,28 @@ def _pick_options(shelf: Shelf, dice: Dice, exotic: bool) -> Options:
 # ---------------------------------------------------------------- oddities of real data
 
 
-def _share_value(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    return replace(listing, options={"color": (dice.pick(COLORS), "natural"), "finish": ("natural", "matte")})
-
-
-def _empty_group(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    return replace(listing, options={"material": None, "color": dice.sample(COLORS, 2), "style": None})
-
-
-def _repeat_value(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    first, second = dice.sample(COLORS, 2)
-    return replace(listing, options={"color": (first, second, first)})
-
-
-def _repeat_group(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    first, second, third = dice.sample(COLORS, 3)
-    return replace(listing, options={"Color": (first.upper(), second), "COLOR": (third.title(), second)})
-
-
-def _write_features_as_text(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    return replace(listing, features_as_text=True)
-
-
-def _empty_first_feature(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    return replace(listing, features=0, empty_feature=True, emphatic=False)
-
-
-def _drop_price(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    return replace(listing, price=None)
-
-
-def _unlist(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
-    return replace(listing, listed=False)
-
-
-def _widen_price(listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
+def _make_odd(kind: int, listing: Listing, listings: list[Listing], dice: Dice) -> Listing:
+    """Change a product, given the shelf so far, in one of ``ODDITIES`` ways."""
+    if kind == 0:  # two groups share a value
+        return replace(listing, options={"color": (dice.pick(COLORS), "natural"), "finish": ("natural", "matte")})
+    if kind == 1:  # empty groups
+        return replace(listing, options={"material": None, "color": dice.sample(COLORS, 2), "style": None})
+    if kind == 2:  # a value twice
+        first, second = dice.sample(COLORS, 2)
+        return replace(listing, options={"color": (first, second, first)})
+    if kind == 3:  # a group twice, in other letters
+        first, second, third = dice.sample(COLORS, 3)
+        return replace(listing, options={"Color": (first.upper(), second), "COLOR": (third.title(), second)})
+    if kind == 4:
+        return replace(listing, features_as_text=True)
+    if kind == 5:
+        return replace(listing, features=0, empty_feature=True, emphatic=False)
+    if kind == 6:
+        return replace(listing, price=None)
+    if kind == 7:
+        return replace(listing, listed=False)
+    if kind == 9:
+        return _copy_listing(listing, listings, dice)
     return replace(listing, price_to=(listing.price or 0) + dice.between(3, 20))
 
 
@@ -259,19 +248,3 @@ def _copy_listing(listing: Listing, listings: list[Listing], dice: Dice) -> List
     key = f"copy {dice.below(1 << 30)}"
     listings[index] = replace(found, words_key=key)
     return replace(found, words_key=key, price=listing.price, cents=listing.cents)
-
-
-ODDITIES: tuple[Callable[[Listing, list[Listing], Dice], Listing], ...] = (
-    _share_value,
-    _empty_group,
-    _repeat_value,
-    _repeat_group,
-    _write_features_as_text,
-    _empty_first_feature,
-    _drop_price,
-    _unlist,
-    _widen_price,
-    _copy_listing,
-    _widen_price,
-)
-"""Changes of the odd products, in turn; each takes the product, the shelf so far, and dice."""

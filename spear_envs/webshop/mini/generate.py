@@ -15,9 +15,9 @@ from spear_envs.webshop.mini.prose import (
     write_feature,
     write_instruction,
     write_paraphrase,
+    write_tail,
     write_title,
 )
-from spear_envs.webshop.mini.tail import write_tail
 from spear_envs.webshop.mini.words import SHELVES
 
 PRODUCTS = 1_000
@@ -65,7 +65,6 @@ def stream_records(products: int = PRODUCTS, seed: int = SEED, *, long_tail: boo
 
     Args:
         products: number of products, in shelves of 20 with one query; the last shelf is cut.
-        seed: seed of the catalogue.
         long_tail: give titles a model number and descriptions many invented words, rare and common ones in the
             proportions of real text, so that an index of a million products costs as much as with real ones.
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.code.boxes import find_last_box, read_last_box
 from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
+from spear_envs.code.grammar import find_last_box, read_last_box
 from spear_envs.code.verifying import Verifier, open_verifier
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.rewards import Schedule, constant, cosine, make_schedule, none
+from spear_envs.core.rewards import Constant, CosineDecay, Schedule, make_schedule
 from spear_training.algorithms import compose_reward, cosine_decay, cosine_warmup, tool_call_reward
 
 
@@ -56,12 +56,12 @@ def test_compose_reward_weighs_only_the_tool_call_term() -> None:
 
 
 def test_make_schedule_forms() -> None:
-    assert make_schedule("none") == none() == constant(0.0)
-    assert make_schedule("constant") == make_schedule(1) == constant()
+    assert make_schedule("none") == Constant(0.0)
+    assert make_schedule("constant") == make_schedule(1) == Constant()
     assert make_schedule("constant:0.5")(7) == make_schedule(0.5)(1) == 0.5
-    assert make_schedule("cosine:200") == cosine(200)
-    assert make_schedule(cosine(3))(1) == cosine_decay(1, 3)
-    assert isinstance(cosine(3), Schedule)
+    assert make_schedule("cosine:200") == CosineDecay(200)
+    assert make_schedule(CosineDecay(3))(1) == cosine_decay(1, 3)
+    assert isinstance(CosineDecay(3), Schedule)
 
 
 @pytest.mark.parametrize("spec", ["linear", "cosine", "cosine:0", "cosine:x", "constant:x", "none:1", None, True])

@@ -147,10 +147,7 @@ class Chat:
 
 
 def disarm_places(text: str) -> str:
-    """Break up the mark of a picture's place, like a tokenizer's own marks.
-
-    A page, a file or a model may contain the word, but only the template decides where a picture goes.
-    """
+    """Break up the mark of a picture's place, as of other tokens: only the template decides where a picture goes."""
     return text.replace(IMAGE, _BROKEN_IMAGE)
 
 

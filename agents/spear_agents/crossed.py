@@ -79,12 +79,8 @@ def _quantile(freedom: float) -> float:
 def count_pairs(deviation: float, difference: float) -> int:
     """Number of pairs of runs that detect a true difference with 80 % power in a two-sided t test at 5 %.
 
-    Args:
-        deviation: of the difference between the runs of a pair.
-        difference: the true mean difference, not 0.
-
-    Raises:
-        ValueError: no difference, or a negative deviation.
+    ``deviation`` is that of the difference between the runs of a pair, ``difference`` the true mean difference. Raises
+    ValueError for a difference of 0 or a negative deviation.
     """
     if not difference or deviation < 0:
         raise ValueError(f"a deviation of {deviation} and a difference of {difference}: give >= 0, and not 0")
@@ -132,11 +128,7 @@ class CrossedComparison:
 def compare_pairs(
     pairs: Sequence[tuple[Iterable[Trajectory], Iterable[Trajectory]]], metric: Metric = Metric.SUCCESS
 ) -> CrossedComparison:
-    """Compare several pairs of runs task by task, over the tasks they share.
-
-    Raises:
-        SpearError: two runs share no task, or are not on the same task set.
-    """
+    """Compare pairs of runs over the tasks that all share. Raises SpearError for no such task, or several task sets."""
     listed = [(list(before), list(after)) for before, after in pairs]
     prints = {trajectory.fingerprint for pair in listed for run in pair for trajectory in run}
     if len(prints) > 1:

@@ -108,11 +108,7 @@ class World:
         self._steps = 0
 
     async def begin(self, measure: Callable[[str], int] | None) -> StopReason | None:
-        """Begin the episode; ``FAULT`` if that fails. ``measure`` counts the tokens of a text.
-
-        Raises:
-            UnknownTaskError: the environment has no such task.
-        """
+        """Begin the episode; ``FAULT`` if that fails. ``measure`` counts a text's tokens. Raises UnknownTaskError."""
         self.core.set_text_measure(measure)
         try:
             self.observation, self.info = await self._call(
@@ -126,10 +122,8 @@ class World:
         return None
 
     async def step(self, response: str) -> StopReason | None:
-        """Play a response; return why the episode ends, or None if it continues.
-
-        Raises:
-            SpearError: the environment broke; names task and turn.
+        """Play a response; return why the episode ends, or None. Raises SpearError, with task and turn, if the world
+        broke.
         """
         self._steps += 1
         try:

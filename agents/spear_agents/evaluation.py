@@ -239,8 +239,7 @@ class Prepared:
 def prepare(settings: EvalSettings) -> Prepared:
     """Look at the environment of ``settings``.
 
-    Raises:
-        SpearError: an unknown environment, task, split or template, or a model that is not available.
+    Raises SpearError for an unknown environment, task, split or template, or a model that is not available.
     """
     split = settings.split or find_splits(settings.env_id)[-1]
     env = make_env(settings.env_id, split, settings.env_kwargs)

@@ -38,12 +38,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 
 def encode_by_line(encode: Encode, backend: Any) -> Encode:
-    """``encode`` with a cache of lines if ``backend`` is known to tokenise each by itself, else unchanged.
-
-    Args:
-        encode: gives the ids of a text, without special tokens.
-        backend: its ``tokenizers.Tokenizer``.
-    """
+    """``encode``, with a cache of lines if ``backend`` (a ``tokenizers.Tokenizer``) tokenises each by itself."""
     if not cuts_at_lines(json.loads(backend.to_str())):
         return encode
     remembered = lru_cache(REMEMBERED_LINES)(encode)

@@ -60,8 +60,7 @@ def open_policy(
 ) -> OpenPolicy:
     """Open the policy of resolved settings; resources to close go onto ``stack``.
 
-    Raises:
-        SpearError: a model that cannot be loaded, or a template or layout that it cannot use.
+    Raises SpearError for a model that cannot be loaded, or a template or layout that it cannot use.
     """
     words = template if settings.method is Method.PLAIN else make_form(settings.method, template, parser)
     opened = _open_engine(settings, template, stack, concurrency, deterministic)

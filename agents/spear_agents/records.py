@@ -38,11 +38,7 @@ class EpisodeLog:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[EpisodeLog]:
-    """Open the log in a file, which one process at a time may write.
-
-    Raises:
-        SpearError: another process writes it, or it cannot be read or written.
-    """
+    """Open the log in a file. Raises SpearError if another process writes it, or it cannot be read or written."""
     with _lock(path), TrajectoryWriter(path) as writer:
         earlier: dict[Key, list[Trajectory]] = {}
         for trajectory in read_trajectories(path):
@@ -73,8 +69,7 @@ def _lock(path: Path) -> Iterator[None]:
 def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
     """Write the settings of a new folder, or compare those of an old one.
 
-    Raises:
-        SpearError: they differ, or the folder is not an evaluation's.
+    Raises SpearError if they differ, or the folder is not an evaluation's.
     """
     path = out / SETTINGS
     if not path.exists():

@@ -58,8 +58,7 @@ def replay_frames(
 ) -> list[np.ndarray]:
     """Frames of an episode, uint8 [height, width, 3]: the first observation and one after each response.
 
-    Raises:
-        SpearError: as for :func:`render_episode_gif`.
+    Raises as :func:`render_episode_gif`.
     """
     if trajectory.began is not None:
         raise SpearError(

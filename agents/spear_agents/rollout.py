@@ -84,12 +84,7 @@ class Retrying:
 
 
 class Listening:
-    """Plays an episode and reports each response as soon as it is written.
-
-    Args:
-        play: plays the episode.
-        on_response: called with each response.
-    """
+    """Plays an episode and calls ``on_response`` with each response as soon as it is written."""
 
     def __init__(self, play: Play, on_response: Callable[[Generation], None]) -> None:
         self._play = play

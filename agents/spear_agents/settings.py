@@ -135,8 +135,7 @@ class EvalSettings:
     def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
         """The settings with the defaults of environment, engine and method filled in, and the model as a folder.
 
-        Raises:
-            SpearError: a layout that the method does not support, or a model that is not available.
+        Raises SpearError for a layout that the method does not support, or a model that is not available.
         """
         in_conversation = self.method in (Method.REACT, Method.REFLEXION) or self.agent is not None
         layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
@@ -160,13 +159,11 @@ class EvalSettings:
             raise SpearError(str(error)) from error
 
     def choose_concurrency(self, wanted: int | None = None) -> int:
-        """Episodes at a time: as many as wanted, else as many as a server takes requests.
+        """Episodes at a time: as many as wanted, else as many as a server takes requests. Raises SpearError for less
+        than 1.
 
         More would wait for each other, end later, and lose more of what was paid for when the run is interrupted. A
         program may also work between its requests.
-
-        Raises:
-            SpearError: fewer than one.
         """
         if wanted is not None:
             if wanted < 1:

@@ -57,10 +57,7 @@ class Snapshot:
         """Restore the snapshot in an environment that has been reset; return its observation and info.
 
         The random stream stays the environment's own, so episodes of several seeds differ from here on if the world is
-        random, as they do from the start of a task.
-
-        Raises:
-            SpearError: the state is damaged, or of another environment.
+        random, as they do from the start of a task. Raises SpearError if the state is damaged.
         """
         stream = core.np_random.bit_generator.state
         found: tuple[Any, Mapping[str, Any]] = core.set_state({**_unpack(self.state), STREAM: stream})

@@ -346,10 +346,8 @@ def _read_served(data: Mapping[str, Any] | None) -> Served | None:
 class TrajectoryWriter:
     """Context manager that appends trajectories to a JSON-lines file, one write each: a kill tears the last line only.
 
-    Opening repairs the file: a last line without its newline is cut off with a warning.
-
-    Raises:
-        SpearError: the file cannot be opened or written (read-only folder, full disk).
+    Opening repairs the file: a last line without its newline is cut off with a warning. Raises SpearError if the file
+    cannot be opened or written (read-only folder, full disk).
     """
 
     path: Path
@@ -384,8 +382,7 @@ class TrajectoryWriter:
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Read the trajectories of a file, oldest first; a torn last line is skipped with a warning.
 
-    Raises:
-        SpearError: the file cannot be read, or a complete line is not a trajectory (names the line).
+    Raises SpearError if the file cannot be read, or a complete line is not a trajectory (names the line).
     """
     try:
         with Path(path).open("rb") as file:

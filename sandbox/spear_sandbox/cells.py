@@ -186,11 +186,7 @@ def _read(kind: type[Given], body: bytes) -> Given:
 
 
 def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) -> None:
-    """Answer the paths of sessions.
-
-    Args:
-        ask: lets a request in and reads its body.
-    """
+    """Answer the paths of sessions; ``ask`` lets a request in and reads its body."""
 
     @app.post("/sessions")
     async def open_session(request: Request) -> Response:

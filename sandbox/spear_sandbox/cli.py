@@ -226,11 +226,7 @@ async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str,
 
 
 async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str | None) -> LocalExecutor:
-    """Start an executor; with the weak level if that is allowed and nothing better holds.
-
-    Raises:
-        RefusedError: no allowed level holds.
-    """
+    """Start an executor; with the weak level if allowed and nothing better holds. Raises RefusedError if none does."""
     for level in (isolation, weak):
         if level is None:
             continue

@@ -101,9 +101,8 @@ class HttpExecutor:
     ) -> Outcome:
         """Run on a server; see :meth:`spear_sandbox.protocol.Executor.run`.
 
-        Raises:
-            SandboxFault: no server carried it out.
-            ValueError: a file name leaves the working folder, or a server refused the request itself or its token.
+        Raises SandboxFault if no server carried it out, ValueError for a file name that leaves the working folder, or
+        if a server refused the request itself or its token.
         """
         for name in (*(files or ()), *fetch_files):
             check_name(name)
@@ -181,12 +180,7 @@ class HttpExecutor:
             await asyncio.sleep(max(wait_s, self.retries.choose_wait(tries, self._rng)))
 
     async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
-        """One try.
-
-        Raises:
-            _Passing: another try may do better.
-            SandboxFault, ValueError: it would not.
-        """
+        """One try. Raises _Passing if another may do better, else SandboxFault or ValueError."""
         response = await self._post("POST", url, "/run_code", body, seconds)
         try:
             return read_reply(response.content)
@@ -196,12 +190,7 @@ class HttpExecutor:
             raise _Passing(fault.kind, f"{url}: {fault}") from None
 
     async def _post(self, method: str, url: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        """Send one request and return a successful answer.
-
-        Raises:
-            _Passing: another try may do better.
-            SandboxFault, ValueError: it would not.
-        """
+        """Send one request and return a successful answer. Raises as :meth:`_send`."""
         import httpx
 
         headers = {"Content-Type": "application/json"}

@@ -92,8 +92,7 @@ class _ColdBackend(ABC):
     def _check_reach(self) -> bool:
         """Start the interpreter as the user of the programs; return whether the kernel asks supervisors about locks.
 
-        Raises:
-            RefusedError: That user cannot.
+        Raises RefusedError if that user cannot.
         """
         source = str(Path(self._installation.guest).parent.parent)
         ask = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.locks import can_listen; "

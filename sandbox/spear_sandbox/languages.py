@@ -75,13 +75,8 @@ async def run_language(
 ) -> tuple[Outcome | None, Outcome | None]:
     """Compile and run a program; return the outcome of each, None for a step not taken.
 
-    Args:
-        language: None for Python.
-        asked: ``compile_timeout`` bounds compiling.
-        limits: of the run.
-
-    Raises:
-        SandboxFault, ValueError: as of the executor.
+    Without a language it is Python. ``limits`` are of the run; ``asked.compile_timeout`` bounds compiling. Raises as
+    the executor.
     """
     if language is None:
         return None, await executor.run(

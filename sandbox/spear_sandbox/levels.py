@@ -49,8 +49,7 @@ async def choose_backend(
 ) -> Backend:
     """Start the given level or, for ``"auto"``, the first strong one that passes the self-test.
 
-    Raises:
-        IsolationRefusedError: None does.
+    Raises IsolationRefusedError if none does.
     """
     failures = []
     for level in _STRONG if isolation == "auto" else (Isolation(isolation),):

@@ -18,9 +18,7 @@ class SessionTransport(Protocol):
     async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
         """Send it and return a successful answer.
 
-        Raises:
-            SandboxFault: the session has ended, or the request was not carried out.
-            ValueError: the server refused the request.
+        Raises SandboxFault if the session has ended or the request was not carried out, ValueError if it was refused.
         """
         ...
 

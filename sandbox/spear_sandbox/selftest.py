@@ -60,11 +60,7 @@ class _Canaries:
 
 
 async def probe_backend(backend: Backend, *, uid: int) -> list[Probe]:
-    """Run every probe of this level; takes about a second.
-
-    Args:
-        uid: User of the programs if this process is root.
-    """
+    """Run every probe of this level; takes about a second. ``uid`` is the programs' user if this process is root."""
     test = _SelfTest(backend)
     async with _set_out(uid) as canaries:
         groups = await asyncio.gather(

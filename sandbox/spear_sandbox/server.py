@@ -118,11 +118,7 @@ class RunService:
         self.admission.leave()
 
     async def read(self, request: Request) -> bytes:
-        """Let a request in and read its body.
-
-        Raises:
-            HTTPException: it is refused, or the body is too large.
-        """
+        """Let a request in and read its body. Raises HTTPException if it is refused, or the body is too large."""
         self.check_sender(request)
         return await self._bodies.read(request, self.settings.body_bytes, ADVICE)
 
@@ -238,11 +234,7 @@ class RunService:
 
 
 def make_app(find_service: Callable[[], RunService]) -> FastAPI:
-    """The ASGI application of a service.
-
-    Args:
-        find_service: called for each request, so that the application can be made before the service.
-    """
+    """The ASGI application of a service, which is found for each request, so that it can be made later."""
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
     add_error_pages(app, "POST /run_code, /run_jupyter or /sessions, GET /v1/ping, /health or /metrics")
 

@@ -12,11 +12,7 @@ DRAIN_S = 30
 
 
 async def serve(service: RunService, listener: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM; runs under way then are still answered. On the main thread.
-
-    Args:
-        listener: closed at the end.
-    """
+    """Answer requests until SIGINT or SIGTERM, then those under way; closes the listener. On the main thread."""
     server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
     with listener, ignore_signals_at_the_end():
         await server.serve(sockets=[listener])

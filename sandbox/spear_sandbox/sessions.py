@@ -73,12 +73,7 @@ class LocalSession:
     async def open(
         cls, backend: Backend, admission: Admission, limits: Limits, files: Mapping[str, bytes] | None = None
     ) -> LocalSession:
-        """Start a session.
-
-        Raises:
-            SandboxFault: it could not be started.
-            ValueError: a file name leaves the working folder.
-        """
+        """Start a session. Raises SandboxFault if it cannot be, ValueError if a file name leaves the working folder."""
         session = cls(admission, limits)
         job = make_job("", files, (), replace(limits, wall_s=LONGEST_S))
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -213,9 +208,7 @@ class LocalSession:
     async def _ask(self, action: str, seconds: float | None, **arguments: str) -> dict[str, Any]:
         """Send a request and wait for its answer, or for the end of the session.
 
-        Raises:
-            SandboxFault: it has ended.
-            asyncio.TimeoutError: it took too long.
+        Raises SandboxFault if that has ended, asyncio.TimeoutError after these seconds.
         """
         loop = asyncio.get_running_loop()
         self._number += 1

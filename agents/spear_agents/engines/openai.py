@@ -138,10 +138,7 @@ class OpenAIEngine:
     A request is sent again after connection errors, time-outs and the statuses 408, 409, 425, 429 and 5xx; a wait that
     the server asks for delays all requests. When the tries are used up the episode gets an
     :class:`~spear_agents.engines.base.EngineFault`. Permanent errors (a wrong key, an unknown model, no credit left)
-    are a SpearError and stop the run.
-
-    Raises:
-        SpearError: httpx is not installed.
+    are a SpearError and stop the run, and so is a missing httpx.
     """
 
     def __init__(self, server: Server) -> None:
@@ -226,10 +223,8 @@ class OpenAIEngine:
     async def _send(self, body: bytes) -> tuple[int, Any, bytes]:
         """Send a request; return status, headers and body of the answer.
 
-        Raises:
-            _Unreachable: no answer, or a broken one.
-            asyncio.TimeoutError: nothing came for too long.
-            BadReplyError: the answer is too large.
+        Raises _Unreachable for no answer or a broken one, TimeoutError after too long a silence, BadReplyError for too
+        large an answer.
         """
         import httpx
 

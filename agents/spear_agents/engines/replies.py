@@ -83,13 +83,10 @@ class Reply:
 
 
 def read_reply(content: bytes) -> Reply:
-    """Read an answer with status 200.
+    """Read an answer with status 200. Raises BadReplyError if it is not JSON, or not a completion.
 
     Separate thoughts (``reasoning_content``, ``reasoning``) are put in front of the text, between ``<think>`` tags. A
     refusal is a response like any other.
-
-    Raises:
-        BadReplyError: it is not JSON, or not a completion.
     """
     data = _read_object(content)
     if data is None:

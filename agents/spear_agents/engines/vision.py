@@ -28,8 +28,7 @@ _OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|
 def has_vision(path: str | Path) -> bool:
     """Whether the model at ``path`` (a Hugging Face folder or a hub id) reads pictures.
 
-    Raises:
-        SpearError: it does, and is of another family than Qwen2.5-VL.
+    Raises SpearError if it does, and is of another family than Qwen2.5-VL.
     """
     try:
         if Path(path).is_dir():

@@ -155,13 +155,8 @@ class VLLMEngine:
         return list(asyncio.run_coroutine_threadsafe(call, self._loop).result())
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights by ``state``, in which they have the names and shapes of the folder.
-
-        Linux only.
-
-        Raises:
-            SpearError: the weights are of another model, or as :meth:`load_file`.
-            EngineFault: vLLM has died.
+        """Replace the weights by ``state``, with the names and shapes of the folder. Linux only; raises as
+        :meth:`load_file`.
         """
         from spear_agents.engines.weights import select_weights, share_weights
 
@@ -201,9 +196,7 @@ class VLLMEngine:
     def release_memory(self) -> None:
         """Give the memory of the key-value cache back to the system until requests fill it again; on a CPU only.
 
-        Raises:
-            EngineFault: vLLM has died.
-            RuntimeError: answers are pending.
+        Raises EngineFault if vLLM has died, RuntimeError if answers are pending.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 

@@ -19,10 +19,8 @@ _HEAD = "lm_head.weight"
 def select_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Select the weights of ``folder`` from ``state``, with the names and shapes they have there.
 
-    A tied output layer may be in ``state`` or not.
-
-    Raises:
-        SpearError: a weight is missing, unknown or of another shape; the folder has no safetensors.
+    A tied output layer may be in ``state`` or not. Raises SpearError if a weight is missing, unknown or of another
+    shape, or the folder has no safetensors.
     """
     shapes = read_shapes(folder)
     given = {name: tensor for name, tensor in state.items() if name in shapes or name != _HEAD or not _is_tied(folder)}

@@ -49,13 +49,10 @@ class Recorded:
     _decoder: Decoder | None = field(default=None, repr=False)
 
     def tell(self, trajectory: Trajectory) -> list[Said] | None:
-        """Prompt and response of each turn, in order; None for an unrepeatable episode.
+        """Prompt and response of each turn, in order; None for an unrepeatable episode. Raises SpearError for pictures.
 
         Each prompt ends where its response begins, also if a program continued from an earlier call than the last
         (``Turn.follows``).
-
-        Raises:
-            SpearError: the prompts hold pictures.
         """
         told: Trajectory | None = trajectory
         if trajectory.tokens is not TokenKind.BYTES and self._maker is not None:
@@ -101,14 +98,10 @@ def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded
 
     The records of a server's model or a scripted player hold messages. Those of a local model hold tokens: its episodes
     are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
-    model's chat template.
+    model's chat template; ``tokenizer`` is its folder if the one in the settings is gone.
 
-    Args:
-        run: the folder.
-        tokenizer: folder of the tokenizer, if the one in the settings is gone.
-
-    Raises:
-        SpearError: the folder is not an evaluation's, it has no complete episode, or its environment cannot be made.
+    Raises SpearError if the folder is not an evaluation's, it has no complete episode, or its environment cannot be
+    made.
     """
     settings = read_settings(run)
     last = read_last(run / EPISODES)

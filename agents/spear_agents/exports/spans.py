@@ -22,12 +22,8 @@ def make_spans(recorded: Recorded, end_ns: int) -> dict[str, Any]:
 
     The root span is the episode (``invoke_agent``), below it each response (``chat``) and each step of the environment
     (``execute_tool``), in order, named and described by OpenTelemetry's conventions for generative AI. Records do not
-    hold times: a turn and a step take a millisecond each, and all episodes end at ``end_ns`` (``spear.times`` says
-    so). Ids are derived from the record, so exporting twice gives the same spans.
-
-    Args:
-        recorded: the run.
-        end_ns: nanoseconds since 1970, such as the time when the file of episodes was last written.
+    hold times: a turn and a step take a millisecond each, and all episodes end at ``end_ns`` (nanoseconds since 1970;
+    ``spear.times`` says so). Ids are derived from the record, so exporting twice gives the same spans.
     """
     spans: list[dict[str, Any]] = []
     for episode in recorded.episodes:

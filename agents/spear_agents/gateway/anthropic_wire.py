@@ -24,8 +24,7 @@ class AnthropicMessage(BaseModel):
     def to_messages(self) -> list[dict[str, Any]]:
         """Convert to the form of chat templates, with separate messages for results of tools.
 
-        Raises:
-            ValueError: a block is not a text, a call or a result.
+        Raises ValueError for a block that is not a text, a call or a result.
         """
         blocks = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
         messages: list[dict[str, Any]] = []

@@ -161,14 +161,9 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextlib.asynccontextmanager
 async def open_program(name: str, seconds: float) -> AsyncIterator[ProgramPlayer]:
-    """Open a player of the program ``FILE.py:FUNCTION``, with its own gateway in this event loop.
+    """Open a player of the program ``name`` (:func:`load_program`), with its own gateway in this event loop.
 
-    Args:
-        name: see :func:`load_program`.
-        seconds: time limit of an episode.
-
-    Raises:
-        SpearError: the program does not exist, or FastAPI is not installed.
+    ``seconds`` bounds an episode. Raises SpearError if the program does not exist, or FastAPI is not installed.
     """
     program = load_program(name)
     try:

@@ -249,9 +249,7 @@ class Session:
     async def step(self, response: str) -> str:
         """Play a response in the environment's own form; return the observation.
 
-        Raises:
-            EndedError: the episode is over.
-            SpearError: the environment broke.
+        Raises EndedError if the episode is over, SpearError if the environment broke.
         """
         async with self._stepping:
             self._check_open()
@@ -274,9 +272,7 @@ class Session:
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Play a call of one of the environment's tools; return its result or the error of the call.
 
-        Raises:
-            EndedError: the episode is over.
-            SpearError: the environment does not take bare actions, or broke.
+        Raises as :meth:`step`, and SpearError if the environment does not take bare actions.
         """
         core = self.world.core
         if core.response_format is not ResponseFormat.PLAIN:

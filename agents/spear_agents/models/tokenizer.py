@@ -50,14 +50,9 @@ SPLITTERS: dict[str, Callable[[], Any]] = {
 
 
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer of a GGUF file, with the special tokens and the chat template that its fields name.
+    """The tokenizer of a GGUF file, with the special tokens and the chat template that its metadata ``fields`` name.
 
-    Args:
-        path: of the file.
-        fields: its metadata by name.
-
-    Raises:
-        SpearError: the file does not contain a tokenizer, or one with an unknown way to split texts.
+    Raises SpearError if the file does not contain a tokenizer, or one with an unknown way to split texts.
     """
     tokens = fields.get("tokenizer.ggml.tokens")
     if not tokens:

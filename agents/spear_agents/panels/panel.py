@@ -90,8 +90,7 @@ class Panel:
     def describe_tasks(self) -> dict[str, Any]:
         """The tasks as the installed code makes them, their fingerprint, the turn limit, and a digest of the prompts.
 
-        Raises:
-            SpearError: the data of the tasks is missing.
+        Raises SpearError if their data is missing.
         """
         env = make_env(self.env_id, self.split, self.env_kwargs)
         try:
@@ -125,10 +124,8 @@ def digest_panel(written: Mapping[str, Any]) -> str:
 
 
 def export_panel(panel: Panel, path: Path) -> str:
-    """Write a panel with its tasks as JSON; return its digest.
-
-    Raises:
-        SpearError: the data of the tasks is missing, or the file cannot be written.
+    """Write a panel with its tasks as JSON; return its digest. Raises SpearError if its data is missing, or the disk
+    full.
     """
     written = write_panel(panel)
     write_json(path, written)
@@ -143,10 +140,8 @@ def write_panel(panel: Panel) -> dict[str, Any]:
 
 
 def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
-    """Read a panel, and the content of its file.
-
-    Raises:
-        SpearError: the file is not a panel, or was changed after it was written.
+    """Read a panel, and the content of its file. Raises SpearError if it is not one, or was changed after it was
+    written.
     """
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
@@ -260,10 +255,8 @@ OFFICIAL: Mapping[str, Panel] = {
 
 
 def open_panel(name: str) -> Panel:
-    """Open the official panel of this name, or one in a file that matches the installed code.
-
-    Raises:
-        SpearError: there is none, or the code makes other tasks.
+    """Open the official panel of this name, or one in a file. Raises SpearError if there is none, or its tasks differ
+    here.
     """
     if name in OFFICIAL:
         return OFFICIAL[name]

@@ -35,14 +35,11 @@ class Rescored:
 
 
 def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored:
-    """Play the recorded responses of an evaluation again, turn by turn.
+    """Play the recorded responses of a folder of ``spear eval --out`` again, turn by turn.
 
-    Args:
-        run: folder of ``spear eval --out``.
-        changes: other keywords of the environment, such as another grader; differences are then new scores, not faults.
+    With ``changes``, other keywords of the environment such as another grader, differences are new scores, not faults.
 
-    Raises:
-        SpearError: the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
+    Raises SpearError if the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
     """
     settings = read_settings(run)
     try:

@@ -17,8 +17,7 @@ _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)"
 def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
     """Update every table of a page, from ``<!-- ledger: BEFORE AFTER OTHERS… -->`` to ``<!-- end -->``.
 
-    Raises:
-        SpearError: the page has no table, or one names entries that are not in the ledger.
+    Raises SpearError if the page has no table, or one names entries that are not in the ledger.
     """
 
     def make(found: re.Match[str]) -> str:
@@ -39,8 +38,7 @@ def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
 def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> str:
     """Format the gain of a training as a table in Markdown: over all tasks, by subtask, and for other players.
 
-    Raises:
-        SpearError: the entries are not on the same tasks.
+    Raises SpearError if the entries are not on the same tasks.
     """
     for entry in (after, *others):
         if entry.outcomes.keys() != before.outcomes.keys():

@@ -23,11 +23,9 @@ def describe_episode(
 ) -> dict[str, Any]:
     """Describe an episode for the page, without NaN and infinities, which JSON does not have.
 
-    Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why.
-
-    Args:
-        settings: of the evaluation; ``env_kwargs`` and ``split`` are used.
-        open_model: returns the decoder of the model's tokens; raises SpearError if there is none.
+    Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why. Of the
+    evaluation's ``settings``, ``env_kwargs`` and ``split`` are used. ``open_model`` returns the decoder of the model's
+    tokens, and raises SpearError if there is none.
     """
     notes: list[str] = []
     pictures = _draw(trajectory, settings, notes)

@@ -20,13 +20,9 @@ def describe_sources(
 ) -> list[dict[str, Any]]:
     """One mapping for each source, and each step of a training's source.
 
-    Args:
-        rows: of the list of episodes; rows that do not count are ignored.
-        settings: of each source, by its name.
-
-    Returns:
-        ``name``, ``source``, ``step``, ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and
-        ``parts``: all episodes first, then each subtask, with success and its 95 % interval.
+    Rows of the list of episodes that do not count are ignored. Each mapping has ``name``, ``source``, ``step``,
+    ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and ``parts``: all episodes first, then each
+    subtask, with success and its 95 % interval.
     """
     groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:

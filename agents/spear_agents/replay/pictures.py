@@ -31,8 +31,7 @@ def draws_pictures(env_id: str) -> bool:
 def draw_episode(trajectory: Trajectory, env_kwargs: Mapping[str, Any], split: str | None) -> list[str]:
     """Data URLs of PNG pictures: before each response, and after the last. Empty if the environment does not draw.
 
-    Raises:
-        SpearError: the episode ends differently when played again.
+    Raises SpearError if the episode ends differently when played again.
     """
     if not draws_pictures(trajectory.env_id):
         return []

@@ -110,8 +110,7 @@ class Game:
     def act(self, action: str, thought: str = "") -> None:
         """Play an action in plain form; record the episode if this ends it.
 
-        Raises:
-            SpearError: the episode is over, or its record differs from the game.
+        Raises SpearError if the episode is over, or its record differs from the game.
         """
         if self.done:
             raise SpearError("the episode has ended: begin another")
@@ -231,12 +230,7 @@ class Stage:
             raise
 
     def perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the page asks for and describe the game after it.
-
-        Raises:
-            LookupError: an unknown verb.
-            SpearError: it cannot be done now.
-        """
+        """Do what the page asks for; return the game after it. Raises LookupError for unknown verbs, or SpearError."""
         return self._thread.submit(self._perform, verb, content).result()
 
     def close(self) -> None:

@@ -112,11 +112,8 @@ class Run:
         return [row | {"counts": row["person"] or last[_name_job(row)] == row["i"]} for row in rows]
 
     def read_episode(self, number: int) -> dict[str, Any]:
-        """Describe an episode for the page.
-
-        Raises:
-            IndexError: an unknown number.
-            SpearError: the file was removed or has changed.
+        """Describe an episode for the page. Raises IndexError for an unknown number, SpearError if the file has
+        changed.
         """
         with self._lock:
             if not 0 <= number < len(self._entries):
@@ -133,8 +130,7 @@ class Run:
     def search(self, text: str) -> list[int]:
         """Numbers of the episodes whose responses, observations or reflection have all words of ``text``, in any case.
 
-        Raises:
-            SpearError: a file was removed or has changed.
+        Raises SpearError if a file was removed or has changed.
         """
         words = text.lower().split()
         with self._lock:

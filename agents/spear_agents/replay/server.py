@@ -54,11 +54,8 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def answer(self, method: str, path: str, content: Any) -> Any:
-        """The JSON value for a request of the page.
-
-        Raises:
-            LookupError: an unknown name.
-            SpearError: it cannot be done.
+        """The JSON value for a request of the page. Raises LookupError for an unknown name, SpearError if it cannot be
+        done.
         """
         if (method, path) == ("GET", "/api/run"):
             self.run.refresh()

@@ -29,9 +29,7 @@ Ask = Callable[[str], str]
 def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
     """Play until the person quits or the input ends.
 
-    Args:
-        say: shows a text with a line break.
-        ask: shows a prompt and returns a line; raises EOFError at the end.
+    ``say`` shows a text with a line break; ``ask`` shows a prompt and returns a line, or raises EOFError at the end.
     """
     say(f"{game.env_id}: type an action (Tab completes), or a command: {', '.join(COMMANDS)}")
     _show_task(game, say)

@@ -22,11 +22,9 @@ _CONTINUE = 1
 
 
 class LockKeeper:
-    """Answers the kernel's questions about locks.
+    """Answers the kernel's questions about locks, on the descriptor that loading the filter gave.
 
-    Args:
-        listener: Descriptor that loading the filter gave.
-        folder: The run's working folder, on its own file system.
+    The run's working folder has its own file system.
     """
 
     def __init__(self, listener: int, folder: str) -> None:

@@ -234,11 +234,8 @@ class _Program(ctypes.Structure):
 def load_filter(program: bytes, *, listen: bool = False) -> int:
     """Put this process and its future children under the filter, for good. Needs ``no_new_privs``.
 
-    Args:
-        listen: Return a descriptor on which the kernel asks about calls that the filter leaves open.
-
-    Raises:
-        OSError: The kernel refuses, or an outer process already listens.
+    With ``listen``, return a descriptor on which the kernel asks about calls that the filter leaves open. Raises
+    OSError if the kernel refuses, or an outer process already listens.
     """
     return prepare_filter(program, listen=listen)()
 

@@ -229,11 +229,7 @@ def hold_in_sockets() -> int:
 
 
 def _read_sum(path: str, *names: bytes) -> int:
-    """Sum the numbers after these names.
-
-    Raises:
-        ValueError: a name is missing.
-    """
+    """Sum the numbers after these names. Raises ValueError if one is missing."""
     # The names start with a line break: a process can take any name, but not one with a line break.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -308,9 +304,8 @@ def enter_groups(job: Job, others: list[int]) -> list[int]:
 def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Sequence[int]) -> int:
     """Move descriptors where programs and the supervisor expect them and close all others; return the report's.
 
-    Args:
-        others: What follows the report and the control groups: a session's orders and stdin, if the job has them. All
-            must be above 4, or be the report at 3.
+    ``others`` follow the report and the control groups: a session's orders and stdin, if the job has them. All must be
+    above 4, or be the report at 3.
     """
     rest = list(others)
     control = rest.pop(0) if job["session"] else None

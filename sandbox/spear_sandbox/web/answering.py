@@ -47,11 +47,7 @@ def refuse(
 
 
 def check_sender(request: Request, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
-    """Let a request in, as :func:`refuse` decides.
-
-    Raises:
-        HTTPException: it is refused; status 401 or 403.
-    """
+    """Let a request in, as :func:`refuse` decides. Raises HTTPException, status 401 or 403, if it is refused."""
     refused = refuse(request.headers, token=token, local=local, hosts=hosts)
     if refused is not None:
         raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
@@ -95,15 +91,10 @@ class BodyRoom:
         self._used = 0
 
     async def read(self, request: Request, limit: int, advice: str) -> bytes:
-        """Read the body of a request; never more than the limit is kept.
+        """Read the body of a request; never more than ``limit`` bytes are kept.
 
-        Args:
-            limit: bytes.
-            advice: what the sender of a larger one should do.
-
-        Raises:
-            HTTPException: it is larger, status 413; it did not arrive in time, 408; others take all the room, 503; or
-                the sender has gone, 499.
+        Raises HTTPException: it is larger, status 413, with ``advice`` on what to do; it did not arrive in time, 408;
+        others take all the room, 503; or the sender has gone, 499.
         """
         detail = f"the body has more than {limit} bytes: {advice}."
         declared = request.headers.get("content-length", "")
@@ -150,11 +141,7 @@ class BodyRoom:
 async def work_for(request: Request, work: Awaitable[Result]) -> Result:
     """Return the result of ``work``, which is cancelled and awaited if the sender of the request leaves first.
 
-    Args:
-        request: its body has been read.
-
-    Raises:
-        HTTPException: the sender is gone, status 499.
+    The request's body has been read. Raises HTTPException, status 499, if the sender is gone.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_for_end(request))
@@ -180,12 +167,7 @@ def write_json(status: int, content: Any, headers: Mapping[str, str] | None = No
 
 
 def add_error_pages(app: FastAPI, served: str) -> None:
-    """Answer a wrong path, a wrong method and a bug of the service in one sentence.
-
-    Args:
-        app: of the service.
-        served: the paths that are answered, for the message on a wrong one.
-    """
+    """Answer a wrong path (with those ``served``), a wrong method and a bug of the service in one sentence."""
 
     async def explain_path(request: Request, _: Exception) -> Response:
         return write_json(404, {"detail": f"there is no {request.url.path} here: ask {served}."})

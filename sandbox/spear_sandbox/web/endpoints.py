@@ -56,13 +56,7 @@ class Endpoint:
 
 
 class EndpointRing:
-    """Servers taken in turn. Belongs to one thread.
-
-    Args:
-        urls: at least one.
-        backoff: how long a failing server is left out.
-        rng: draws the jitter.
-    """
+    """Servers taken in turn; ``backoff`` leaves failing ones out, with jitter from ``rng``. Belongs to one thread."""
 
     def __init__(self, urls: Sequence[str], backoff: Backoff, rng: random.Random) -> None:
         self._endpoints = [Endpoint(url) for url in urls]
@@ -103,8 +97,7 @@ class EndpointRing:
 def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
     """Read base URLs, with or without the service's path; return them without a trailing slash, each once.
 
-    Raises:
-        SpearError: there is none, or one is not an HTTP address.
+    Raises SpearError if there is none, or one is not an HTTP address.
     """
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:

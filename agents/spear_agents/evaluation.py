@@ -15,10 +15,9 @@ import gymnasium as gym
 import spear_envs
 from spear_agents.baselines.forms import Method
 from spear_agents.baselines.reflexion import Reflexion
-from spear_agents.engines.base import EngineFaultKind, Generation
+from spear_agents.engines.base import AgentFaultKind, EngineFaultKind, Generation
 from spear_agents.episode import play_episode
 from spear_agents.files import write_json
-from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.looping import run_blocking
 from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
@@ -66,11 +65,6 @@ _MENDS = {
     AgentFaultKind.TIMEOUT.value: "give --agent-timeout more seconds",
 }
 """What to do about each fault of the player, likely to recur in the next episode."""
-
-
-def explain_fault(trajectory: Trajectory) -> str:
-    """What to do about a fault of the player."""
-    return _MENDS[str(trajectory.fault)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -325,7 +319,8 @@ def run_evaluation(
             raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     if all(trajectory.fault in _MENDS for trajectory in trajectories):
-        raise SpearError(f"no episode could be played ({trajectories[0].fault}): {explain_fault(trajectories[0])}")
+        fault = str(trajectories[0].fault)
+        raise SpearError(f"no episode could be played ({fault}): {_MENDS[fault]}")
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:
@@ -341,14 +336,11 @@ class _Progress:
         self._observer = observer
         self._total = len(jobs)
         self._faults = 0
-        results = log.earlier
-        self.trials = {key: found for key, found in results.items() if not _is_final(found[-1], trials)}
+        last = {key: found[-1] for key, found in log.earlier.items()}
+        final = {key: t for key, t in last.items() if t.won or t.reflection is None or t.trial >= trials}
+        self.trials = {key: found for key, found in log.earlier.items() if key not in final}
         """Failed trials of jobs that are not finished."""
-        self.played = {
-            key: results[key][-1]
-            for job in jobs
-            if (key := (job.task_id, job.seed)) in results and key not in self.trials
-        }
+        self.played = {key: final[key] for job in jobs if (key := (job.task_id, job.seed)) in final}
         self.missing = [job for job in jobs if (job.task_id, job.seed) not in self.played]
         if observer is not None:
             observer(len(self.played), self._total, None)
@@ -359,18 +351,13 @@ class _Progress:
         self.played[trajectory.task_id, trajectory.seed] = trajectory
         if self._observer is not None:
             self._observer(len(self.played), self._total, trajectory)
-        broken = trajectory.fault in _MENDS
-        self._faults = self._faults + 1 if broken else 0
+        mend = _MENDS.get(str(trajectory.fault))
+        self._faults = self._faults + 1 if mend else 0
         if self._faults == FAULTS_IN_A_ROW:
             raise SpearError(
-                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): "
-                f"{explain_fault(trajectory)}, and run the same command again. "
-                "Finished episodes are kept if --out was given"
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): {mend}, and run the same "
+                "command again. Finished episodes are kept if --out was given"
             )
-
-
-def _is_final(trajectory: Trajectory, trials: int) -> bool:
-    return trajectory.won or trajectory.reflection is None or trajectory.trial >= trials
 
 
 def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:
@@ -379,9 +366,7 @@ def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[st
 
 
 def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.SUCCESS) -> Comparison:
-    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError if they do not
-    match.
-    """
+    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError if they do not match."""
     return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)
 
 

@@ -317,14 +317,14 @@ def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -
         for text in rest:
             picture = next(left, None)
             if picture is not None:
-                parts.append({"type": "image_url", "image_url": {"url": _encode_png(picture)}})
+                parts.append({"type": "image_url", "image_url": {"url": encode_picture(picture)}})
             parts += [{"type": "text", "text": text}] if text else []
         shown.append({"role": message["role"], "content": parts if rest else message["content"]})
     return shown
 
 
-def _encode_png(image: np.ndarray) -> str:
-    """Encode a uint8 picture [height, width, 3] as a data URL."""
+def encode_picture(image: np.ndarray) -> str:
+    """Encode a uint8 picture [height, width, 3] as the data URL of a PNG."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

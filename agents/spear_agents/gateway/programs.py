@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from spear_agents.engines.base import Engine, Sampling
+from spear_agents.engines.base import AgentFaultKind, Engine, Sampling
 from spear_agents.episode import World
-from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Trajectory

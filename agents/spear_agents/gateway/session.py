@@ -11,9 +11,16 @@ from typing import Any
 
 from spear_agents.calling import ToolCall, read_calls
 from spear_agents.chat import Chat, Message, disarm_places
-from spear_agents.engines.base import ContextExceededError, Engine, EngineFault, Finish, Generation, Sampling
+from spear_agents.engines.base import (
+    AgentFaultKind,
+    ContextExceededError,
+    Engine,
+    EngineFault,
+    Finish,
+    Generation,
+    Sampling,
+)
 from spear_agents.episode import World, draw_response
-from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.prompting import PromptBuilder, disarm_context
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
 from spear_agents.transcript import Asked, Transcript

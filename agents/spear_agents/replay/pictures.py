@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import load_env_creator
-from PIL import Image
 
+from spear_agents.engines.openai import encode_picture
 from spear_agents.replay_gif import replay_frames
 from spear_agents.trajectory import Trajectory
 
@@ -37,10 +34,3 @@ def draw_episode(trajectory: Trajectory, env_kwargs: Mapping[str, Any], split: s
         return []
     frames = replay_frames(trajectory.env_id, env_kwargs, trajectory, split=split)
     return [encode_picture(frame) for frame in frames]
-
-
-def encode_picture(frame: np.ndarray) -> str:
-    """Encode a uint8 array [height, width, 3] as the data URL of a PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -13,14 +13,14 @@ from typing import Any, cast
 
 from spear_agents.engines.base import Sampling
 from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.openai import encode_picture
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.evaluation import choose_template
 from spear_agents.prompting import PromptBuilder
 from spear_agents.records import EPISODES, check_settings, open_log
 from spear_agents.replay.bodies import describe_response, finite
-from spear_agents.replay.pictures import encode_picture
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
@@ -79,7 +79,17 @@ class Game:
             self._env = stack.enter_context(closing(make_env(env_id, self._split, self._kwargs)))
             self.core = cast(SpearEnv[Any], self._env.unwrapped)
             self._template = choose_template(self._env, template)
-            self._keep_settings(template)
+            wanted = {
+                "env_id": env_id,
+                "engine": "person",
+                "env_kwargs": self._kwargs,
+                "split": self._split,
+                "template": template,
+                "layout": Layout.PER_TURN.value,
+                "history": HISTORY,
+                "fingerprint": self.core.tasks.fingerprint,
+            }
+            check_settings(self.out, json.loads(json.dumps(wanted)))
             self._prompts = PromptBuilder(ByteTokenizer(), self._template, Layout.PER_TURN, HISTORY)
             self._log = stack.enter_context(open_log(self.out / EPISODES))
             self.start(task or self.core.tasks[0].id)
@@ -183,39 +193,21 @@ class Game:
 
     def _record(self) -> None:
         responses = iter([move.response for move in self.moves])
-        trajectory = asyncio.run(self._play_again(ScriptedEngine(lambda prompt, dice: next(responses, ""))))
-        if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
-            raise SpearError("the episode went differently when played again for the record: it is not recorded")
-        self._log.write(trajectory)
-        self.recorded += 1
-
-    async def _play_again(self, engine: ScriptedEngine) -> Trajectory:
-        env = make_env(self.env_id, self._split, self._kwargs)
-        try:
-            return await play_episode(
+        with closing(make_env(self.env_id, self._split, self._kwargs)) as env:
+            played = play_episode(
                 env,
-                engine,
+                ScriptedEngine(lambda prompt, dice: next(responses, "")),
                 self._prompts,
                 task_id=self.info["task_id"],
                 sampling=Sampling(),
                 seed=self.seed,
                 env_id=self.env_id,
             )
-        finally:
-            env.close()
-
-    def _keep_settings(self, template: str) -> None:
-        wanted = {
-            "env_id": self.env_id,
-            "engine": "person",
-            "env_kwargs": self._kwargs,
-            "split": self._split,
-            "template": template,
-            "layout": Layout.PER_TURN.value,
-            "history": HISTORY,
-            "fingerprint": self.core.tasks.fingerprint,
-        }
-        check_settings(self.out, json.loads(json.dumps(wanted)))
+            trajectory = asyncio.run(played)
+        if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
+            raise SpearError("the episode went differently when played again for the record: it is not recorded")
+        self._log.write(trajectory)
+        self.recorded += 1
 
 
 class Stage:
@@ -245,10 +237,8 @@ class Stage:
             game.act(_read_text(content, "action"), _read_text(content, "thought"))
         elif verb == "hint":
             hint = game.hint() or ""
-        elif verb in ("undo", "restart", "next"):
+        elif verb != "look":  # an unknown one is a LookupError
             {"undo": game.undo, "restart": game.restart, "next": game.start_next}[verb]()
-        elif verb != "look":
-            raise LookupError(verb)
         return {**game.describe(), "hint": hint}
 
 
@@ -261,7 +251,4 @@ def _read_text(content: Mapping[str, Any], key: str) -> str:
 
 def _show(observation: Any) -> dict[str, Any]:
     picture = image_of(observation)
-    return {
-        "observation": text_of(observation),
-        "image": None if picture is None else encode_picture(picture),
-    }
+    return {"observation": text_of(observation), "image": None if picture is None else encode_picture(picture)}

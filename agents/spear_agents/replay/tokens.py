@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from spear_agents.engines.stops import Decoder
 from spear_envs.core.errors import SpearError
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-
-
-class Decoder(Protocol):
-    """The decoding half of a tokenizer."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of token ids."""
-        ...
 
 
 def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:

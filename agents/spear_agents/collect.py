@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -82,7 +82,11 @@ def collect_episodes(
         SpearError: as :func:`~spear_agents.evaluation.run_evaluation`; observations that are pictures; nothing was won.
     """
     split = settings.split or find_splits(settings.env_id)[0]
-    settings = replace(settings, split=split, tasks=_bound_tasks(settings, split))
+    tasks = settings.tasks
+    if tasks == "all":
+        with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
+            tasks = tasks if env.tasks.bounded else str(min(len(env.tasks), ENDLESS_TASKS))
+    settings = replace(settings, split=split, tasks=tasks)
     tokenizer = None if tokenizer is None else resolve_model(tokenizer)
     folder = out.with_name(out.name + FOLDER_SUFFIX)
     evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer, on_response=on_response)
@@ -90,25 +94,10 @@ def collect_episodes(
     kept = [t for t in evaluation.trajectories if t.stop is not StopReason.FAULT and (t.won or keep_lost)]
     if not kept:
         raise SpearError(f"none of {len(evaluation.trajectories)} episodes was won: nothing to write to {out}")
-    with ExitStack() as stack:
-        env = make_env(settings.env_id, settings.split or "", settings.env_kwargs)
-        stack.callback(env.close)
+    with closing(make_env(settings.env_id, settings.split or "", settings.env_kwargs)) as env:
         writer = SampleMaker(env, settings, tokenizer)
         samples = write_lines(out, writer.make_samples(kept))
     return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
-
-
-def _bound_tasks(settings: EvalSettings, split: str) -> str:
-    """``"all"``, or the number of leading tasks of a split that makes them on demand."""
-    if settings.tasks != "all":
-        return settings.tasks
-    env = make_env(settings.env_id, split, settings.env_kwargs)
-    try:
-        core: Any = env.unwrapped
-        tasks = core.tasks
-        return "all" if tasks.bounded else str(min(len(tasks), ENDLESS_TASKS))
-    finally:
-        env.close()
 
 
 class SampleMaker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
@@ -139,7 +139,10 @@ class Evaluation:
             "subtasks": {name: part.to_json() for name, part in self.subtasks.items()},
             "table": [cell.to_json() for cell in self.cells],
             "latex": format_latex(self.row_name, self.cells),
-            "by_trial": self._count_trials(),
+            "by_trial": [
+                sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
+                for number in range(1, self.settings.trials + 1)
+            ],
             "usage": self.usage.to_json(),
             "seconds": round(self.seconds, 2),
             "spear_envs": spear_envs.__version__,
@@ -148,13 +151,6 @@ class Evaluation:
         if baselines:
             summary["baselines"] = {name: part.to_json() for name, part in baselines.items()}
         return summary
-
-    def _count_trials(self) -> list[int]:
-        """Episodes won within 1, 2, … trials."""
-        return [
-            sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
-            for number in range(1, self.settings.trials + 1)
-        ]
 
 
 def _write_row(tag: str, cells: Sequence[str]) -> str:
@@ -236,14 +232,10 @@ def prepare(settings: EvalSettings) -> Prepared:
     Raises SpearError for an unknown environment, task, split or template, or a model that is not available.
     """
     split = settings.split or find_splits(settings.env_id)[-1]
-    env = make_env(settings.env_id, split, settings.env_kwargs)
-    try:
-        core: Any = env.unwrapped
-        settings = settings.resolve(split, core.templates)
+    with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
+        settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")
-        return Prepared(settings, choose_tasks(env, settings.tasks), core.tasks.fingerprint, template, core.parser)
-    finally:
-        env.close()
+        return Prepared(settings, choose_tasks(env, settings.tasks), env.tasks.fingerprint, template, env.parser)
 
 
 def run_evaluation(

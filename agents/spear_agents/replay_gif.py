@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,7 @@ INK, PAPER, WON, LOST = (235, 235, 235), (30, 30, 34), (120, 220, 130), (240, 13
 
 
 def render_episode_gif(
-    env_id: str,
-    env_kwargs: Mapping[str, Any],
-    trajectory: Trajectory,
-    path: str | Path,
-    *,
-    split: str | None = None,
+    env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, path: str | Path, *, split: str | None = None
 ) -> int:
     """Write the GIF of an episode; its last frame is held.
 
@@ -65,8 +61,10 @@ def replay_frames(
             f"{trajectory.task_id} was begun before turn {trajectory.began + 1} of another episode: choose one from "
             "the start of its task"
         )
-    env = make_env(env_id, split or _find_split(trajectory.task_id), {**env_kwargs, "render_mode": "rgb_array"})
-    try:
+    split = split or next((part for part in ("train", "valid", "test") if part in trajectory.task_id.split("/")), None)
+    if split is None:
+        raise SpearError(f"the task id {trajectory.task_id!r} does not name a split: pass split=")
+    with closing(make_env(env_id, split, {**env_kwargs, "render_mode": "rgb_array"})) as env:
         _, info = env.reset(seed=trajectory.seed, options={"task": trajectory.task_id})
         frames = [np.array(env.render())]
         last = -1
@@ -76,21 +74,12 @@ def replay_frames(
             frames += [frames[-1]] * (place - last)
             frames[-1], last = np.array(env.render()), place
         frames += [frames[-1]] * (len(trajectory.turns) - 1 - last)
-    finally:
-        env.close()
     if bool(info["won"]) != trajectory.won or info["task_fingerprint"] != trajectory.fingerprint:
         raise SpearError(
             f"{trajectory.task_id} ends differently when played again: "
             "give the keywords of the environment it was recorded with"
         )
     return frames
-
-
-def _find_split(task_id: str) -> str:
-    for part in ("train", "valid", "test"):
-        if part in task_id.split("/"):
-            return part
-    raise SpearError(f"the task id {task_id!r} does not name a split: pass split=")
 
 
 def _compose(frame: np.ndarray, caption: str, colour: tuple[int, int, int]) -> Image.Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,13 @@ class Recorded:
         if told is None:
             self.unrepeatable += 1
             return None
-        said = []
-        for turn, ids in zip(told.turns, _join_prompts(told), strict=True):
+        said: list[Said] = []
+        whole: list[list[int]] = []
+        for turn in told.turns:
+            # The record has only the tokens added since the turn it continues.
+            before = [] if turn.follows is None else [*whole[turn.follows], *told.turns[turn.follows].response_ids]
+            ids = [*before, *turn.prompt_ids]
+            whole.append(ids)
             if self._decoder is not None:
                 texts = [self._decoder.decode(each, skip_special_tokens=False) for each in (ids, turn.response_ids)]
                 said.append(Said(texts[0], texts[1]))
@@ -81,15 +86,6 @@ class Recorded:
 def mend_text(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _join_prompts(trajectory: Trajectory) -> list[list[int]]:
-    """The full prompt of each turn; the record has only the tokens added since the turn it continues."""
-    whole: list[list[int]] = []
-    for turn in trajectory.turns:
-        before = [] if turn.follows is None else [*whole[turn.follows], *trajectory.turns[turn.follows].response_ids]
-        whole.append([*before, *turn.prompt_ids])
-    return whole
 
 
 @contextmanager
@@ -131,9 +127,6 @@ def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded
         )
     except (KeyError, ValueError) as error:
         raise SpearError(f"{run} was not written by this version of spear eval: its settings lack {error}.") from error
-    env = make_env(played.env_id, played.split or "", played.env_kwargs)
-    try:
+    with closing(make_env(played.env_id, played.split or "", played.env_kwargs)) as env:
         found._maker = SampleMaker(env, played)
         yield found
-    finally:
-        env.close()

@@ -67,11 +67,8 @@ class Entry:
         """Raise ValueError if a field is invalid: a ledger may come from anybody."""
         kind = EngineKind(self.engine)
         numbers = [list(self.scores.values()), *self.outcomes.values()]
-        if (
-            not self.outcomes
-            or not all(numbers)
-            or not all(type(each) in (int, float) for found in numbers for each in found)
-        ):
+        kinds = {type(each) for found in numbers for each in found}
+        if not self.outcomes or not all(numbers) or not kinds <= {int, float}:
             raise ValueError("outcomes and scores are numbers for each task, and there is at least one task")
         if not isinstance(self.panel, str) or not isinstance(self.success, Mapping):
             raise ValueError("panel is a name and success has figures")
@@ -80,7 +77,12 @@ class Entry:
 
     def recompute(self) -> Estimate:
         """The success from the outcomes."""
-        return estimate_mean([sum(wins) / len(wins) for wins in self.outcomes.values()])
+        return estimate_outcomes(self.outcomes)
+
+
+def estimate_outcomes(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
+    """Success over tasks, of whose samples the mean counts."""
+    return estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])
 
 
 def digest_outcomes(outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> str:
@@ -166,7 +168,7 @@ def add_entry(
         outcomes=outcomes,
         scores=scores,
         digest=digest_outcomes(outcomes, scores),
-        success=plain_estimate(estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])),
+        success=plain_estimate(estimate_outcomes(outcomes)),
         notes=notes,
         weights=weights,
     )
@@ -267,7 +269,7 @@ def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
 
 def _compare(entry: Entry, outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> tuple[bool, str]:
     """Describe whether a run's success is within the interval of an entry."""
-    found, recorded = estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()]), entry.recompute()
+    found, recorded = estimate_outcomes(outcomes), entry.recompute()
     if digest_outcomes(outcomes, scores) == entry.digest:
         return True, f"{format_percent(found)}: the same episodes"
     fits = recorded.low <= found.mean <= recorded.high

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,12 @@ class Panel:
             seed=0,
         )
 
-    def describe(self) -> dict[str, Any]:
-        """The panel without its tasks, as plain values."""
-        return asdict(self) | {"env_kwargs": dict(self.env_kwargs)}
-
     def describe_tasks(self) -> dict[str, Any]:
         """The tasks as the installed code makes them, their fingerprint, the turn limit, and a digest of the prompts.
 
         Raises SpearError if their data is missing.
         """
-        env = make_env(self.env_id, self.split, self.env_kwargs)
-        try:
+        with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
             tasks = [task.definition() for task in env.tasks]
             return {
                 "fingerprint": env.tasks.fingerprint,
@@ -101,8 +97,6 @@ class Panel:
                 "prompt_digest": self._digest_prompts(env),
                 "tasks": tasks,
             }
-        finally:
-            env.close()
 
     def _digest_prompts(self, env: SpearEnv[Any]) -> str:
         """SHA-256 of the prompts of the first ten tasks: a changed prompt makes another panel."""
@@ -135,7 +129,7 @@ def export_panel(panel: Panel, path: Path) -> str:
 def write_panel(panel: Panel) -> dict[str, Any]:
     """A panel with its tasks and digest as plain values."""
     # Through JSON, so that readers get the same digest.
-    written = json.loads(json.dumps({"format": FORMAT, **panel.describe(), **panel.describe_tasks()}))
+    written = json.loads(json.dumps({"format": FORMAT, **asdict(panel), **panel.describe_tasks()}))
     return written | {"digest": digest_panel(written)}
 
 
@@ -178,7 +172,8 @@ def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
 
 _ALFWORLD, _WEBSHOP = "spear/ALFWorld-v0", "spear/WebShop-v0"
 _SEARCH, _CODE = "spear/SearchR1-v0", "spear/CodeInterpreter-v0"
-_TEXT = {"modality": "text"}
+_TEXT, _PUBLISHED = {"modality": "text"}, {"dataset": "official"}
+_GET_ALFWORLD, _GET_CODE = "spear data get alfworld", "spear data get code"
 
 OFFICIAL: Mapping[str, Panel] = {
     panel.name: panel
@@ -203,17 +198,10 @@ OFFICIAL: Mapping[str, Panel] = {
             "the 134 games of valid_unseen",
             _ALFWORLD,
             "valid_unseen",
-            {"dataset": "official"},
-            data="spear data get alfworld",
+            _PUBLISHED,
+            data=_GET_ALFWORLD,
         ),
-        Panel(
-            "alfworld-seen",
-            "the 140 games of valid_seen",
-            _ALFWORLD,
-            "valid_seen",
-            {"dataset": "official"},
-            data="spear data get alfworld",
-        ),
+        Panel("alfworld-seen", "the 140 games of valid_seen", _ALFWORLD, "valid_seen", _PUBLISHED, data=_GET_ALFWORLD),
         Panel(
             "webshop-500",
             "the authors' 500 test goals, 1.18 million products",
@@ -231,24 +219,8 @@ OFFICIAL: Mapping[str, Panel] = {
             Protocol(temperature=0.0, template="search_r1"),
             data="spear data get search",
         ),
-        Panel(
-            "aime-2024",
-            "30 problems",
-            _CODE,
-            "test",
-            {"dataset": "aime-2024"},
-            Protocol(30),
-            data="spear data get code",
-        ),
-        Panel(
-            "aime-2025",
-            "30 problems",
-            _CODE,
-            "test",
-            {"dataset": "aime-2025"},
-            Protocol(30),
-            data="spear data get code",
-        ),
+        Panel("aime-2024", "30 problems", _CODE, "test", {"dataset": "aime-2024"}, Protocol(30), data=_GET_CODE),
+        Panel("aime-2025", "30 problems", _CODE, "test", {"dataset": "aime-2025"}, Protocol(30), data=_GET_CODE),
     )
 }
 """Panels by name: embedded tasks first, then the published splits."""

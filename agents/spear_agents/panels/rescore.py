@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spear_agents.panels.ledger import estimate_outcomes
 from spear_agents.records import EPISODES, read_last, read_settings
-from spear_agents.statistics import Estimate, estimate_mean
+from spear_agents.statistics import Estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env
@@ -53,8 +55,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
     recorded: dict[str, list[float]] = {}
     replayed: dict[str, list[float]] = {}
     faults = 0
-    env = make_env(env_id, split, {**kwargs, **(changes or {})})
-    try:
+    with closing(make_env(env_id, split, {**kwargs, **(changes or {})})) as env:
         if not changes and env.tasks.fingerprint != episodes[0].fingerprint:
             raise SpearError(
                 f"{run} was played on other tasks than {env_id} has here: install the version it was played with."
@@ -68,11 +69,9 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
             recorded.setdefault(episode.task_id, []).append(float(episode.won))
             replayed.setdefault(episode.task_id, []).append(float(found["won"]))
             differences += _compare(episode, found)
-    finally:
-        env.close()
     if not recorded:
         raise SpearError(f"none of the {faults} episodes could be replayed: a service of {env_id} is down.")
-    before, after = (_average(each) for each in (recorded, replayed))
+    before, after = (estimate_outcomes(each) for each in (recorded, replayed))
     return Rescored(len(episodes) - faults, differences, before, after, faults)
 
 
@@ -117,7 +116,3 @@ def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
         if abs(found["terms"].get(name, 0.0) - value) > TOLERANCE:
             told.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {value}")
     return told
-
-
-def _average(by_task: Mapping[str, list[float]]) -> Estimate:
-    return estimate_mean([sum(values) / len(values) for values in by_task.values()])

@@ -43,13 +43,13 @@ def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> st
     for entry in (after, *others):
         if entry.outcomes.keys() != before.outcomes.keys():
             raise SpearError(f"{entry.name} is on other tasks than {before.name}: a table is of one set of tasks.")
-    rates = [_rate(entry) for entry in (before, after)]
+    rates = [{task: fmean(wins) for task, wins in entry.outcomes.items()} for entry in (before, after)]
     subtasks: dict[str, list[str]] = {}
     for task in sorted(write_named_panel(before.panel)["tasks"], key=lambda task: split_numbers(task["subtask"])):
         subtasks.setdefault(task["subtask"], []).append(task["id"])
-    steps = [rates[1][task] - rates[0][task] for task in rates[0]]
+    gain = estimate_difference([rates[1][task] - rates[0][task] for task in rates[0]])
     all_tasks = [_percent(estimate_mean(list(rate.values()))) for rate in rates]
-    rows = [("all", *all_tasks, _points(estimate_difference(steps)))]
+    rows = [("all", *all_tasks, f"{100 * gain.mean:+.1f} [{100 * gain.low:+.0f}, {100 * gain.high:+.0f}]")]
     for name, tasks in subtasks.items():
         first, second = (fmean(rate[task] for task in tasks) for rate in rates)
         rows.append((f"{name} ({len(tasks)})", f"{first:.1%}", f"{second:.1%}", f"{100 * (second - first):+.1f}"))
@@ -66,13 +66,5 @@ def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> st
     return "\n".join([*lines, "", legend])
 
 
-def _rate(entry: Entry) -> dict[str, float]:
-    return {task: fmean(wins) for task, wins in entry.outcomes.items()}
-
-
 def _percent(estimate: Estimate) -> str:
     return f"{estimate.mean:.1%} [{estimate.low:.0%}, {estimate.high:.0%}]"
-
-
-def _points(estimate: Estimate) -> str:
-    return f"{100 * estimate.mean:+.1f} [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"

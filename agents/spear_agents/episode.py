@@ -31,7 +31,6 @@ from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError, describe_error
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.rewards import compose_reward
-from spear_envs.core.tasks import TaskSet
 
 BLOCKING_ENVIRONMENTS = 128
 """Environments of a process that wait for a service at the same time; further ones queue."""
@@ -117,7 +116,17 @@ class World:
             if self.snapshot is not None:
                 self.observation, self.info = await self._call(self.snapshot.restore, self.core)
         except EnvFault as fault:
-            self.info = _describe_missing(self.core.tasks, self.task_id, fault)
+            task = self.core.tasks.get(self.task_id)
+            self.info = {
+                "subtask": task.subtask,
+                "instruction": task.instruction,
+                "task_fingerprint": self.core.tasks.fingerprint,
+                "reward_terms": {},
+                "score": 0.0,
+                "won": False,
+                "tool_calls": 0,
+                "fault": fault.kind,
+            }
             return StopReason.FAULT
         return None
 
@@ -198,7 +207,8 @@ async def draw_response(
     except (EngineFault, ContextExceededError):
         raise
     except Exception as error:
-        raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
+        told = str(error) if isinstance(error, SpearError) else repr(error)
+        raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {told}") from error
     served = generation.served.log_probs if generation.served is not None else None
     if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
         raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
@@ -248,7 +258,8 @@ class _Episode:
         if prompt is None:
             return StopReason.CONTEXT_LIMIT
         picture = picture if prompt.shows_image else None
-        self.images = _show_images(self.images, picture, self.prompts.layout)
+        before_it = self.images if self.prompts.layout is Layout.CONVERSATION else []
+        self.images = before_it if picture is None else [*before_it, picture]
         limit = self.sampling.max_tokens if prompt.room is None else min(self.sampling.max_tokens, prompt.room)
         sampling = replace(self.sampling, max_tokens=limit)
         try:
@@ -283,38 +294,12 @@ def name_request(task_id: str, seed: int, turn: int) -> str:
     return f"{task_id}#{seed:010d}#{turn:04d}"
 
 
-def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, SpearError) else repr(error)
-
-
-def _show_images(images: list[np.ndarray], picture: np.ndarray | None, layout: Layout) -> list[np.ndarray]:
-    """The pictures that go with a prompt: the present one, in a conversation after all earlier ones."""
-    if picture is None:
-        return images if layout is Layout.CONVERSATION else []
-    return [*images, picture] if layout is Layout.CONVERSATION else [picture]
-
-
 def _find_stop(info: Mapping[str, Any], terminated: bool) -> StopReason:
     if info["fault"] is not None:
         return StopReason.FAULT
     if info["won"]:
         return StopReason.WON
     return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
-
-
-def _describe_missing(tasks: TaskSet, task_id: str, fault: EnvFault) -> dict[str, Any]:
-    """The ``info`` of an episode that could not begin."""
-    task = tasks.get(task_id)
-    return {
-        "subtask": task.subtask,
-        "instruction": task.instruction,
-        "task_fingerprint": tasks.fingerprint,
-        "reward_terms": {},
-        "score": 0.0,
-        "won": False,
-        "tool_calls": 0,
-        "fault": fault.kind,
-    }
 
 
 def _record_turn(

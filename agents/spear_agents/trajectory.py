@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -402,17 +403,10 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:
-    size = file.seek(0, 2)
-    end = size
-    while end:
-        start = max(0, end - 65536)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end < size:
-        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
-        file.truncate(end)
-    file.seek(0, 2)
+    if size := file.seek(0, 2):
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            end = data.rfind(b"\n") + 1
+        if end < size:
+            _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
+            file.truncate(end)
+            file.seek(0, 2)

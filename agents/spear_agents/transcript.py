@@ -121,13 +121,13 @@ class Transcript:
 
     def _find_begin(self, text: str) -> int | None:
         """The longest open call that ``text`` continues."""
-        fitting = [place for place in self._free if self._goes_on_from(self._said[place], text)]
-        return max(fitting, key=lambda place: (len(self._said[place].text), place), default=None)
-
-    def _goes_on_from(self, said: _Said, text: str) -> bool:
-        if not text.startswith(said.text):
-            return False
-        return said.finish is not Finish.STOP or self._chat.starts_with_end(text[len(said.text) :])
+        fitting = []
+        for place in self._free:
+            said = self._said[place]
+            rest = text[len(said.text) :]
+            if text.startswith(said.text) and (said.finish is not Finish.STOP or self._chat.starts_with_end(rest)):
+                fitting.append((len(said.text), place))
+        return max(fitting)[1] if fitting else None
 
     def _measure_room(self, length: int, opening: int) -> int | None:
         """Tokens left for the response.

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
@@ -51,35 +51,20 @@ class Prices:
 
 @dataclass(frozen=True)
 class Reply:
-    """One response of a server: its text and fields of :class:`~spear_agents.engines.base.Served`."""
+    """One response of a server."""
 
     text: str
     cut_short: bool
-    model: str = ""
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    token_ids: tuple[int, ...] | None = None
-    log_probs: tuple[float, ...] | None = None
+    served: Served
+    """Its data, without tries and cost."""
 
     def to_served(self, tries: int, prices: Prices | None) -> Served:
         """The record of it."""
-        cost = None
-        if prices is not None and self.prompt_tokens is not None and self.completion_tokens is not None:
-            cached = min(self.cached_tokens or 0, self.prompt_tokens)
-            cost = prices.compute_cost(self.prompt_tokens, self.completion_tokens, cached)
-        return Served(
-            model=self.model,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-            tries=tries,
-            cost=cost,
-            prompt_ids=self.prompt_ids,
-            token_ids=self.token_ids,
-            log_probs=self.log_probs,
-        )
+        served, cost = self.served, None
+        if prices is not None and served.prompt_tokens is not None and served.completion_tokens is not None:
+            cached = min(served.cached_tokens or 0, served.prompt_tokens)
+            cost = prices.compute_cost(served.prompt_tokens, served.completion_tokens, cached)
+        return replace(served, tries=tries, cost=cost)
 
 
 def read_reply(content: bytes) -> Reply:
@@ -109,9 +94,7 @@ def read_reply(content: bytes) -> Reply:
     counts = data.get("usage")
     usage: dict[str, Any] = counts if isinstance(counts, dict) else {}
     details = usage.get("prompt_tokens_details")
-    return Reply(
-        text=text,
-        cut_short=choice.get("finish_reason") == "length",
+    served = Served(
         model=data["model"] if isinstance(data.get("model"), str) else "",
         prompt_tokens=_read_count(usage, "prompt_tokens"),
         completion_tokens=_read_count(usage, "completion_tokens"),
@@ -120,6 +103,7 @@ def read_reply(content: bytes) -> Reply:
         token_ids=_read_ids(choice.get("token_ids")),
         log_probs=_read_log_probs(choice.get("logprobs")),
     )
+    return Reply(text, choice.get("finish_reason") == "length", served)
 
 
 def will_pass(status: int, content: bytes) -> bool:

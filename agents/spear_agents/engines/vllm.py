@@ -254,7 +254,8 @@ class VLLMEngine:
             return ready.result()
         except Exception as error:
             self._thread.join()
-            raise self._explain_start(error) from error
+            cause = self.log.find_cause() or " ".join(str(error).split()) or type(error).__name__
+            raise SpearError(f"vLLM did not start with {self.path}: {cause}{self.log.keep()}") from error
         except BaseException:
             while self._thread.is_alive():
                 for child in set(active_children()) - before:
@@ -264,10 +265,6 @@ class VLLMEngine:
                 ready.result()[0].shutdown(timeout=_SHUTDOWN_S)
             self.log.close()
             raise
-
-    def _explain_start(self, error: Exception) -> SpearError:
-        cause = self.log.find_cause() or " ".join(str(error).split()) or type(error).__name__
-        return SpearError(f"vLLM did not start with {self.path}: {cause}{self.log.keep()}")
 
     async def _answer(
         self,

@@ -56,15 +56,11 @@ class EngineLog:
             for number, copy in saved:
                 os.dup2(copy, number)
                 os.close(copy)
-            self._take_logger()
-
-    def _take_logger(self) -> None:
-        """Redirect vLLM's logger, which keeps the standard error stream of its setup."""
-        if self._file is None and self.path is not None:
-            self._file = self.path.open("a", encoding="utf-8")
-            for handler in logging.getLogger("vllm").handlers:
-                if isinstance(handler, logging.StreamHandler):
-                    self._taken.append((handler, handler.setStream(self._file)))
+            if self._file is None:  # vLLM's logger keeps the standard error stream of its setup
+                self._file = self.path.open("a", encoding="utf-8")
+                for handler in logging.getLogger("vllm").handlers:
+                    if isinstance(handler, logging.StreamHandler):
+                        self._taken.append((handler, handler.setStream(self._file)))
 
     def find_cause(self) -> str | None:
         """The last error with a cause, or None."""

@@ -35,14 +35,10 @@ def _split_words(pattern: str) -> Any:
     )
 
 
-def _split_digits() -> Any:
-    return _PRE.Sequence([_PRE.Digits(individual_digits=True), _PRE.ByteLevel(add_prefix_space=False)])
-
-
 SPLITTERS: dict[str, Callable[[], Any]] = {
     "default": lambda: _PRE.ByteLevel(add_prefix_space=False),
     "gpt-2": lambda: _PRE.ByteLevel(add_prefix_space=False),
-    "smollm": _split_digits,
+    "smollm": lambda: _PRE.Sequence([_PRE.Digits(individual_digits=True), _PRE.ByteLevel(add_prefix_space=False)]),
     "llama-bpe": lambda: _split_words(_LLAMA3),
     "qwen2": lambda: _split_words(_QWEN2),
 }

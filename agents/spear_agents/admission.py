@@ -15,8 +15,7 @@ _SHARE = 0.9
 
 
 class CacheGate:
-    """Admits conversations while their contexts fit an engine's key-value cache of ``capacity`` tokens; the others
-    wait.
+    """Admits conversations while they fit an engine's key-value cache of ``capacity`` tokens; the others wait.
 
     A cache that is too small keeps evicting the context that it needs next. Older conversations go first: a turn waits
     until its own context and those of all older conversations fit. A conversation is expected to grow to the mean

@@ -40,13 +40,9 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Collection:
-    """What was collected.
+    """Numbers of episodes played and kept, and of samples (lines of the file).
 
-    Attributes:
-        episodes: played.
-        kept: written to the file.
-        samples: lines of the file.
-        unrepeatable: episodes left out because the environment answered otherwise when they were played again.
+    ``unrepeatable`` episodes were left out because the environment answered otherwise when they were played again.
     """
 
     episodes: int

@@ -30,12 +30,9 @@ Env = gym.Env[Any, Any]
 
 @dataclass(frozen=True)
 class OpenPolicy:
-    """A policy that is ready to play.
+    """A policy that is ready to play, for environments from :meth:`wrap_env`.
 
-    Attributes:
-        engine_for: the engine for an environment from :meth:`wrap_env`.
-        prompts: builds the prompts.
-        settings: with the model's own response limit filled in.
+    The settings have the model's own response limit filled in.
     """
 
     engine_for: Callable[[Env], Engine]

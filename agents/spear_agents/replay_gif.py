@@ -25,17 +25,11 @@ INK, PAPER, WON, LOST = (235, 235, 235), (30, 30, 34), (120, 220, 130), (240, 13
 def render_episode_gif(
     env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, path: str | Path, *, split: str | None = None
 ) -> int:
-    """Write the GIF of an episode; its last frame is held.
+    """Write the GIF of an episode, whose last frame is held; return the number of frames, one more than turns.
 
-    Args:
-        env_id, env_kwargs: the environment the episode was played in; it must have ``render_mode="rgb_array"``.
-        split: of the task; by default read from the task id.
-
-    Returns:
-        The number of frames, one more than turns.
-
-    Raises:
-        SpearError: the episode cannot be played again, ends differently, or the file cannot be written.
+    The environment is that of the episode, and must have ``render_mode="rgb_array"``; the split is by default read from
+    the task id. Raises SpearError if the episode cannot be played again, ends differently, or the file cannot be
+    written.
     """
     frames = replay_frames(env_id, env_kwargs, trajectory, split=split)
     captions = ["start", *(f"{i}: {turn.action or 'unreadable'}" for i, turn in enumerate(trajectory.turns, start=1))]

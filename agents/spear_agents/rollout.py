@@ -53,14 +53,8 @@ class Play(Protocol):
 class Retrying:
     """Plays an episode again with the same seed if a fault cut it short: most services recover quickly.
 
-    Args:
-        play: plays the episode.
-        tries: maximum, including the first.
-        wait_s: before the second try, doubled each time.
-
-    Attributes:
-        retried: number of repeated tries.
-        discarded: responses in the tries they replaced.
+    It is played ``tries`` times at most, after ``wait_s`` doubled each time. ``retried`` counts repeated tries, and
+    ``discarded`` the responses in the tries they replaced.
     """
 
     def __init__(self, play: Play, tries: int, wait_s: float = 1.0) -> None:
@@ -123,23 +117,12 @@ async def play_many(
     on_done: Callable[[Trajectory], None] | None = None,
     play: Play = play_episode,
 ) -> list[Trajectory]:
-    """Play ``jobs`` in order, at most ``concurrency`` at a time.
+    """Play ``jobs`` in order, at most ``concurrency`` at a time; return the trajectories in their order.
 
-    Conversations with an engine that states the size of its cache (``cache_tokens``) wait for each other if they do
-    not fit together (:class:`~spear_agents.admission.CacheGate`).
-
-    Args:
-        make_env: called once for each concurrent episode.
-        release_env: called with each environment at the end; by default closes it.
-        engine_for: the engine for an environment, usually the same for all.
-        on_done: called with each trajectory as soon as it ends.
-        play: plays one job.
-
-    Returns:
-        The trajectories in the order of ``jobs``.
-
-    Raises:
-        SpearError: the first error of an episode; the others are cancelled.
+    Conversations with an engine that states the size of its cache (``cache_tokens``) wait for each other if they do not
+    fit together (:class:`~spear_agents.admission.CacheGate`). ``make_env`` is called once for each concurrent episode,
+    and ``release_env`` with each environment at the end. ``play`` plays one job, and ``on_done`` gets each trajectory
+    as soon as it ends. Raises the first SpearError of an episode; the others are cancelled.
     """
     waiting = deque(enumerate(jobs))
     done: dict[int, Trajectory] = {}

@@ -142,12 +142,17 @@ class EvalSettings:
         if in_conversation and layout is Layout.PER_TURN:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
         model = resolve_model(self.model) if self.engine.has_folder and self.model else self.model
+        template = self.template
+        if not template:  # tiny models of words are trained with compact
+            is_tiny = self.engine.has_folder and self.method is Method.PLAIN and has_words(str(model))
+            preferred = "compact" if is_tiny else "default"
+            template = preferred if preferred in templates else next(iter(templates))
         return replace(
             self,
             model=model,
             split=split,
             layout=layout,
-            template=self.template or _prefer_template(replace(self, model=model), templates),
+            template=template,
             episodes_per_task=self.episodes_per_task or choose_samples(self.env_id, self.env_kwargs),
         )
 
@@ -193,13 +198,6 @@ class EvalSettings:
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
         return wanted
-
-
-def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
-    """``compact`` for tiny models of words, which are trained with it; else ``default`` or the first."""
-    is_tiny = settings.engine.has_folder and settings.method is Method.PLAIN and has_words(str(settings.model))
-    preferred = "compact" if is_tiny else "default"
-    return preferred if preferred in templates else next(iter(templates))
 
 
 def hash_settings(identity: Mapping[str, Any]) -> str:

@@ -29,12 +29,10 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The moment before a response, from which an episode in the layout ``per_turn`` can start.
+    """The moment before a response, after ``turn`` others, from which an episode in the layout ``per_turn`` can start.
 
-    Attributes:
-        turn: number of responses before it, 0 at the start of the task.
-        state: the environment's, packed; small enough to keep thousands.
-        history: observation and action of the earlier turns that a prompt shows, the latest last.
+    ``state`` is the environment's, packed; small enough to keep thousands. ``history`` has observation and action of
+    the earlier turns that a prompt shows, the latest last.
     """
 
     turn: int

@@ -210,14 +210,10 @@ def average_parts(parts: Iterable[Part]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs on the same tasks.
+    """Two runs on the same tasks: the success of either, and the mean over tasks of after - before (``steps``), paired.
 
-    Attributes:
-        before, after: success of either run.
-        difference: mean over tasks of after - before, with the interval of that paired difference.
-        gained, lost: number of tasks on which the second run won more, or less, often.
-        steps: after - before of each shared task.
-        unshared: number of tasks in one run only.
+    The second run won more often on ``gained`` tasks, less often on ``lost`` ones. ``unshared`` tasks are in one run
+    only.
     """
 
     before: Estimate

@@ -13,15 +13,10 @@ from spear_agents.engines.base import ContextExceededError, Finish
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt of a program.
+    """A prompt of a program: its text and ids for the engine, of which earlier calls of the row lack ``new_ids``.
 
-    Attributes:
-        text: of the full prompt.
-        ids: of the full prompt, for the engine.
-        new_ids: the last of them, which earlier calls of the row lack.
-        follows: index of the call whose response the prompt continues; None if it starts a row.
-        opening: tokens of the first prompt of its row.
-        room: maximum tokens of the response; None without a limit.
+    It continues the response to the call with index ``follows``, or starts a row. The row's first prompt has
+    ``opening`` tokens; ``room`` are those left for the response, None without a limit.
     """
 
     text: str
@@ -74,15 +69,10 @@ class Transcript:
     ) -> Asked:
         """Build the prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
 
-        Args:
-            messages: in OpenAI's form, with contents as text and arguments of calls as objects; disarmed
-                (:meth:`~spear_agents.chat.Chat.disarm`).
-            tools: JSON schemas in OpenAI's form.
-            goes_on: the last message is the beginning of the response.
-
-        Raises:
-            ContextExceededError: it is too long.
-            SpearError: the chat template refuses the messages.
+        Messages and the JSON schemas of tools are in OpenAI's form, with contents as text and arguments of calls as
+        objects, disarmed (:meth:`~spear_agents.chat.Chat.disarm`). ``goes_on``: the last message is the beginning of
+        the response. Raises ContextExceededError if it is too long, SpearError if the chat template refuses the
+        messages.
         """
         text = self._render(messages, tools, goes_on)
         follows = self._find_begin(text)

@@ -58,11 +58,8 @@ class JupyterRequest(BaseModel):
 class CellService:
     """Sessions behind HTTP.
 
-    Args:
-        table: of the sessions.
-        limits: of each; a request may lower them.
-        longest_s: seconds to which longer timeouts of cells are cut.
-        enter, leave: take and give back a place for a cell.
+    A request may lower the limits of its session; longer timeouts of cells are cut to ``longest_s``. ``enter`` and
+    ``leave`` take and give back a place for a cell.
     """
 
     def __init__(

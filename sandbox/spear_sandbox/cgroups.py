@@ -218,11 +218,7 @@ class Group:
 
 
 class Groups:
-    """Groups for runs, below the group of this process; made on demand and reused.
-
-    Args:
-        memory, processes: groups of this process for these controllers.
-    """
+    """Groups for runs, below the group of this process for these controllers; made on demand and reused."""
 
     def __init__(self, memory: _Place, processes: _Place | None) -> None:
         self._memory = memory

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, KillReason, SandboxFault
@@ -12,29 +13,22 @@ if TYPE_CHECKING:
     import httpx
 
 
-class SessionTransport(Protocol):
-    """Sends a request of a session, once: cells have effects."""
+Send = Callable[[str, str, bytes | None, float], Awaitable["httpx.Response"]]
+"""Sends a request of a session (method, path, body, seconds) once, since cells have effects; returns a good answer.
 
-    async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        """Send it and return a successful answer.
-
-        Raises SandboxFault if the session has ended or the request was not carried out, ValueError if it was refused.
-        """
-        ...
+Raises SandboxFault if the session has ended or the request was not carried out, ValueError if it was refused.
+"""
 
 
 class HttpSession:
     """See :class:`spear_sandbox.protocol.Session`; made by :meth:`spear_sandbox.client.HttpExecutor.open_session`.
 
-    Args:
-        transport: to the server of the session.
-        cell_s: seconds that a cell may take.
-        slack_s: seconds that an answer may take on top.
+    A cell may take ``cell_s`` seconds, and an answer ``slack_s`` more.
     """
 
-    def __init__(self, transport: SessionTransport, name: str, *, cell_s: float, slack_s: float) -> None:
+    def __init__(self, send: Send, name: str, *, cell_s: float, slack_s: float) -> None:
         self.id = name
-        self._transport = transport
+        self._send_once = send
         self._cell_s = cell_s
         self._slack_s = slack_s
 
@@ -70,7 +64,7 @@ class HttpSession:
                 raise
 
     async def _send(self, method: str, path: str, body: bytes | None = None, seconds: float = 0.0) -> bytes:
-        answer = await self._transport.send(method, f"/sessions/{self.id}{path}", body, seconds + self._slack_s)
+        answer = await self._send_once(method, f"/sessions/{self.id}{path}", body, seconds + self._slack_s)
         return answer.content
 
 

@@ -46,9 +46,7 @@ _FILE_S = 20.0
 class LocalSession:
     """See :class:`spear_sandbox.protocol.Session`. Belongs to one event loop; made by :meth:`open`.
 
-    Args:
-        admission: places; a cell takes one, an idle session none.
-        limits: of the session; ``wall_s`` of one cell.
+    A cell takes a place of ``admission``, an idle session none. ``limits.wall_s`` is that of one cell.
     """
 
     def __init__(self, admission: Admission, limits: Limits) -> None:

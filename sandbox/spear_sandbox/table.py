@@ -31,13 +31,7 @@ class TooManySessionsError(Exception):
 
 
 class SessionTable:
-    """Open sessions by name. Belongs to one event loop.
-
-    Args:
-        executor: opens the sessions.
-        most: open at a time.
-        idle_s: seconds after its last cell at which a session is ended.
-    """
+    """At most ``most`` open sessions by name, ended ``idle_s`` after their last cell. Belongs to one event loop."""
 
     def __init__(self, executor: SessionOpener, *, most: int, idle_s: float) -> None:
         self.most = most

@@ -42,13 +42,8 @@ class _Slot:
 class WarmBackend:
     """Forks each run from an interpreter that has imported what the program needs.
 
-    There are several kinds: the fewer packages one has, the cheaper it is to fork, so each run gets the smallest with
-    what its program names.
-
-    Args:
-        zygotes: interpreters of each kind.
-        groups: control groups for the runs; closed with this.
-        uid: user of the programs if this process is root.
+    There are several kinds, each of ``zygotes`` interpreters: the fewer packages one has, the cheaper it is to fork, so
+    each run gets the smallest with what its program names. ``groups`` are closed with this.
     """
 
     level = Isolation.NAMESPACES

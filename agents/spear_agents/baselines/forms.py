@@ -47,15 +47,10 @@ class Method(str, Enum):
 
 @dataclass(frozen=True)
 class FormTemplate:
-    """An environment's template with another form of the response.
+    """An environment's template (``base``) with another form of the response.
 
-    ``form`` replaces the line with the parser's hint, or follows the text if no line has it.
-
-    Args:
-        base: the environment's template.
-        hint: of its parser.
-        form: what is asked for; in later messages of a conversation ``reminder``.
-        memory: what was learned in earlier trials; precedes the first message.
+    ``form``, in later messages ``reminder``, replaces the line with the parser's ``hint``, or follows the text if no
+    line has it. ``memory`` is what was learned in earlier trials; it precedes the first message.
     """
 
     base: PromptTemplate

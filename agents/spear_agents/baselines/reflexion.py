@@ -45,13 +45,8 @@ class Reflexion:
     """Plays a job in up to ``trials`` trials (:class:`spear_agents.rollout.Play`).
 
     After a failed trial the model sees what happened and writes a note; the next trial's prompt has the last three
-    notes. A fault ends the job. The builder's template must be a
-    :class:`~spear_agents.baselines.forms.FormTemplate`.
-
-    Args:
-        trials: most trials of a task.
-        earlier: trials already played, by task and seed, in order.
-        on_trial: called with each failed trial but the last.
+    notes. A fault ends the job. The builder's template must be a :class:`~spear_agents.baselines.forms.FormTemplate`.
+    ``earlier`` has trials already played, by task and seed; ``on_trial`` is called with each failed trial but the last.
     """
 
     trials: int = 3

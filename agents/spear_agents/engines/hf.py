@@ -58,17 +58,10 @@ def read_end_ids(folder: Path) -> tuple[int, ...]:
 class HFModel:
     """A causal language model that answers batches of requests; with a vision tower (Qwen2.5-VL) also about pictures.
 
-    ``reader`` is the image side of a vision model, else None.
-
-    Args:
-        path: folder with config.json and weights.
-        threads: compute threads of torch, for the whole process; None leaves them unchanged.
-        dtype: of weights and computation; None for that of the stored weights in ``config.json``. Tokens are sampled in
-            float64 from its logits.
-        seed: for requests without a seed.
-
-    Raises:
-        SpearError: the folder is missing or cannot be loaded.
+    ``reader`` is the image side of a vision model, else None. ``threads`` are torch's for the whole process; None
+    leaves them. ``dtype`` is that of weights and computation; None for that in ``config.json``. Tokens are sampled in
+    float64 from its logits. ``seed`` is for requests without one. Raises SpearError if the folder is missing or cannot
+    be loaded.
     """
 
     def __init__(
@@ -164,11 +157,9 @@ class HFModel:
         """Answer requests in order, in one batch.
 
         Equal prompts are computed once. Prompts of unequal length are padded on the left; if all are equal, no mask is
-        built. A row stops at a stop token, at a stop string or at its own ``max_tokens``.
-
-        Raises:
-            SpearError: a request has pictures that the model cannot read or that do not match its image tokens, has an
-                empty prompt, or exceeds the model's context.
+        built. A row stops at a stop token, at a stop string or at its own ``max_tokens``. Raises SpearError for
+        pictures that the model cannot read or that do not match its image tokens, an empty prompt, or one beyond the
+        model's context.
         """
         if not requests:
             return []

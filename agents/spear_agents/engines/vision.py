@@ -51,13 +51,8 @@ def has_vision(path: str | Path) -> bool:
 class ImageReader:
     """The image side of a Qwen2.5-VL folder, shared by rollouts and the trainer.
 
-    Pictures go through transformers' Pillow processor: the same patches with and without torchvision.
-
-    Args:
-        path: folder with ``config.json`` and ``preprocessor_config.json``.
-
-    Raises:
-        SpearError: one of them is missing or cannot be read.
+    Pictures go through transformers' Pillow processor: the same patches with and without torchvision. Raises SpearError
+    if ``config.json`` or ``preprocessor_config.json`` is missing or cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -100,14 +95,10 @@ class ImageReader:
         return {name: features[name] for name in ("pixel_values", "image_grid_thw")}
 
     def find_positions(self, token_ids: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor:
-        """Positions of one sequence in time, height and width: int64 [3, T].
+        """Positions of one sequence of ids [T] in time, height and width: int64 [3, T].
 
-        Args:
-            token_ids: [T].
-            grids: ``image_grid_thw`` of its pictures; None for none.
-
-        Raises:
-            SpearError: the pictures do not match the image tokens.
+        ``grids`` are ``image_grid_thw`` of its pictures; None for none. Raises SpearError if these do not match the
+        image tokens.
         """
         kinds = (token_ids == self.image_token_id).int()[None]
         expected = 0 if grids is None else int(grids.prod(-1).sum()) // self._merged

@@ -129,12 +129,8 @@ class VLLMEngine:
         """See :class:`~spear_agents.engines.base.Engine`.
 
         A response ends with the context, so ``max_tokens`` may exceed it. ``images`` go in the places of the model's
-        image token, one token each.
-
-        Raises:
-            EngineFault: vLLM failed or has died.
-            ContextExceededError: the prompt with its pictures fills the context.
-            SpearError: images for a text model, an empty prompt, a request that vLLM refuses, a closed engine.
+        image token, one token each. Raises SpearError for images of a text model, an empty prompt, a request that vLLM
+        refuses, and a closed engine.
         """
         if self._closing.locked():
             raise SpearError("this vLLM engine is closed: make a new one")
@@ -166,11 +162,8 @@ class VLLMEngine:
     def load_file(self, path: str) -> None:
         """Replace the weights by those that :func:`~spear_agents.engines.weights.share_weights` has put at ``path``.
 
-        The prefix cache is cleared, since it belongs to the old weights.
-
-        Raises:
-            SpearError: answers are pending, the engine has an adapter or is closed, or vLLM refuses the weights.
-            EngineFault: vLLM has died.
+        The prefix cache is cleared, since it belongs to the old weights. Raises SpearError if answers are pending, the
+        engine has an adapter or is closed, or vLLM refuses the weights, and EngineFault if vLLM has died.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 

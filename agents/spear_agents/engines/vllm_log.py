@@ -22,11 +22,7 @@ _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memo
 
 
 class EngineLog:
-    """A file for the output of vLLM's processes.
-
-    Args:
-        is_wanted: if False, output is not redirected and causes are unknown.
-    """
+    """A file for the output of vLLM's processes; if it is not wanted, output stays and causes are unknown."""
 
     def __init__(self, is_wanted: bool) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="spear-vllm-")) / "vllm.log" if is_wanted else None

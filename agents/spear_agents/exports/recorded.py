@@ -31,14 +31,10 @@ class Said:
 
 @dataclass
 class Recorded:
-    """An opened run.
+    """An opened run: its settings, and the last complete episode of each job.
 
-    Attributes:
-        settings: those it was played with.
-        episodes: the last complete episode of each job.
-        faults: number of episodes cut short by a fault, left out.
-        unrepeatable: number of episodes without messages, since the environment answered differently when they were
-            played again.
+    ``faults`` counts episodes cut short by a fault, ``unrepeatable`` those without messages, since the environment
+    answered differently when they were played again.
     """
 
     settings: dict[str, Any]

@@ -36,21 +36,10 @@ class BeginRequest(BaseModel):
 
 @dataclass(eq=False)
 class Host:
-    """Begins and ends episodes on a gateway by requests.
+    """Begins and ends episodes on a gateway, not started yet, by requests.
 
-    ``POST /episodes`` begins one and returns its address; ``DELETE /episodes/{id}`` ends it and returns its result.
-    Idle episodes are closed.
-
-    Args:
-        gateway: not started yet.
-        policy: answers the calls.
-        make_env: makes an environment; environments are reused.
-        tasks: ids for requests without one.
-        env_id: for the records.
-        token: required in requests to begin an episode; None if not needed.
-        limits: of each episode; ``seconds`` is the idle time after which it is closed.
-        most: maximum episodes at a time.
-        on_end: called with each record.
+    ``POST /episodes`` begins one and returns its address; ``DELETE /episodes/{id}`` ends it and returns its result. At
+    most ``most`` are open; those idle for ``limits.seconds`` are closed.
     """
 
     gateway: Gateway

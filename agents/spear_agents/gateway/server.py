@@ -181,8 +181,7 @@ class Gateway:
 
     @answering(openai_wire.write_error)
     async def _describe(self, request: Request, key: str) -> Response:
-        session = self.find(request, key)
-        return write_json(200, describe_session(session))
+        return write_json(200, describe_session(self.find(request, key)))
 
     @answering(openai_wire.write_error)
     async def _step(self, request: Request, key: str) -> Response:

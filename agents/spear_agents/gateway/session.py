@@ -49,12 +49,8 @@ class BusyError(SpearError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program.
-
-    Args:
-        calls: of the model in an episode; None for eight times the environment's turns.
-        parallel: calls at the same time.
-        seconds: run time of the program.
+    """Limits of a program: calls of the model in an episode (None for eight times the environment's turns), calls at
+    the same time, and seconds of run time.
     """
 
     calls: int | None = None
@@ -103,14 +99,10 @@ class _Call:
 
 
 class Session:
-    """An episode of one program. Not thread-safe.
+    """An episode of one program, which has begun in ``world``. Not thread-safe.
 
-    Args:
-        world: the environment, in which the episode has begun.
-        engine: answers the calls.
-        prompts: of the policy; its length limits hold for the program's prompts too.
-        sampling: of every response; the program can only ask for shorter responses or more stop strings.
-        limits: see :class:`Limits`.
+    The length limits of ``prompts`` hold for the program's prompts too; of ``sampling`` it can only change to shorter
+    responses or more stop strings.
     """
 
     def __init__(
@@ -150,18 +142,12 @@ class Session:
         stop: Sequence[str] = (),
         goes_on: bool = False,
     ) -> Completion:
-        """The model's response to ``messages``; see :meth:`~spear_agents.transcript.Transcript.ask`.
+        """The model's response to ``messages`` with at most ``max_tokens``; see
+        :meth:`~spear_agents.transcript.Transcript.ask`.
 
-        Args:
-            max_tokens: of the response, at most the run's own.
-            stop: texts at which it ends; they stay part of it.
-
-        Raises:
-            EndedError: the episode is over, or there were too many calls.
-            BusyError: too many calls at the same time.
-            ContextExceededError: the prompt is too long.
-            EngineFault: there was no response.
-            SpearError: the chat template refuses the messages.
+        It ends at a text of ``stop``, which stays part of it. Raises EndedError if the episode is over or had too many
+        calls, BusyError for too many at once, ContextExceededError, EngineFault without a response, and SpearError if
+        the chat template refuses the messages.
         """
         self._check_open()
         if self._begun >= self._most:

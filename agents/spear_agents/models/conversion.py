@@ -24,13 +24,8 @@ FULL_PRECISION = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class GGUFFacts:
-    """What a GGUF file says of itself.
-
-    Attributes:
-        fields: metadata by name.
-        formats: number of tensors by format, the commonest first.
-        parameters: of all tensors.
-        bits: of a parameter, in the mean.
+    """What a GGUF file says of itself: metadata, number of tensors by format (the commonest first), parameters, and
+    their mean bits.
     """
 
     fields: Mapping[str, Any]

@@ -117,20 +117,13 @@ def add_entry(
     notes: str = "",
     publish: bool = False,
 ) -> Path:
-    """Write the entry of a finished run; return its file.
+    """Write the entry ``name`` of a finished run of ``spear eval --panel NAME --out`` into a ledger; return its file.
 
-    Args:
-        run: folder of ``spear eval --panel NAME --out``.
-        panel_name: official panel, or the file of one.
-        name: of the entry, and of its file.
-        folder: the ledger.
-        model: what the model is called; by default the end of its path.
-        notes: a sentence for readers.
-        publish: copy the model's folder next to the entry, so that anybody can play it again.
+    ``model`` is what the model is called, by default the end of its path, and ``notes`` a sentence for readers.
+    ``publish`` copies the model's folder next to the entry, so that anybody can play it again.
 
-    Raises:
-        SpearError: the run is incomplete or not on that panel, the entry exists or its name is invalid, the ledger
-            cannot be written, or the model to publish has changed.
+    Raises SpearError if the run is incomplete or not on that panel, the entry exists or its name is invalid, the ledger
+    cannot be written, or the model to publish has changed.
     """
     if not _NAME.fullmatch(name):
         raise SpearError(f"{name!r} is not a valid name: use letters, digits, '_', '-', '+' and '.'.")

@@ -20,13 +20,10 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Rescored:
-    """Result of replaying the episodes of a run.
+    """Result of replaying the episodes of a run: a line for each value that differs, and success over tasks then and
+    now.
 
-    Attributes:
-        episodes: number of episodes replayed.
-        differences: one line for each value that differs.
-        recorded, replayed: success over tasks, as recorded and now.
-        faults: number of episodes not replayed since a service was down.
+    ``faults`` counts episodes not replayed since a service was down.
     """
 
     episodes: int

@@ -39,23 +39,15 @@ class Move:
 
 
 class Game:
-    """Plays one environment, task after task.
+    """Plays one environment, task after task, recorded in ``out / "episodes.jsonl"``.
 
     Records are made by :func:`spear_agents.episode.play_episode`, which plays the final responses again, without those
-    taken back. Only finished episodes are recorded.
+    taken back. Only finished episodes are recorded; later games of the same settings are added. ``template`` writes the
+    responses around actions. ``task`` is the first one, by default the first of the split, and that the last of the
+    environment's.
 
-    Args:
-        env_id: such as ``spear/Sokoban-v1``.
-        out: folder for ``episodes.jsonl``; later games of the same settings are added to it.
-        env_kwargs: keywords of the environment besides ``split``.
-        split: None for the last of the environment's splits.
-        template: the prompt template that writes the responses around actions.
-        task: id of the first task; None for the first of the split.
-        seed: of the environment.
-
-    Raises:
-        SpearError: an environment, split, template or task that does not exist, a folder of other games, or one in use
-            by another process.
+    Raises SpearError for an environment, split, template or task that does not exist, a folder of other games, or one
+    in use by another process.
     """
 
     def __init__(

@@ -54,14 +54,10 @@ class Entry:
 
 
 class Run:
-    """The episodes and metrics of a folder, and of folders below it. Thread-safe.
+    """The episodes and metrics of a folder, and of folders below it, or of one JSON-lines file. Thread-safe.
 
-    Args:
-        path: a folder, or one JSON-lines file of episodes.
-        tokenizer: folder of the tokenizer, if the one in the settings is gone.
-
-    Raises:
-        SpearError: there is nothing to show, or a line that is not an episode.
+    ``tokenizer`` is its folder if the one in the settings is gone. Raises SpearError if there is nothing to show, or
+    for a line that is not an episode.
     """
 
     def __init__(self, path: str | Path, tokenizer: Path | None = None) -> None:

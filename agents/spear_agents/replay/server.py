@@ -23,18 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a run, and a stage to play on.
+    """Serves a run, and the game of ``spear play --browser`` if there is a stage.
 
     Requests use numbers and known names, never paths of files. It listens on the loopback interface. A page of another
-    site can reach that too, so a request must name this host, and the page's own requests carry a token.
-
-    Args:
-        run: the run to show.
-        stage: the game of ``spear play --browser``, or None.
-        port: 0 takes a free one.
-
-    Raises:
-        SpearError: the port is taken.
+    site can reach that too, so a request must name this host, and the page's own requests carry a token. Raises
+    SpearError if the port is taken.
     """
 
     daemon_threads = True

@@ -52,11 +52,6 @@ def complete(options: Sequence[str], text: str) -> list[str]:
     return [x for x in options if x.lower().startswith(lowered)] or [x for x in options if lowered in x.lower()]
 
 
-def options_of(game: Game) -> list[str]:
-    """All commands and actions that can be typed."""
-    return [*game.actions, *COMMANDS]
-
-
 def use_readline(game: Game) -> bool:
     """Let Tab complete actions; False where Python was built without readline."""
     try:
@@ -68,7 +63,7 @@ def use_readline(game: Game) -> bool:
     def propose(text: str, number: int) -> str | None:
         nonlocal found
         if number == 0:
-            found = complete(options_of(game), text)
+            found = complete([*game.actions, *COMMANDS], text)
         return found[number] if number < len(found) else None
 
     readline.set_completer_delims("")  # actions contain blanks: complete the full line

@@ -13,7 +13,14 @@ from typing import NoReturn
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import hand_over, hide_own_modules, make_streams, set_limits, write_files
+from spear_sandbox.guest.program import (
+    hand_over,
+    hide_own_modules,
+    make_streams,
+    measure_address_space,
+    set_limits,
+    write_files,
+)
 from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
     end_all,
@@ -57,7 +64,7 @@ def start_cold() -> Callable[[], None]:
             _limit_user(job["processes"])
         kernel.deny_new_privileges()
         kernel.clear_dumpable()
-        baseline = _own_address_space()
+        baseline = measure_address_space()
         keeper = None
         if apart and can_listen():  # on top of bubblewrap's filter, which leaves locks alone
             keeper = LockKeeper(load_filter(build_filter(), listen=True), folder)
@@ -126,21 +133,12 @@ def _list_below(ancestor: str) -> Iterator[str]:
     parents: dict[str, str] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                parents[name] = _read_stat(name)[1]
+            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                parents[name] = file.read().rpartition(b")")[2].decode().split()[1]  # state, parent, and so on
     known = {ancestor}
-    grown = True
-    while grown:
-        below = {name for name, parent in parents.items() if parent in known} - known
+    while below := {name for name, parent in parents.items() if parent in known} - known:
         known |= below
-        grown = bool(below)
     return iter(known - {ancestor})
-
-
-def _read_stat(process: str) -> list[str]:
-    """State, parent, and so on."""
-    with open(f"/proc/{process}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].decode().split()
 
 
 def _limit_user(processes: int) -> None:
@@ -157,8 +155,3 @@ def _limit_user(processes: int) -> None:
     highest = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most = most if highest == resource.RLIM_INFINITY else min(most, highest)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-
-
-def _own_address_space() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()

@@ -192,14 +192,9 @@ def _search(parts: list[tuple[int, Program]]) -> Program:
 def build_filter(*, own_process: int | None = None, locks: Locks = Locks.ASK, stacked: bool = False) -> bytes:
     """Build a program that allows the listed calls; others get EPERM, and those newer than the list ENOSYS.
 
-    Args:
-        own_process: Without a pid namespace, the number of the process that will load the filter: it may signal itself
-            only. None allows signals to all that can be seen.
-        locks: What happens to locks on files; with ASK the program must be loaded with a listener.
-        stacked: Whether a process under this filter will load another.
-
-    Raises:
-        OSError: This machine is neither x86_64 nor aarch64.
+    Without a pid namespace, the process ``own_process``, which will load the filter, may signal itself only; None
+    allows signals to all that can be seen. With ``Locks.ASK`` it must be loaded with a listener. ``stacked``: a process
+    under this filter will load another. Raises OSError unless this machine is x86_64 or aarch64.
     """
     if MACHINE not in _ARCHITECTURE:
         raise OSError(errno.ENOSYS, f"no filter of system calls for {MACHINE}: only for x86_64 and aarch64")

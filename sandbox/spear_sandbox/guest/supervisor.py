@@ -91,12 +91,7 @@ def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
 
 
 class _Watch:
-    """Waits for the end of the program, watches memory, answers about locks and obeys orders.
-
-    Args:
-        processes: As for :func:`supervise`.
-        exceeds: Whether the run holds more than it may.
-    """
+    """Waits for the end of the program, watches memory, answers about locks and obeys orders; see :func:`supervise`."""
 
     def __init__(
         self,
@@ -244,21 +239,16 @@ def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
 
     A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
     """
-    for name in _expand(folder, names):
-        try:
-            content = _read_below(folder, name.split("/"))
-        except (OSError, ValueError):
-            continue
-        if content is not None:
-            yield name, content
-
-
-def _expand(folder: str, names: list[str]) -> Iterator[str]:
-    for name in names:
-        if any(sign in name for sign in "*?["):
-            yield from sorted(fnmatch.filter(os.listdir(folder), name))[:_FETCHED_BY_PATTERN]
-        else:
-            yield name
+    for asked in names:
+        found = [asked]
+        if any(sign in asked for sign in "*?["):
+            found = sorted(fnmatch.filter(os.listdir(folder), asked))[:_FETCHED_BY_PATTERN]
+        for name in found:
+            content = None
+            with contextlib.suppress(OSError, ValueError):
+                content = _read_below(folder, name.split("/"))
+            if content is not None:
+                yield name, content
 
 
 def _read_below(folder: str, parts: list[str]) -> bytes | None:

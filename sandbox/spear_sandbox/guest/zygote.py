@@ -24,6 +24,7 @@ from spear_sandbox.guest.program import (
     hand_over,
     hide_own_modules,
     make_streams,
+    measure_address_space,
     set_limits,
     write_files,
 )
@@ -84,7 +85,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
     # Unknown modules may have registered hooks for forked processes.
     fork = kernel.fork if all(name.partition(".")[0] in warmth.KNOWN for name in modules) else os.fork
     # Now: in a new user namespace there are no ids before the maps are written.
-    user, group, size = os.getuid(), os.getgid(), _own_address_space()
+    user, group, size = os.getuid(), os.getgid(), measure_address_space()
     origin = _Origin(program, asks, size, user, group, interpreter, fork)
     kernel.keep_for_ever(origin)
     _make_streams()
@@ -150,12 +151,6 @@ def _make_streams() -> None:
         os.close(fd)
 
 
-def _own_address_space() -> int:
-    """Size in bytes."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
 def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callable[[], None]:
     """As process 1 of the new namespaces: close them off, fork the program and supervise it.
 
@@ -192,11 +187,8 @@ def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callab
         kernel.deny_new_privileges()
         # A program that could open the supervisor's descriptors could write its own report.
         kernel.clear_dumpable()
-        keeper = None
-        if origin.asks:
-            keeper = LockKeeper(origin.load_filter(), WORKING_FOLDER)
-        else:
-            origin.load_filter()
+        listener = origin.load_filter()
+        keeper = LockKeeper(listener, WORKING_FOLDER) if origin.asks else None
         child = origin.fork()
         if child == 0:
             return _become_program(job, origin)

@@ -54,12 +54,7 @@ def check_sender(request: Request, *, token: str | None, local: bool, hosts: Col
 
 
 class Gate:
-    """Middleware that refuses strangers, see :func:`refuse`; for applications of others.
-
-    Args:
-        app: ASGI.
-        token, local, hosts: as for :func:`refuse`.
-    """
+    """Middleware that refuses strangers, see :func:`refuse`; for ASGI applications of others."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
         self._app = app
@@ -78,12 +73,7 @@ class Gate:
 
 
 class BodyRoom:
-    """Memory for the bodies of all requests that are being read, together.
-
-    Args:
-        total_bytes: of all of them; one that would need more is refused.
-        seconds: that one body may take to arrive.
-    """
+    """Memory for the bodies of all requests that are being read, together, each for at most these seconds."""
 
     def __init__(self, total_bytes: int = 256 << 20, seconds: float = 30.0) -> None:
         self.total_bytes = total_bytes

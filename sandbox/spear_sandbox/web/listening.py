@@ -45,12 +45,17 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
+def _read_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _read_address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def find_stranger(headers: Mapping[str, str], local: bool) -> str | None:
@@ -88,17 +93,9 @@ def find_foreign_name(headers: Mapping[str, str], allowed: Collection[str]) -> s
         name = (urlsplit(f"//{named}").hostname or "").rstrip(".")
     except ValueError:  # brackets without an address
         name = ""
-    if name in allowed or (name and "." not in name) or _is_address(name):
+    if name in allowed or (name and "." not in name) or _read_address(name) is not None:
         return None
     return f"this service is not known as {named[:80]!a}: name it with --allowed-host, or set a token."
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def write_url(host: str, port: int) -> str:

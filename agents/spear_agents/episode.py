@@ -141,7 +141,13 @@ class World:
             where = f"{self.env_id}, task {self.task_id}, turn {self._steps}"
             raise SpearError(f"{where}: the environment broke: {describe_error(error)}") from error
         self._paid += float(reward)
-        return _find_stop(self.info, terminated) if terminated or truncated else None
+        if not (terminated or truncated):
+            return None
+        if self.info["fault"] is not None:
+            return StopReason.FAULT
+        if self.info["won"]:
+            return StopReason.WON
+        return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function``, in a thread if the environment waits for a service.
@@ -292,14 +298,6 @@ def _open_threads(pid: int) -> ThreadPoolExecutor:
 def name_request(task_id: str, seed: int, turn: int) -> str:
     """The engine's id of one turn's request; ids of an episode sort by turn (from 1)."""
     return f"{task_id}#{seed:010d}#{turn:04d}"
-
-
-def _find_stop(info: Mapping[str, Any], terminated: bool) -> StopReason:
-    if info["fault"] is not None:
-        return StopReason.FAULT
-    if info["won"]:
-        return StopReason.WON
-    return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
 
 
 def _record_turn(

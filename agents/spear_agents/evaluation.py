@@ -227,10 +227,7 @@ class Prepared:
 
 
 def prepare(settings: EvalSettings) -> Prepared:
-    """Look at the environment of ``settings``.
-
-    Raises SpearError for an unknown environment, task, split or template, or a model that is not available.
-    """
+    """Look at the environment of ``settings``. Raises SpearError for what does not exist or is not available."""
     split = settings.split or find_splits(settings.env_id)[-1]
     with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
         settings = settings.resolve(split, env.templates)

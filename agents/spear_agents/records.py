@@ -61,10 +61,7 @@ def open_log(path: Path) -> Iterator[EpisodeLog]:
 
 
 def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
-    """Write the settings of a new folder, or compare those of an old one.
-
-    Raises SpearError if they differ, or the folder is not an evaluation's.
-    """
+    """Write the settings of a new folder, or compare those of an old one. Raises SpearError if they differ."""
     path = out / SETTINGS
     if not path.exists():
         if (out / EPISODES).exists():

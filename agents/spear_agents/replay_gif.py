@@ -46,10 +46,7 @@ def render_episode_gif(
 def replay_frames(
     env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, *, split: str | None = None
 ) -> list[np.ndarray]:
-    """Frames of an episode, uint8 [height, width, 3]: the first observation and one after each response.
-
-    Raises as :func:`render_episode_gif`.
-    """
+    """Frames of an episode, uint8 [height, width, 3]: the first, and one after each response. Raises SpearError."""
     if trajectory.began is not None:
         raise SpearError(
             f"{trajectory.task_id} was begun before turn {trajectory.began + 1} of another episode: choose one from "

@@ -107,10 +107,7 @@ _shared: dict[str | None, BlockingExecutor] = {}
 
 
 def open_executor(url: str | None = None) -> BlockingExecutor:
-    """The executor of this process for a service, or for a private pool when ``url`` is None; the same at each call.
-
-    Nothing starts before the first run.
-    """
+    """The executor of this process for a service or, without ``url``, a private pool; it starts at the first run."""
     with _lock:
         if url not in _shared:
             _shared[url] = BlockingExecutor(lambda: _make_executor(url))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -104,7 +105,9 @@ class CellService:
                 if played[-1].status is not CellStatus.FINISHED:
                     break
             else:
-                files = await _fetch(session, asked.fetch_files)
+                for name in asked.fetch_files:
+                    with contextlib.suppress(ValueError):  # it is not there
+                        files[name] = base64.b64encode(await session.read_file(name)).decode("ascii")
         finally:
             await session.close()
         return _describe_notebook(played, files, time.monotonic() - started)
@@ -161,16 +164,6 @@ def _describe_notebook(played: Sequence[CellOutcome], files: dict[str, str], sec
         "executor_pod_name": None,
         "files": files,
     }
-
-
-async def _fetch(session: LocalSession, names: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = base64.b64encode(await session.read_file(name)).decode("ascii")
-        except ValueError:  # it is not there
-            continue
-    return found
 
 
 def _read(kind: type[Given], body: bytes) -> Given:

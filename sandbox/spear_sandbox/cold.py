@@ -101,10 +101,7 @@ class _ColdBackend(ABC):
         """Start the interpreter of a run; ``held`` is closed after its end."""
 
     def _check_reach(self) -> bool:
-        """Start the interpreter as the user of the programs; return whether the kernel asks supervisors about locks.
-
-        Raises RefusedError if that user cannot.
-        """
+        """Start the interpreter as the programs' user, or raise RefusedError; tell whether supervisors keep locks."""
         source = str(Path(self._installation.guest).parent.parent)
         ask = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.locks import can_listen; "
         command = [self._installation.interpreter, "-I", "-S", "-c", ask + "print(can_listen())"]

@@ -47,10 +47,7 @@ class IsolationRefusedError(SandboxFault):
 async def choose_backend(
     isolation: str, installation: Installation, *, zygotes: int, uid: int = GUEST_UID, limits: Limits | None = None
 ) -> Backend:
-    """Start the given level or, for ``"auto"``, the first strong one that passes the self-test.
-
-    Raises IsolationRefusedError if none does.
-    """
+    """Start this level or, for ``"auto"``, the first strong one that holds, or raise IsolationRefusedError."""
     failures = []
     for level in _STRONG if isolation == "auto" else (Isolation(isolation),):
         backend = _make_backend(level, installation, zygotes=zygotes, uid=uid, limits=limits or Limits())

@@ -17,8 +17,8 @@ from typing import Any
 
 from spear_sandbox.admission import Admission
 from spear_sandbox.backends import Backend
-from spear_sandbox.cgroups import Group, OomKill
-from spear_sandbox.guest.job import Job, Record, Verdict, unpack_record
+from spear_sandbox.cgroups import OomKill
+from spear_sandbox.guest.job import Job, Verdict, unpack_record
 from spear_sandbox.guest.supervisor import GO_ON, INTERRUPT, REST
 from spear_sandbox.protocol import (
     CellError,
@@ -204,9 +204,8 @@ class LocalSession:
         )
 
     async def _ask(self, action: str, seconds: float | None, **arguments: str) -> dict[str, Any]:
-        """Send a request and wait for its answer, or for the end of the session.
-
-        Raises SandboxFault if that has ended, asyncio.TimeoutError after these seconds.
+        """Send a request and wait for its answer. Raises SandboxFault if the session ends, TimeoutError if it takes
+        long.
         """
         loop = asyncio.get_running_loop()
         self._number += 1
@@ -261,17 +260,16 @@ class LocalSession:
                     finally:
                         send_signal(pidfd, signal.SIGKILL)
                         report.read_rest(1 << 20)
-                        self._judge(unpack_record(bytes(report.data)), watch)
+                        record = unpack_record(bytes(report.data))
+                        if self._reason is KillReason.NONE and (
+                            (record is not None and record.verdict == Verdict.MEMORY)
+                            or (watch is not None and watch.judge() is OomKill.OWN)
+                        ):
+                            self._reason = KillReason.MEMORY
+                        self._ended.set()
         finally:
             self._ended.set()
             self.on_end()
-
-    def _judge(self, record: Record | None, watch: Group | None) -> None:
-        if self._reason is KillReason.NONE:
-            beyond = record is not None and record.verdict == Verdict.MEMORY
-            if beyond or (watch is not None and watch.judge() is OomKill.OWN):
-                self._reason = KillReason.MEMORY
-        self._ended.set()
 
     async def _follow(self, pidfd: int) -> None:
         loop = asyncio.get_running_loop()

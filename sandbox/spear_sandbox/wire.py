@@ -189,10 +189,7 @@ def _show(value: Any) -> str:
 
 
 def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> bytes:
-    """Write the reply for a run that was carried out, however it ended; without an outcome, compiling failed.
-
-    ``queue_s`` are the seconds that the request waited in all.
-    """
+    """Write the reply for a run; without an outcome compiling failed. ``queue_s`` is the wait of the request in all."""
     last = outcome or compiled
     assert last is not None
     return _write(

@@ -27,7 +27,7 @@ from spear_agents.engines.base import Finish, Generation, Request
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.sampling import draw_tokens, uniform_at
 from spear_agents.engines.stops import StopFinder
-from spear_agents.engines.vision import ImageReader, has_vision, read_rows
+from spear_agents.engines.vision import ImageReader, has_vision, key_pictures, read_rows
 from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.files import require_model_file
 from spear_agents.models.checking import explain_other
@@ -168,7 +168,7 @@ class HFModel:
         batch = _Batch(requests, self.stop_token_ids, self._seeds, finders)
         prompts: dict[tuple[tuple[int, ...], bytes], int] = {}
         source = [
-            prompts.setdefault((tuple(request.prompt_ids), _name_pictures(request.images)), len(prompts))
+            prompts.setdefault((tuple(request.prompt_ids), key_pictures(request.images)), len(prompts))
             for request in requests
         ]
         ids, mask = _pad_left([prompt for prompt, _ in prompts], self.model.device)
@@ -273,7 +273,9 @@ class HFEngine(MicroBatcher):
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
             except (MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                # torch's CPU allocator raises a plain RuntimeError.
+                is_out = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+                if not is_out:
                     raise
                 raise SpearError(
                     f"out of memory with {len(requests)} responses at a time: play fewer (--concurrency), or shorter "
@@ -328,7 +330,11 @@ class _Batch:
         uniform = torch.from_numpy(uniform_at(self.seeds, self.position))
         filters = (self.top_k, self.top_p) if self.filters else (None, None)
         tokens, log_probs = draw_tokens(logits, uniform, self.temperature, *filters)
-        self._record(tokens, log_probs)
+        whole = tokens, log_probs
+        if len(self.rows) < self.count:
+            whole = tuple(torch.zeros(self.count, dtype=v.dtype).index_copy_(0, self.rows, v) for v in whole)
+        self.tokens.append(whole[0])
+        self.log_probs.append(whole[1])
         self.position += 1
         stop = (tokens[:, None] == self.stops).any(-1) & self.running
         end = (stop | (self.limit <= self.position)) & self.running
@@ -350,13 +356,6 @@ class _Batch:
         self.seeds = self.seeds[keep.numpy()]
         return tokens, keep
 
-    def _record(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> None:
-        if len(self.rows) < self.count:
-            tokens = torch.zeros(self.count, dtype=tokens.dtype).index_copy_(0, self.rows, tokens)
-            log_probs = torch.zeros(self.count, dtype=log_probs.dtype).index_copy_(0, self.rows, log_probs)
-        self.tokens.append(tokens)
-        self.log_probs.append(log_probs)
-
     def _find_strings(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows of the running batch that reached a stop string with their newest token."""
         reached = torch.zeros(len(self.rows), dtype=torch.bool)
@@ -373,15 +372,12 @@ class _Batch:
     def results(self) -> list[Generation]:
         tokens = torch.stack(self.tokens, 1).tolist()
         log_probs = torch.stack(self.log_probs, 1).tolist()
-        return [
-            Generation(tuple(t[:n]), tuple(p[:n]), self._find_finish(row))
-            for row, (t, p, n) in enumerate(zip(tokens, log_probs, self.length.tolist(), strict=True))
+        finishes = [
+            Finish.STOP if stopped else Finish.STRING if row in self.at_string else Finish.LENGTH
+            for row, stopped in enumerate(self.stopped.tolist())
         ]
-
-    def _find_finish(self, row: int) -> Finish:
-        if self.stopped[row]:
-            return Finish.STOP
-        return Finish.STRING if row in self.at_string else Finish.LENGTH
+        rows = zip(tokens, log_probs, self.length.tolist(), finishes, strict=True)
+        return [Generation(tuple(t[:n]), tuple(p[:n]), finish) for t, p, n, finish in rows]
 
 
 def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Tensor:
@@ -389,11 +385,6 @@ def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Te
     stops = [tuple(dict.fromkeys((*end_ids, *s.stop_token_ids))) for s in samplings]
     width = max(1, *map(len, stops))
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
-
-
-def _name_pictures(images: Sequence[np.ndarray]) -> bytes:
-    """Key of pictures."""
-    return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
 
 
 def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -436,8 +427,3 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the machine or a GPU ran out of memory; torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)

@@ -169,21 +169,18 @@ class OpenAIEngine:
             self._free = asyncio.Semaphore(self.server.limit)
         async with self._free:
             reply, tries = await self._ask(body, request_id)
-        return self._finish(reply, sampling, tries)
-
-    async def aclose(self) -> None:
-        """Close the connections; the engine may be used again, also in another event loop."""
-        client, self._client, self._free, self._open_at = self._client, None, None, 0.0
-        if client is not None:
-            await client.aclose()
-
-    def _finish(self, reply: Reply, sampling: Sampling, tries: int) -> Generation:
         text, cut = cut_at_stop(reply.text, sampling.stop_strings)
         ids = self.tokenizer.encode_plain(text)
         finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP
         if finish is Finish.STOP:
             ids.append(self.tokenizer.eos_token_id or 0)
         return Generation(tuple(ids), (0.0,) * len(ids), finish, reply.to_served(tries, self.server.prices))
+
+    async def aclose(self) -> None:
+        """Close the connections; the engine may be used again, also in another event loop."""
+        client, self._client, self._free, self._open_at = self._client, None, None, 0.0
+        if client is not None:
+            await client.aclose()
 
     async def _ask(self, body: bytes, request_id: str) -> tuple[Reply, int]:
         """Send a request until it has a usable answer; return it and the number of tries."""

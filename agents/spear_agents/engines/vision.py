@@ -26,10 +26,7 @@ _OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|
 
 
 def has_vision(path: str | Path) -> bool:
-    """Whether the model at ``path`` (a Hugging Face folder or a hub id) reads pictures.
-
-    Raises SpearError if it does, and is of another family than Qwen2.5-VL.
-    """
+    """Whether a model (folder or hub id) reads pictures. Raises SpearError for families other than Qwen2.5-VL."""
     try:
         if Path(path).is_dir():
             config = json.loads((Path(path) / "config.json").read_text("utf-8"))
@@ -134,13 +131,13 @@ def unpack_pictures(packed: np.ndarray) -> list[np.ndarray]:
     return images
 
 
+def key_pictures(images: Sequence[np.ndarray]) -> bytes:
+    """Key of pictures; equal for equal ones."""
+    return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
+
+
 def read_rows(reader: ImageReader, rows: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
     """:meth:`ImageReader.read` of each row's pictures; equal rows (members of a group at their first turn) once."""
-    known: dict[bytes, dict[str, Any]] = {}
-    features = []
-    for images in rows:
-        key = b"".join(np.asarray(image.shape).tobytes() + image.tobytes() for image in images)
-        if key not in known:
-            known[key] = reader.read(images)
-        features.append(known[key])
-    return features
+    keys = list(map(key_pictures, rows))
+    known = {key: reader.read(images) for key, images in dict(zip(keys, rows, strict=True)).items()}
+    return [known[key] for key in keys]

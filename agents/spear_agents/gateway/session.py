@@ -142,8 +142,7 @@ class Session:
         stop: Sequence[str] = (),
         goes_on: bool = False,
     ) -> Completion:
-        """The model's response to ``messages`` with at most ``max_tokens``; see
-        :meth:`~spear_agents.transcript.Transcript.ask`.
+        """The model's response to ``messages``, of at most ``max_tokens``; see :meth:`Transcript.ask`.
 
         It ends at a text of ``stop``, which stays part of it. Raises EndedError if the episode is over or had too many
         calls, BusyError for too many at once, ContextExceededError, EngineFault without a response, and SpearError if
@@ -240,10 +239,7 @@ class Session:
         )
 
     async def step(self, response: str) -> str:
-        """Play a response in the environment's own form; return the observation.
-
-        Raises EndedError if the episode is over, SpearError if the environment broke.
-        """
+        """Play a response in the environment's own form; return the observation. Raises EndedError, or SpearError."""
         async with self._stepping:
             self._check_open()
             before = self.world.info["reward_terms"]["native_return"]
@@ -263,10 +259,7 @@ class Session:
             return self.write_observation()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Play a call of one of the environment's tools; return its result or the error of the call.
-
-        Raises as :meth:`step`, and SpearError if the environment does not take bare actions.
-        """
+        """Play a call of a tool; return its result or error. Raises as :meth:`step`, and without bare actions."""
         core = self.world.core
         if core.response_format is not ResponseFormat.PLAIN:
             raise SpearError("tools act in bare actions: make the environment with response_format=plain")

@@ -46,10 +46,7 @@ SPLITTERS: dict[str, Callable[[], Any]] = {
 
 
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer of a GGUF file, with the special tokens and the chat template that its metadata ``fields`` name.
-
-    Raises SpearError if the file does not contain a tokenizer, or one with an unknown way to split texts.
-    """
+    """The tokenizer of a GGUF file, from its metadata ``fields``. Raises SpearError for none or an unknown splitter."""
     tokens = fields.get("tokenizer.ggml.tokens")
     if not tokens:
         raise SpearError(f"{path} holds no tokenizer: take a GGUF file of a whole language model")

@@ -250,10 +250,7 @@ def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
 
 
 def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
-    """Describe whether another run's success is within the entry's interval.
-
-    Raises SpearError if the run is incomplete, or not on the panel's tasks.
-    """
+    """Describe whether another run is within the entry's interval. Raises SpearError if it is on other tasks."""
     outcomes, scores = _collect(read_last(run / EPISODES), open_panel(entry.panel))
     if outcomes.keys() != entry.outcomes.keys():
         raise SpearError(f"{run} is on other tasks than {entry.name}: play panel {entry.panel}.")

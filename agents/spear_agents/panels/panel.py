@@ -85,9 +85,8 @@ class Panel:
         )
 
     def describe_tasks(self) -> dict[str, Any]:
-        """The tasks as the installed code makes them, their fingerprint, the turn limit, and a digest of the prompts.
-
-        Raises SpearError if their data is missing.
+        """The tasks as this code makes them, fingerprint, turn limit and digest of prompts. Raises SpearError without
+        data.
         """
         with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
             tasks = [task.definition() for task in env.tasks]

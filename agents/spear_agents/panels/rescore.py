@@ -20,8 +20,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Rescored:
-    """Result of replaying the episodes of a run: a line for each value that differs, and success over tasks then and
-    now.
+    """A run played again: a line for each value that differs, and success over tasks then and now.
 
     ``faults`` counts episodes not replayed since a service was down.
     """

@@ -36,10 +36,7 @@ def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
 
 
 def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> str:
-    """Format the gain of a training as a table in Markdown: over all tasks, by subtask, and for other players.
-
-    Raises SpearError if the entries are not on the same tasks.
-    """
+    """Format the gain of a training as a Markdown table. Raises SpearError if the entries are not on the same tasks."""
     for entry in (after, *others):
         if entry.outcomes.keys() != before.outcomes.keys():
             raise SpearError(f"{entry.name} is on other tasks than {before.name}: a table is of one set of tasks.")

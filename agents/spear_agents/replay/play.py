@@ -110,10 +110,7 @@ class Game:
         self.start(self.info["task_id"])
 
     def act(self, action: str, thought: str = "") -> None:
-        """Play an action in plain form; record the episode if this ends it.
-
-        Raises SpearError if the episode is over, or its record differs from the game.
-        """
+        """Play an action in plain form; record the episode if this ends it. Raises SpearError if it had ended."""
         if self.done:
             raise SpearError("the episode has ended: begin another")
         response = self._template.respond(action, thought)

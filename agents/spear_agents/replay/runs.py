@@ -124,9 +124,8 @@ class Run:
             ) from error
 
     def search(self, text: str) -> list[int]:
-        """Numbers of the episodes whose responses, observations or reflection have all words of ``text``, in any case.
-
-        Raises SpearError if a file was removed or has changed.
+        """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError if a file
+        changed.
         """
         words = text.lower().split()
         with self._lock:

@@ -139,10 +139,7 @@ def enter_groups(entrances: Sequence[int]) -> None:
 
 
 def die_first(score: int) -> None:
-    """Have the kernel, where memory is short, kill this process and its children before those of a lower score.
-
-    The score is up to 1000; a higher one is kept.
-    """
+    """Have the kernel kill this process and its children for memory before those of a lower score (up to 1000)."""
     fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
     if int(os.read(fd, 16)) < score:
         os.write(fd, b"%d" % score)

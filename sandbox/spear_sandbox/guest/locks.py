@@ -22,10 +22,7 @@ _CONTINUE = 1
 
 
 class LockKeeper:
-    """Answers the kernel's questions about locks, on the descriptor that loading the filter gave.
-
-    The run's working folder has its own file system.
-    """
+    """Answers the kernel's questions about locks on ``listener``; the working folder has its own file system."""
 
     def __init__(self, listener: int, folder: str) -> None:
         self.listener = listener

@@ -191,22 +191,18 @@ def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callab
         keeper = LockKeeper(listener, WORKING_FOLDER) if origin.asks else None
         child = origin.fork()
         if child == 0:
-            return _become_program(job, origin)
+            kernel.set_dumpable()
+            write_files(job, WORKING_FOLDER)
+            set_limits(job, origin.baseline)
+            start = hand_over(job, WORKING_FOLDER)
+            if not job["session"]:
+                return start
+            assert origin.interpreter is not None
+            return origin.interpreter.serve
         _supervise(child, job, keeper)
     except BaseException as failure:
         report_failure(failure, report_here)
         os._exit(1)
-
-
-def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
-    kernel.set_dumpable()
-    write_files(job, WORKING_FOLDER)
-    set_limits(job, origin.baseline)
-    start = hand_over(job, WORKING_FOLDER)
-    if not job["session"]:
-        return start
-    assert origin.interpreter is not None
-    return origin.interpreter.serve
 
 
 def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:

@@ -95,9 +95,8 @@ class EndpointRing:
 
 
 def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
-    """Read base URLs, with or without the service's path; return them without a trailing slash, each once.
-
-    Raises SpearError if there is none, or one is not an HTTP address.
+    """Read base URLs, each once, without the service's path and a trailing slash. Raises SpearError for bad ones or
+    none.
     """
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:

@@ -152,8 +152,7 @@ class BoundedServer(uvicorn.Server):
 def make_server(
     app: Callable[..., Any], *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
 ) -> uvicorn.Server:
-    """Make a quiet server of an ASGI application and load it, so that a missing package is noticed before it is said to
-    be ready.
+    """Make a quiet server of an ASGI application and load it, so that a missing package is noticed at once.
 
     Raises the soft limit of descriptors of this process. ``drain_s`` bounds requests under way after a signal to stop,
     and ``options`` are others of ``uvicorn.Config``. Raises ModuleNotFoundError for a package that one of them needs.

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ class Play(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Retrying:
     """Plays an episode again with the same seed if a fault cut it short: most services recover quickly.
 
@@ -57,50 +58,49 @@ class Retrying:
     ``discarded`` the responses in the tries they replaced.
     """
 
-    def __init__(self, play: Play, tries: int, wait_s: float = 1.0) -> None:
-        self._play = play
-        self._tries = tries
-        self._wait_s = wait_s
-        self.retried = 0
-        self.discarded = 0
+    play: Play
+    tries: int
+    wait_s: float = 1.0
+    retried: int = field(default=0, init=False)
+    discarded: int = field(default=0, init=False)
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
         """The first episode without a fault, or the last one."""
         attempt = 1
         while True:
-            played = await self._play(env, engine, prompts, **job)
-            if played.stop is not StopReason.FAULT or attempt == self._tries:
+            played = await self.play(env, engine, prompts, **job)
+            if played.stop is not StopReason.FAULT or attempt == self.tries:
                 return played
             self.retried += 1
             self.discarded += len(played.turns)
-            await asyncio.sleep(self._wait_s * 2 ** (attempt - 1))
+            await asyncio.sleep(self.wait_s * 2 ** (attempt - 1))
             attempt += 1
 
 
+@dataclass(eq=False)
 class Listening:
     """Plays an episode and calls ``on_response`` with each response as soon as it is written."""
 
-    def __init__(self, play: Play, on_response: Callable[[Generation], None]) -> None:
-        self._play = play
-        self._on_response = on_response
+    play: Play
+    on_response: Callable[[Generation], None]
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
         """The episode of ``play``."""
-        return await self._play(env, _Heard(engine, self._on_response), prompts, **job)
+        return await self.play(env, _Heard(engine, self.on_response), prompts, **job)
 
 
+@dataclass(eq=False)
 class _Heard:
     """An engine whose responses are reported."""
 
-    def __init__(self, engine: Engine, on_response: Callable[[Generation], None]) -> None:
-        self._engine = engine
-        self._on_response = on_response
+    engine: Engine
+    on_response: Callable[[Generation], None]
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
-        self._on_response(answer)
+        answer = await self.engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self.on_response(answer)
         return answer
 
 

@@ -108,20 +108,20 @@ _shared: dict[str | None, BlockingExecutor] = {}
 
 def open_executor(url: str | None = None) -> BlockingExecutor:
     """The executor of this process for a service or, without ``url``, a private pool; it starts at the first run."""
+
+    def make() -> Executor:
+        if url is None:
+            from spear_sandbox.local import LocalExecutor
+
+            return LocalExecutor()
+        from spear_sandbox.client import HttpExecutor
+
+        return HttpExecutor([url])
+
     with _lock:
         if url not in _shared:
-            _shared[url] = BlockingExecutor(lambda: _make_executor(url))
+            _shared[url] = BlockingExecutor(make)
         return _shared[url]
-
-
-def _make_executor(url: str | None) -> Executor:
-    if url is None:
-        from spear_sandbox.local import LocalExecutor
-
-        return LocalExecutor()
-    from spear_sandbox.client import HttpExecutor
-
-    return HttpExecutor([url])
 
 
 def _forget_all() -> None:

@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.zygote import SESSIONS
@@ -28,15 +29,15 @@ ALIVE_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
 
 
+@dataclass(eq=False)
 class _Slot:
     """A place for one warm interpreter."""
 
-    def __init__(self, kind: int) -> None:
-        self.kind = kind
-        self.zygote: Zygote | None = None
-        self.worn_out = asyncio.Event()
-        self.tried = asyncio.Event()
-        """Set when its first start has succeeded or failed."""
+    kind: int
+    zygote: Zygote | None = None
+    worn_out: asyncio.Event = field(default_factory=asyncio.Event)
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its first start has succeeded or failed."""
 
 
 class WarmBackend:

@@ -7,9 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
 from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.replay.pictures import draw_episode
+from spear_agents.engines.openai import encode_picture
 from spear_agents.replay.tokens import Decoder, split_text
+from spear_agents.replay_gif import replay_frames
 from spear_agents.trajectory import TokenKind, Trajectory, Turn
 from spear_envs.core.errors import SpearError
 
@@ -140,6 +144,7 @@ def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
 
 
 def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
+    """Data URLs of pictures: before each response, and after the last. Empty if the environment does not draw."""
     if trajectory.began is not None:
         notes.append(
             f"Began before turn {trajectory.began + 1} of an earlier episode, whose responses are not in this record: "
@@ -147,7 +152,15 @@ def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str])
         )
         return []
     try:
-        return draw_episode(trajectory, settings.get("env_kwargs") or {}, settings.get("split"))
+        # Only registered names count: a file of episodes must not make this process import anything.
+        spec = gym.registry.get(trajectory.env_id)
+        if spec is None or spec.entry_point is None:
+            return []
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        if not getattr(creator, "draws", False):
+            return []
+        keywords, split = settings.get("env_kwargs") or {}, settings.get("split")
+        return [encode_picture(frame) for frame in replay_frames(trajectory.env_id, keywords, trajectory, split=split)]
     except Exception as error:  # of an environment given another's responses: show the texts anyway
         notes.append(f"No pictures: {error}")
         return []

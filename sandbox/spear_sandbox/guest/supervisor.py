@@ -126,7 +126,12 @@ class _Watch:
                 return Verdict.ITSELF
             pause = _LOOK_AT_REST_S if self._resting else _LOOK_EVERY_S
             for fd, _ in self._events.poll(max(1, min(pause, left) * 1000)):
-                self._hear(fd)
+                if fd == self._signals:
+                    os.read(fd, 4096)
+                elif fd == self._control:
+                    self._obey(os.read(fd, 1))
+                elif self._keeper is not None:
+                    self._keeper.answer()
             if time.monotonic() < look:  # ends of children and signals of the program are much more frequent
                 continue
             if (not self._resting or self._has_woken()) and self._exceeds():
@@ -136,14 +141,6 @@ class _Watch:
     def close(self) -> None:
         """Close the descriptor of signals."""
         os.close(self._signals)
-
-    def _hear(self, fd: int) -> None:
-        if fd == self._signals:
-            os.read(fd, 4096)
-        elif fd == self._control:
-            self._obey(os.read(fd, 1))
-        elif self._keeper is not None:
-            self._keeper.answer()
 
     def _obey(self, order: bytes) -> None:
         if order == REST:

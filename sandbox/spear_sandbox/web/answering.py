@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Collection, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -58,18 +59,15 @@ class Gate:
 
     def __init__(self, app: ASGIApp, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
         self._app = app
-        self._token = token
-        self._local = local
-        self._hosts = hosts
+        self._refuse = partial(refuse, token=token, local=local, hosts=hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let it in."""
-        if scope["type"] == "http":
-            refused = refuse(Headers(scope=scope), token=self._token, local=self._local, hosts=self._hosts)
-            if refused is not None:
-                await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        refused = self._refuse(Headers(scope=scope)) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+        else:
+            await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
 
 
 class BodyRoom:

@@ -45,14 +45,14 @@ class Backoff:
         return full * (1 - self.jitter * rng.random())
 
 
+@dataclass(eq=False)
 class Endpoint:
     """One server and its recent failures."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.failures = 0
-        self.free_from = 0.0
-        """Loop time before which others come first."""
+    url: str
+    failures: int = 0
+    free_from: float = 0.0
+    """Loop time before which others come first."""
 
 
 class EndpointRing:

@@ -51,15 +51,14 @@ class Tokenizer(Protocol):
 class Chat:
     """Text of messages, tokens of text, and text of responses, for one model.
 
+    Raises SpearError if there is no chat template, or it does not use one of the variables.
+
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or a
             :class:`~spear_agents.engines.bytes.ByteTokenizer`.
         stop_token_ids: ids besides the tokenizer's end token that may close a response
             (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
-
-    Raises:
-        SpearError: there is no chat template, or it does not use one of the variables.
     """
 
     def __init__(

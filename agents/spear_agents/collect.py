@@ -63,19 +63,15 @@ def collect_episodes(
 ) -> Collection:
     """Play the tasks of ``settings`` (by default of the first split) and write the won episodes to ``out``.
 
-    The episodes are kept in a folder next to the file, so that an interrupted run resumes. The file is
-    written at the end, in the order of the tasks: the same settings give the same bytes. A line is a turn
-    (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
-    ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
+    The episodes are kept in a folder next to the file, so that an interrupted run resumes. The file is written at the
+    end, in the order of the tasks: the same settings give the same bytes. A line is a turn (``per_turn``) or an episode
+    (``conversation``), with ``messages`` and, of a local model or with ``tokenizer`` (a model's folder or name),
+    ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy. Of a split that makes tasks on demand the first
+    1,000 are played, unless ``settings.tasks`` says otherwise. With ``keep_lost`` lost episodes are written, too, but
+    never those that a fault cut short.
 
-    Of a split that makes tasks on demand the first 1,000 are played, unless ``settings.tasks`` says otherwise.
-
-    Args:
-        tokenizer: folder or name of the model whose tokens are wanted. Default: those that a local model sampled.
-        keep_lost: also write lost episodes; those that a fault cut short are always left out.
-
-    Raises:
-        SpearError: as :func:`~spear_agents.evaluation.run_evaluation`; observations that are pictures; nothing was won.
+    Raises SpearError as :func:`~spear_agents.evaluation.run_evaluation`, for observations that are pictures, and if
+    nothing was won.
     """
     split = settings.split or find_splits(settings.env_id)[0]
     tasks = settings.tasks

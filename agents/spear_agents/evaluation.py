@@ -247,19 +247,13 @@ def run_evaluation(
     """Play the tasks of ``settings`` and summarise the results.
 
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
-    ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault.
+    ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault. The default of
+    ``concurrency``, episodes at a time, is :meth:`~spear_agents.settings.EvalSettings.choose_concurrency`; with
+    ``deterministic`` the responses of a local model do not depend on it. ``observer`` follows the episodes that end,
+    and ``on_response`` gets each response as soon as it is written.
 
-    Args:
-        settings: who plays what.
-        out: folder of the record; None keeps none.
-        concurrency: episodes at a time; None for :meth:`~spear_agents.settings.EvalSettings.choose_concurrency`.
-        deterministic: batch the responses of a local model so that they do not depend on ``concurrency``.
-        observer: follows the episodes that end.
-        on_response: called with each response as soon as it is written.
-
-    Raises:
-        SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
-            holds an evaluation with other settings, an engine that keeps failing.
+    Raises SpearError for a setting that does not exist, a model that cannot be loaded, a folder that cannot be written
+    or holds an evaluation with other settings, and an engine that keeps failing.
     """
     concurrency = settings.choose_concurrency(concurrency)
     prepared = prepare(settings)

@@ -44,12 +44,8 @@ class Transcript:
     A prompt continues an earlier call if the chat template, given the program's messages, reproduces that call's prompt
     and response exactly. Then its sampled tokens are kept and only the rest is tokenised. If a template drops earlier
     thoughts, or the program rewrites its history, the texts differ and the prompt starts a new row: a model is trained
-    on what it would read when served.
-
-    Args:
-        chat: the model's.
-        max_prompt_tokens: longest prompt; with ``max_row_tokens`` the longest first prompt.
-        max_row_tokens: maximum tokens of a row after its first prompt; less for later rows, whose prompts are longer.
+    on what it would read when served. ``max_row_tokens`` bounds a row after its first prompt (less for later rows,
+    whose prompts are longer), and ``max_prompt_tokens`` then the first prompt only.
     """
 
     def __init__(self, chat: Chat, max_prompt_tokens: int | None = None, max_row_tokens: int | None = None) -> None:

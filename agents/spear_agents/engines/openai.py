@@ -73,7 +73,7 @@ def choose_kind(base_url: str) -> ServerKind:
 
 @dataclass(frozen=True)
 class Server:
-    """Address of a served model, with limits and retries.
+    """Address of a served model, with limits and retries. Raises SpearError for an invalid address or number.
 
     Args:
         base_url: including ``/v1``, such as ``http://127.0.0.1:8000/v1``.
@@ -86,9 +86,6 @@ class Server:
         wait_s: seconds before the second try; doubled each time, with a jitter, up to ``longest_wait_s``.
         longest_wait_s: longest wait between tries; a server that asks for a longer one (``Retry-After``) is a fault.
         prices: of tokens; None if it is free.
-
-    Raises:
-        SpearError: the address is not valid, or a number is out of range.
     """
 
     base_url: str

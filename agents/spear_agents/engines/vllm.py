@@ -69,21 +69,14 @@ class Counts:
 class VLLMEngine:
     """An :class:`~spear_agents.engines.base.Engine` over vLLM's ``AsyncLLM``.
 
-    vLLM computes in its own processes, driven by one thread, so the engine serves any number of event loops. A
-    cancelled call aborts its request. With a seed a response depends on the prompt, the weights and the seed; its batch
-    can change the last bits of a log-probability, and so a token in the rare case of a near tie.
+    vLLM computes in its own processes, driven by one thread, so the engine serves any number of event loops; requests
+    beyond ``max_batch`` wait. A cancelled call aborts its request. With a seed (``seed`` is for requests without one) a
+    response depends on the prompt, the weights and the seed; its batch can change the last bits of a log-probability,
+    and so a token in the rare case of a near tie.
 
-    vLLM's own output goes to the file :attr:`log`, which is removed if nothing went wrong; with
-    ``VLLM_LOGGING_LEVEL`` set it goes to the standard error output.
-
-    Args:
-        path: Hugging Face folder of the model.
-        options: how it is run.
-        max_batch: maximum requests computed at a time; further ones wait.
-        seed: for requests without a seed.
-
-    Raises:
-        SpearError: vLLM is not installed, the folder is not a model, or vLLM did not start.
+    vLLM's own output goes to the file :attr:`log`, which is removed if nothing went wrong; with ``VLLM_LOGGING_LEVEL``
+    set it goes to the standard error output. Raises SpearError if vLLM is not installed or does not start, or ``path``
+    is not the folder of a model.
     """
 
     def __init__(
@@ -176,10 +169,8 @@ class VLLMEngine:
         try:
             self.call_workers("load_weights", path)
             self._forget_prefixes()
-        except EngineDeadError as error:
-            raise self._explain_death() from error
         except Exception as error:
-            if self._is_ending():
+            if isinstance(error, EngineDeadError) or self._is_ending():
                 raise self._explain_death() from error
             raise SpearError(
                 f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "

@@ -64,15 +64,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Completion:
-    """The answer to one call.
+    """The answer to call ``number`` (from 1): text without its calls of tools, and these.
 
-    Attributes:
-        number: of the call, from 1.
-        text: the response without its calls of tools.
-        calls: of tools.
-        generation: the tokens.
-        prompt_tokens: of the full prompt.
-        stop_string: the text at which it ended; None if it ended by itself or at its limit.
+    ``prompt_tokens`` are of the full prompt. ``stop_string`` is the text at which it ended; None if by itself or at its
+    limit.
     """
 
     number: int

@@ -131,19 +131,16 @@ class SampleMaker:
             told = trajectory if trajectory.tokens is TokenKind.BYTES else self.retell(trajectory)
             tokens = trajectory if self.is_sampled else None
             if self._tokens is not None:
-                tokens = self._replay(trajectory, self._tokens)
+                tokens = self.retell(trajectory, self._tokens)
             if told is None or (tokens is None and self._tokens is not None):
                 self.unrepeatable += 1
                 continue
             chains = (tokens or told).chains()
             yield from _join_samples(read_messages(told, chains), tokens, trajectory, self.joined)
 
-    def retell(self, trajectory: Trajectory) -> Trajectory | None:
-        """The episode with messages instead of tokens; None if the environment now answers differently."""
-        return self._replay(trajectory, self._messages)
-
-    def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
-        """The episode played again with other tokens; None if the environment showed something different."""
+    def retell(self, trajectory: Trajectory, prompts: PromptBuilder | None = None) -> Trajectory | None:
+        """The episode played again with messages or other tokens; None if the environment now answers differently."""
+        prompts = prompts or self._messages
         if isinstance(prompts.template, FormTemplate):
             prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
         again = run_blocking(

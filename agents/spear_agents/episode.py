@@ -131,9 +131,7 @@ class World:
         return None
 
     async def step(self, response: str) -> StopReason | None:
-        """Play a response; return why the episode ends, or None. Raises SpearError, with task and turn, if the world
-        broke.
-        """
+        """Play a response; return why the episode ends, or None. Raises SpearError with task and turn if it broke."""
         self._steps += 1
         try:
             self.observation, reward, terminated, truncated, self.info = await self._call(self.env.step, response)

@@ -164,8 +164,7 @@ class EvalSettings:
             raise SpearError(str(error)) from error
 
     def choose_concurrency(self, wanted: int | None = None) -> int:
-        """Episodes at a time: as many as wanted, else as many as a server takes requests. Raises SpearError for less
-        than 1.
+        """Episodes at a time: as many as wanted (else SpearError below 1), or as a server takes requests.
 
         More would wait for each other, end later, and lose more of what was paid for when the run is interrupted. A
         program may also work between its requests.

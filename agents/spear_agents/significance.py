@@ -60,9 +60,7 @@ def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
     spread = stdev(steps) if count > 1 else None
     factor = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
     mean = fmean(steps)
-    needed = None
-    if spread is not None and mean:
-        needed = max(2, math.ceil((factor * spread / mean) ** 2))
+    needed = max(2, math.ceil((factor * spread / mean) ** 2)) if spread is not None and mean else None
     return Judgement(
         sign_p=compute_sign_p(comparison.gained, comparison.lost),
         permutation_p=permutation_p,

@@ -20,9 +20,7 @@ class NoPlaceError(Exception):
 
 
 class QueueFullError(NoPlaceError):
-    """A caller is turned away before its time: no place would become free within it. It may come again after
-    ``retry_s``.
-    """
+    """No place would become free within a caller's time, so it is turned away; it may come again after ``retry_s``."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)

@@ -75,9 +75,7 @@ def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
 
 
 def find_memory_limit(proc: Path = _PROC) -> int | None:
-    """Bytes that its control groups (``self/cgroup`` in ``proc``) allow this process and its children; None for no
-    bound.
-    """
+    """Bytes that its control groups (``proc/self/cgroup``) allow this process and its children; None for no bound."""
     place = _find_place("memory", proc)
     if place is None:
         return None

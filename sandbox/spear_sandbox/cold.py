@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.root import (
     CODE,
@@ -35,7 +36,7 @@ from spear_sandbox.runs import Fork
 from spear_sandbox.zygotes import RefusedError, end_process
 
 
-class _ColdBackend(ABC):
+class _ColdBackend(Backend, ABC):
     """What the levels of this module share."""
 
     level: Isolation
@@ -50,11 +51,9 @@ class _ColdBackend(ABC):
         self._processes: set[subprocess.Popen[bytes]] = set()
 
     def health(self) -> Health:
-        """See :meth:`spear_sandbox.backends.Backend.health`."""
         return Health(self.level, self._features() | {"cgroup": self.groups is not None}, 0, 0, ok=True)
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.close`."""
         for process in self._processes:
             process.send_signal(self.ending)
         await asyncio.gather(*(end_process(process) for process in list(self._processes)))
@@ -85,7 +84,6 @@ class _ColdBackend(ABC):
 
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
-        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
         async with contextlib.AsyncExitStack() as held:
 
             async def fork(descriptors: Sequence[int]) -> int:
@@ -125,7 +123,6 @@ class BwrapBackend(_ColdBackend):
         self._keeps_locks = False
 
     async def start(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.start`."""
         if self._bwrap is None:
             raise RefusedError("bubblewrap (bwrap) is not installed")
         self._keeps_locks = self._check_reach()
@@ -193,7 +190,6 @@ class WeakBackend(_ColdBackend):
         self.level = level
 
     async def start(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.start`."""
         self._check_reach()
 
     def _launch(self, descriptors: Sequence[int], held: contextlib.AsyncExitStack) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, KillReason, SandboxFault
+from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, KillReason, SandboxFault, Session
 
 if TYPE_CHECKING:
     import httpx
@@ -20,7 +20,7 @@ Raises SandboxFault if the session has ended or the request was not carried out,
 """
 
 
-class HttpSession:
+class HttpSession(Session):
     """See :class:`spear_sandbox.protocol.Session`; made by :meth:`spear_sandbox.client.HttpExecutor.open_session`.
 
     A cell may take ``cell_s`` seconds, and an answer ``slack_s`` more.
@@ -33,26 +33,21 @@ class HttpSession:
         self._slack_s = slack_s
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
-        """See :meth:`spear_sandbox.protocol.Session.run`."""
         seconds = min(timeout_s or self._cell_s, self._cell_s)
         body = json.dumps({"code": code, "timeout": seconds}).encode("ascii")
         return _read_cell(await self._send("POST", "/run", body, seconds))
 
     async def write_file(self, name: str, content: bytes) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.write_file`."""
         await self._send("PUT", f"/files/{quote(name)}", content)
 
     async def read_file(self, name: str) -> bytes:
-        """See :meth:`spear_sandbox.protocol.Session.read_file`."""
         return await self._send("GET", f"/files/{quote(name)}")
 
     async def list_files(self) -> dict[str, int]:
-        """See :meth:`spear_sandbox.protocol.Session.list_files`."""
         files: dict[str, int] = json.loads(await self._send("GET", "/files"))
         return files
 
     async def interrupt(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.interrupt`."""
         await self._send("POST", "/interrupt", b"")
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ from spear_sandbox.protocol import (
     KillReason,
     Limits,
     SandboxFault,
+    Session,
 )
 from spear_sandbox.runs import Stream, make_job, open_pipes
 from spear_sandbox.warm import SESSION_MODULES
@@ -43,7 +44,7 @@ _MAX_FRAME = 25 << 20
 _FILE_S = 20.0
 
 
-class LocalSession:
+class LocalSession(Session):
     """See :class:`spear_sandbox.protocol.Session`. Belongs to one event loop; made by :meth:`open`.
 
     A cell takes a place of ``admission``, an idle session none. ``limits.wall_s`` is that of one cell.
@@ -95,7 +96,6 @@ class LocalSession:
         return not self._ended.is_set()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
-        """See :meth:`spear_sandbox.protocol.Session.run`."""
         seconds = min(timeout_s or self._limits.wall_s, self._limits.wall_s)
         async with self._turn:
             self._check()
@@ -113,14 +113,12 @@ class LocalSession:
                 self._admission.leave()
 
     async def write_file(self, name: str, content: bytes) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.write_file`."""
         check_name(name)
         if len(content) > MAX_FILE_BYTES:
             raise ValueError(f"the file {name[:80]!r} has more than {MAX_FILE_BYTES >> 20} MiB: send smaller ones.")
         await self._do("write", name=name, content=base64.b64encode(content).decode())
 
     async def read_file(self, name: str) -> bytes:
-        """See :meth:`spear_sandbox.protocol.Session.read_file`."""
         check_name(name)
         answer = await self._do("read", name=name)
         try:
@@ -129,20 +127,17 @@ class LocalSession:
             raise SandboxFault(FaultKind.BAD_REPLY, f"the session's answer is not a file: {error!r}") from None
 
     async def list_files(self) -> dict[str, int]:
-        """See :meth:`spear_sandbox.protocol.Session.list_files`."""
         files = (await self._do("list")).get("files")
         if not isinstance(files, dict) or not all(isinstance(size, int) for size in files.values()):
             raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is not a list of files")
         return files
 
     async def interrupt(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.interrupt`."""
         self._check()
         if self.running:
             self._order(INTERRUPT)
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.close`."""
         self._kill(KillReason.NONE)
         if self._life is not None:
             await asyncio.wait((self._life,))
@@ -204,9 +199,7 @@ class LocalSession:
         )
 
     async def _ask(self, action: str, seconds: float | None, **arguments: str) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises SandboxFault if the session ends, TimeoutError if it takes
-        long.
-        """
+        """Send a request; wait these seconds for its answer. Raises SandboxFault if the session ends, or TimeoutError."""
         loop = asyncio.get_running_loop()
         self._number += 1
         self._answer = loop.create_future()

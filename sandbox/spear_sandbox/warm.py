@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.zygote import SESSIONS
 from spear_sandbox.installation import Installation
@@ -40,7 +41,7 @@ class _Slot:
     """Set when its first start has succeeded or failed."""
 
 
-class WarmBackend:
+class WarmBackend(Backend):
     """Forks each run from an interpreter that has imported what the program needs.
 
     There are several kinds, each of ``zygotes`` interpreters: the fewer packages one has, the cheaper it is to fork, so
@@ -61,7 +62,6 @@ class WarmBackend:
         self._renewed = asyncio.Event()
 
     async def start(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.start`."""
         # The smallest kind shows whether it works. Programs that need another kind wait for it.
         first = self._slots[0]
         await self._start_one(first)
@@ -70,7 +70,6 @@ class WarmBackend:
 
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
-        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
         kind = self._installation.choose_kind(code)
         await asyncio.gather(*(slot.tried.wait() for slot in self._slots if slot.kind == kind))
         slot = await self._choose(kind)
@@ -85,7 +84,6 @@ class WarmBackend:
             zygote.running -= 1
 
     def health(self) -> Health:
-        """See :meth:`spear_sandbox.backends.Backend.health`."""
         zygotes = [slot.zygote for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
         alive = len(zygotes)
         features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
@@ -95,7 +93,6 @@ class WarmBackend:
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.close`."""
         pending: set[asyncio.Task[None]] = {*self._keepers, *self._retiring}
         while pending:
             for task in pending:

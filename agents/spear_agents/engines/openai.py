@@ -12,6 +12,7 @@ import base64
 import io
 import json
 import logging
+import math
 import os
 import random
 import socket
@@ -34,13 +35,13 @@ from spear_agents.engines.replies import (
     Reply,
     explain_refusal,
     read_reply,
-    read_retry_after,
     will_pass,
 )
 from spear_agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_sandbox.web.listening import is_loopback
+from spear_sandbox.web.replies import read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -193,7 +194,7 @@ class OpenAIEngine:
                     return read_reply(content), number
                 if not will_pass(status, content):
                     raise explain_refusal(status, content, self.server.url, self.server.model, self.server.key_variable)
-                pause = read_retry_after(headers)
+                pause = read_retry_after(headers, math.inf)
                 kind = EngineFaultKind.OVERLOADED if status == 429 else EngineFaultKind.SERVER_ERROR
                 fault = EngineFault(kind, f"{self.server.url} answered {status}")
             except asyncio.TimeoutError:

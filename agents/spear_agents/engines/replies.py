@@ -7,8 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Any
 
 from spear_agents.engines.base import ContextExceededError, Served
@@ -134,19 +132,6 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
     if _ONLY_OPENAI.search(message):
         mend = "--server openai sends max_completion_tokens, and leaves out a temperature and a top_p of 1."
     return SpearError(f"{url} refused the request ({status}): {message.rstrip('.')}. {mend}")
-
-
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait (a number or a date), or None."""
-    value = headers.get("retry-after", "").strip()
-    try:
-        wait = float(value)
-    except ValueError:
-        try:
-            wait = parsedate_to_datetime(value).timestamp() - time()
-        except (TypeError, ValueError, IndexError):
-            return None
-    return max(0.0, wait) if math.isfinite(wait) else None
 
 
 def _find_error(content: bytes) -> tuple[str, str]:

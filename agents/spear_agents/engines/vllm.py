@@ -144,9 +144,7 @@ class VLLMEngine:
         return list(asyncio.run_coroutine_threadsafe(call, self._loop).result())
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights by ``state``, with the names and shapes of the folder. Linux only; raises as
-        :meth:`load_file`.
-        """
+        """Replace the weights by ``state``, named and shaped as in the folder; raises as :meth:`load_file`. Linux."""
         from spear_agents.engines.weights import select_weights, share_weights
 
         with share_weights(select_weights(self.path, state)) as path:

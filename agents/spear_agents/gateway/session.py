@@ -49,9 +49,7 @@ class BusyError(SpearError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program: calls of the model in an episode (None for eight times the environment's turns), calls at
-    the same time, and seconds of run time.
-    """
+    """Most calls of the model (None for 8 times the environment's turns), calls at the same time, and seconds."""
 
     calls: int | None = None
     parallel: int = 16
@@ -96,8 +94,8 @@ class _Call:
 class Session:
     """An episode of one program, which has begun in ``world``. Not thread-safe.
 
-    The length limits of ``prompts`` hold for the program's prompts too; of ``sampling`` it can only change to shorter
-    responses or more stop strings.
+    The length limits of ``prompts`` hold for the program's prompts too. It can only ask for shorter responses or more
+    stop strings than those of ``sampling``.
     """
 
     def __init__(
@@ -254,7 +252,7 @@ class Session:
             return self.write_observation()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Play a call of a tool; return its result or error. Raises as :meth:`step`, and without bare actions."""
+        """Play a call of a tool; return its result or error. Raises as :meth:`step`, or if actions are not bare."""
         core = self.world.core
         if core.response_format is not ResponseFormat.PLAIN:
             raise SpearError("tools act in bare actions: make the environment with response_format=plain")

@@ -24,9 +24,7 @@ FULL_PRECISION = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class GGUFFacts:
-    """What a GGUF file says of itself: metadata, number of tensors by format (the commonest first), parameters, and
-    their mean bits.
-    """
+    """What a GGUF file says of itself: metadata, number of tensors by format, parameters, and their mean bits."""
 
     fields: Mapping[str, Any]
     formats: Mapping[str, int]

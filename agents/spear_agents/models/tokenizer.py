@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from spear_agents.line_encoding import LLAMA3, QWEN2
 from spear_envs.core.errors import SpearError
 
 CONTROL, USER_DEFINED = 3, 4
@@ -22,11 +23,6 @@ ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Special tokens by the names of Hugging Face and of GGUF."""
 
 _PRE = pre_tokenizers
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _split_words(pattern: str) -> Any:
@@ -39,8 +35,8 @@ SPLITTERS: dict[str, Callable[[], Any]] = {
     "default": lambda: _PRE.ByteLevel(add_prefix_space=False),
     "gpt-2": lambda: _PRE.ByteLevel(add_prefix_space=False),
     "smollm": lambda: _PRE.Sequence([_PRE.Digits(individual_digits=True), _PRE.ByteLevel(add_prefix_space=False)]),
-    "llama-bpe": lambda: _split_words(_LLAMA3),
-    "qwen2": lambda: _split_words(_QWEN2),
+    "llama-bpe": lambda: _split_words(LLAMA3),
+    "qwen2": lambda: _split_words(QWEN2),
 }
 """How a text falls into words before merges, by ``tokenizer.ggml.pre``."""
 

@@ -85,9 +85,7 @@ class Panel:
         )
 
     def describe_tasks(self) -> dict[str, Any]:
-        """The tasks as this code makes them, fingerprint, turn limit and digest of prompts. Raises SpearError without
-        data.
-        """
+        """The tasks as this code makes them, fingerprint, turn limit, digest of prompts. Raises SpearError if absent."""
         with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
             tasks = [task.definition() for task in env.tasks]
             return {
@@ -117,9 +115,7 @@ def digest_panel(written: Mapping[str, Any]) -> str:
 
 
 def export_panel(panel: Panel, path: Path) -> str:
-    """Write a panel with its tasks as JSON; return its digest. Raises SpearError if its data is missing, or the disk
-    full.
-    """
+    """Write a panel with its tasks as JSON; return its digest. Raises SpearError for missing data or a bad path."""
     written = write_panel(panel)
     write_json(path, written)
     return str(written["digest"])
@@ -133,9 +129,7 @@ def write_panel(panel: Panel) -> dict[str, Any]:
 
 
 def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
-    """Read a panel, and the content of its file. Raises SpearError if it is not one, or was changed after it was
-    written.
-    """
+    """Read a panel, and the content of its file. Raises SpearError if it is not one, or was changed afterwards."""
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         if written["format"] != FORMAT:
@@ -226,9 +220,7 @@ OFFICIAL: Mapping[str, Panel] = {
 
 
 def open_panel(name: str) -> Panel:
-    """Open the official panel of this name, or one in a file. Raises SpearError if there is none, or its tasks differ
-    here.
-    """
+    """Open the official panel of this name, or one in a file. Raises SpearError if there is none or it differs here."""
     if name in OFFICIAL:
         return OFFICIAL[name]
     path = Path(name)

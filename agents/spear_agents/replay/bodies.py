@@ -44,31 +44,24 @@ def describe_episode(
             model = None
             notes.append(f"No {'token colours' if is_text else 'prompts and tokens'}: {error}")
     prompts = _TEXT if is_text else model
+    copied = ("subtask", "instruction", "fingerprint", "tool_calls", "fault", "trial", "step", "reflection")
     return {
+        **{name: getattr(trajectory, name) for name in (*copied, "final_observation")},
         "env": trajectory.env_id,
         "task": trajectory.task_id,
-        "subtask": trajectory.subtask,
-        "instruction": trajectory.instruction,
-        "fingerprint": trajectory.fingerprint,
         "layout": trajectory.layout.value,
         "reward_terms": {str(name): finite(value) for name, value in trajectory.reward_terms.items()},
         "reward": finite(trajectory.reward),
         "score": finite(trajectory.score),
         "won": bool(trajectory.won),
-        "tool_calls": trajectory.tool_calls,
         "stop": trajectory.stop.value,
-        "fault": trajectory.fault,
         "seed": str(trajectory.seed),  # JavaScript would round a training's seeds
-        "trial": trajectory.trial,
-        "step": trajectory.step,
         "memory": list(trajectory.memory),
-        "reflection": trajectory.reflection,
         "turns": [
             _describe_turn(turn, prompts, model, pictures[i] if pictures else None)
             for i, turn in enumerate(trajectory.turns)
         ],
         "criteria": [criterion._asdict() for criterion in trajectory.criteria],
-        "final_observation": trajectory.final_observation,
         "final_image": pictures[-1] if pictures else None,
         "unit": "bytes" if is_text else "tokens",
         "notes": notes,

@@ -60,9 +60,7 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
 
 
 def escape_json(value: Any) -> str:
-    """JSON for a script element, with ``<``, ``>``, ``&`` and line separators escaped. Raises ValueError for NaN and
-    inf.
-    """
+    """JSON for a script element; ``<``, ``>``, ``&`` and line separators are escaped. Raises ValueError for NaN."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
 
 

@@ -212,23 +212,24 @@ class Stage:
 
     def perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """Do what the page asks for; return the game after it. Raises LookupError for unknown verbs, or SpearError."""
-        return self._thread.submit(self._perform, verb, content).result()
+
+        def act() -> dict[str, Any]:
+            game = self._game
+            hint: str | None = None
+            if verb == "act":
+                game.act(_read_text(content, "action"), _read_text(content, "thought"))
+            elif verb == "hint":
+                hint = game.hint() or ""
+            elif verb != "look":  # an unknown one is a LookupError
+                {"undo": game.undo, "restart": game.restart, "next": game.start_next}[verb]()
+            return {**game.describe(), "hint": hint}
+
+        return self._thread.submit(act).result()
 
     def close(self) -> None:
         """End the game."""
         self._thread.submit(self._game.close).result()
         self._thread.shutdown()
-
-    def _perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        game = self._game
-        hint: str | None = None
-        if verb == "act":
-            game.act(_read_text(content, "action"), _read_text(content, "thought"))
-        elif verb == "hint":
-            hint = game.hint() or ""
-        elif verb != "look":  # an unknown one is a LookupError
-            {"undo": game.undo, "restart": game.restart, "next": game.start_next}[verb]()
-        return {**game.describe(), "hint": hint}
 
 
 def _read_text(content: Mapping[str, Any], key: str) -> str:

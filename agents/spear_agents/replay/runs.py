@@ -108,9 +108,7 @@ class Run:
         return [row | {"counts": row["person"] or last[_name_job(row)] == row["i"]} for row in rows]
 
     def read_episode(self, number: int) -> dict[str, Any]:
-        """Describe an episode for the page. Raises IndexError for an unknown number, SpearError if the file has
-        changed.
-        """
+        """Describe an episode for the page. Raises IndexError, or SpearError if the file was removed or has changed."""
         with self._lock:
             if not 0 <= number < len(self._entries):
                 raise IndexError(number)
@@ -124,9 +122,7 @@ class Run:
             ) from error
 
     def search(self, text: str) -> list[int]:
-        """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError if a file
-        changed.
-        """
+        """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
         words = text.lower().split()
         with self._lock:
             entries = list(self._entries)

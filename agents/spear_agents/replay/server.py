@@ -47,9 +47,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def answer(self, method: str, path: str, content: Any) -> Any:
-        """The JSON value for a request of the page. Raises LookupError for an unknown name, SpearError if it cannot be
-        done.
-        """
+        """The JSON value for a request of the page. Raises LookupError for an unknown name, SpearError if it fails."""
         if (method, path) == ("GET", "/api/run"):
             self.run.refresh()
             return {**self.run.summarise(), "play": self.stage is not None}
@@ -80,12 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        self._respond("GET")
-
-    def do_POST(self) -> None:
-        self._respond("POST")
-
-    def _respond(self, method: str) -> None:
+        method = self.command
         content = self._read_content() if method == "POST" else None
         host, _, port = self.headers.get("Host", "").rpartition(":")
         path = self.path.partition("?")[0]
@@ -98,6 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.FORBIDDEN, "the page is of an earlier server: load it again")
         else:
             self._answer(method, path, content)
+
+    do_POST = do_GET
 
     def _answer(self, method: str, path: str, content: Any) -> None:
         try:

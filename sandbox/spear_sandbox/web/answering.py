@@ -71,7 +71,7 @@ class Gate:
 
 
 class BodyRoom:
-    """Memory for the bodies of all requests that are being read, together, each for at most these seconds."""
+    """Memory for the bodies of all requests that are being read, each of which may take ``seconds`` to arrive."""
 
     def __init__(self, total_bytes: int = 256 << 20, seconds: float = 30.0) -> None:
         self.total_bytes = total_bytes
@@ -89,6 +89,7 @@ class BodyRoom:
         if declared.isdecimal() and int(declared) > limit:
             raise HTTPException(413, detail)
         chunks: list[bytes] = []
+        size = 0
         task, is_late = asyncio.current_task(), False
 
         def stop() -> None:
@@ -100,7 +101,15 @@ class BodyRoom:
         # asyncio.wait_for would make a task for each body, which costs as much as reading most of them.
         clock = asyncio.get_running_loop().call_later(self.seconds, stop)
         try:
-            await self._read(request, chunks, limit, detail)
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise HTTPException(413, detail)
+                if self._used + len(chunk) > self.total_bytes:
+                    busy = "the bodies of other requests take all the room there is: try again in a moment."
+                    raise HTTPException(503, busy, headers={"Retry-After": "1", "Connection": "close"})
+                self._used += len(chunk)
+                chunks.append(chunk)
         except asyncio.CancelledError:
             if not is_late:
                 raise
@@ -112,18 +121,6 @@ class BodyRoom:
             clock.cancel()
             self._used -= sum(map(len, chunks))
         return b"".join(chunks)
-
-    async def _read(self, request: Request, chunks: list[bytes], limit: int, detail: str) -> None:
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise HTTPException(413, detail)
-            if self._used + len(chunk) > self.total_bytes:
-                busy = "the bodies of other requests take all the room there is: try again in a moment."
-                raise HTTPException(503, busy, headers={"Retry-After": "1", "Connection": "close"})
-            self._used += len(chunk)
-            chunks.append(chunk)
 
 
 async def work_for(request: Request, work: Awaitable[Result]) -> Result:

@@ -95,9 +95,7 @@ class EndpointRing:
 
 
 def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
-    """Read base URLs, each once, without the service's path and a trailing slash. Raises SpearError for bad ones or
-    none.
-    """
+    """Read base URLs, each once, without the service's path and trailing slashes. Raises SpearError for bad ones."""
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
         raise SpearError(f"no address of {service.name} was given: {service.mend}")

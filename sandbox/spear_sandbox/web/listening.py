@@ -83,7 +83,7 @@ def _find_stranger(origin: str | None, named: str, local: bool) -> str | None:
 
 
 def find_foreign_name(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
-    """Say why the host name of a request may be a stranger's, unless ``allowed`` in lower case; None if it cannot be.
+    """Say why the host name of a request may be a stranger's; None if it cannot be, as ``allowed`` ones in lower case.
 
     Without a token a service that runs code must know its names: the owner of another name can point it here, and pages
     under that name would then be same-origin. Addresses and names without a dot are safe.

@@ -42,9 +42,7 @@ TICKS = 5
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What one client may use: seconds from the start of a connection, or of a later request, to the end of the
-    request's headers; their bytes; and, within the limit of descriptors, open connections.
-    """
+    """What one client may use: open connections, and seconds (from its start on) and bytes of a request's headers."""
 
     head_s: float = 10.0
     head_bytes: int = 64 << 10

@@ -199,7 +199,7 @@ class LocalSession(Session):
         )
 
     async def _ask(self, action: str, seconds: float | None, **arguments: str) -> dict[str, Any]:
-        """Send a request; wait these seconds for its answer. Raises SandboxFault if the session ends, or TimeoutError."""
+        """Send a request and wait for its answer. Raises SandboxFault if the session ends, TimeoutError."""
         loop = asyncio.get_running_loop()
         self._number += 1
         self._answer = loop.create_future()

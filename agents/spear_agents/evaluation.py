@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
@@ -179,12 +179,8 @@ class StoppedError(KeyboardInterrupt):
         super().__init__(f"Interrupted after {played:,} of {total:,} episodes: {kept}.")
 
 
-class Observer(Protocol):
-    """Follows an evaluation, for instance as a progress bar."""
-
-    def __call__(self, done: int, total: int, trajectory: Trajectory | None) -> None:
-        """Called at the beginning (with what was already played) and after each episode."""
-        ...
+Observer = Callable[[int, int, Trajectory | None], None]
+"""Follows an evaluation: gets the episodes done, their total, and the last one; at first what was played before."""
 
 
 def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
@@ -26,22 +26,13 @@ from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tools import Tool
 
+if TYPE_CHECKING:
+    from spear_agents.gateway.server import Gateway
+
 Program = Callable[[Any], Any]
 MOST_TOLD = 10
 """Maximum different failures in warnings; the records have all."""
 _log = logging.getLogger(__name__)
-
-
-class Addresses(Protocol):
-    """Serves sessions, as :class:`~spear_agents.gateway.server.Gateway` does."""
-
-    def add(self, session: Session) -> str:
-        """Give a session an address, without ``/v1``."""
-        ...
-
-    def remove(self, session: Session) -> None:
-        """Close a session."""
-        ...
 
 
 class AgentTask:
@@ -195,7 +186,7 @@ class ProgramPlayer:
     Errors of the program are faults of its episode, with their own kinds in the records.
     """
 
-    def __init__(self, program: Program, gateway: Addresses, limits: Limits | None = None) -> None:
+    def __init__(self, program: Program, gateway: Gateway, limits: Limits | None = None) -> None:
         self._program = program
         self._gateway = gateway
         self._limits = limits or Limits()

@@ -85,7 +85,7 @@ class Panel:
         )
 
     def describe_tasks(self) -> dict[str, Any]:
-        """Tasks as this code makes them, fingerprint, turn limit and digest of prompts. Raises SpearError without data."""
+        """The tasks as this code makes them, with fingerprint, turn limit and digest of prompts. Raises SpearError."""
         with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
             tasks = [task.definition() for task in env.tasks]
             return {

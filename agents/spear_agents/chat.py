@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
 from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.stops import Decoder
 from spear_agents.line_encoding import encode_by_line
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
@@ -30,7 +31,7 @@ _CACHED_LENGTH = 256
 """Longest text (in characters) or response (in tokens) worth keeping; longer ones hardly ever recur."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Decoder, Protocol):
     """The part of a tokenizer used here; every Hugging Face tokenizer has it."""
 
     eos_token_id: int | None
@@ -41,10 +42,6 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
         """Token ids of a text."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of token ids."""
         ...
 
 

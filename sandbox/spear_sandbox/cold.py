@@ -39,10 +39,12 @@ from spear_sandbox.zygotes import RefusedError, end_process
 class _ColdBackend(Backend, ABC):
     """What the levels of this module share."""
 
-    level: Isolation
     ending = signal.SIGKILL
 
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
+    def __init__(
+        self, level: Isolation, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None
+    ) -> None:
+        self.level = level
         self.groups = groups
         self._installation = installation
         self._user = uid if os.getuid() == 0 else None
@@ -114,15 +116,12 @@ class _ColdBackend(Backend, ABC):
 class BwrapBackend(_ColdBackend):
     """The isolation of ``namespaces`` by bubblewrap 0.8 or later."""
 
-    level = Isolation.BWRAP
-
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
-        super().__init__(installation, uid=uid, limits=limits, groups=groups)
-        self._bwrap = shutil.which("bwrap")
-        self._program = b""
-        self._keeps_locks = False
+    _bwrap: str | None = None
+    _program = b""
+    _keeps_locks = False
 
     async def start(self) -> None:
+        self._bwrap = shutil.which("bwrap")
         if self._bwrap is None:
             raise RefusedError("bubblewrap (bwrap) is not installed")
         self._keeps_locks = self._check_reach()
@@ -182,12 +181,6 @@ class WeakBackend(_ColdBackend):
 
     # The supervisor must kill what it supervises: no pid namespace ends with it.
     ending = signal.SIGTERM
-
-    def __init__(
-        self, level: Isolation, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None
-    ) -> None:
-        super().__init__(installation, uid=uid, limits=limits, groups=groups)
-        self.level = level
 
     async def start(self) -> None:
         self._check_reach()

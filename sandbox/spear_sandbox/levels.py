@@ -93,6 +93,5 @@ def _make_backend(level: Isolation, installation: Installation, *, zygotes: int,
     groups = Groups.find()
     if level is Isolation.NAMESPACES:
         return WarmBackend(installation, zygotes=zygotes, uid=uid, groups=groups)
-    if level is Isolation.BWRAP:
-        return BwrapBackend(installation, uid=uid, limits=limits, groups=groups)
-    return WeakBackend(level, installation, uid=uid, limits=limits, groups=groups)
+    kind = BwrapBackend if level is Isolation.BWRAP else WeakBackend
+    return kind(level, installation, uid=uid, limits=limits, groups=groups)

@@ -99,16 +99,9 @@ class Part:
 
 def plain_estimate(estimate: Estimate) -> dict[str, float | int | None]:
     """Plain values; None for bounds that are not finite."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    return {
-        "mean": estimate.mean,
-        "ci95_low": finite(estimate.low),
-        "ci95_high": finite(estimate.high),
-        "tasks": estimate.tasks,
-    }
+    bounds = {"ci95_low": estimate.low, "ci95_high": estimate.high}
+    finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
+    return {"mean": estimate.mean, **finite, "tasks": estimate.tasks}
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:

@@ -66,8 +66,7 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        figure = None if self.estimate is None else plain_estimate(self.estimate)
-        return {"heading": self.heading, "estimate": figure}
+        return {"heading": self.heading, "estimate": self.estimate and plain_estimate(self.estimate)}
 
 
 Columns = Callable[[Part, Mapping[str, Part], Mapping[str, Any]], list[Cell]]

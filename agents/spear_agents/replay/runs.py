@@ -183,8 +183,6 @@ class Run:
         return [folder / EPISODES for folder in _walk(self.path) if (folder / EPISODES).is_file()]
 
     def _find_trainings(self) -> list[Path]:
-        if self.path.is_file():
-            return []
         return [folder for folder in _walk(self.path) if any((folder / METRICS_FOLDER).glob("*.jsonl"))]
 
     def _name(self, path: Path) -> str:

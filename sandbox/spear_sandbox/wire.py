@@ -50,7 +50,12 @@ class RunRequest:
 
 def read_request(body: bytes) -> RunRequest:
     """Read a request. Unknown fields are ignored, as by SandboxFusion. Raises BadRequestError if it is malformed."""
-    content = _read_json(body)
+    try:
+        content = json.loads(body)
+    except RecursionError:
+        raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
+    except ValueError as error:
+        raise BadRequestError(f"the body is not JSON ({error}): send an object in UTF-8.") from None
     if not isinstance(content, dict):
         raise BadRequestError("the body is not a JSON object: send one with the field 'code'.")
     if "code" not in content:
@@ -67,15 +72,6 @@ def read_request(body: bytes) -> RunRequest:
         fetch_files=_read_fetch(content.get("fetch_files", [])),
         args=_read_args(content.get("args", [])),
     )
-
-
-def _read_json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
-    except ValueError as error:
-        raise BadRequestError(f"the body is not JSON ({error}): send an object in UTF-8.") from None
 
 
 def _read_text(content: dict[str, Any], name: str) -> str:

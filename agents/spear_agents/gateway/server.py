@@ -114,12 +114,12 @@ class Gateway:
     def _make_app(self) -> FastAPI:
         app = FastAPI(openapi_url=None)
         path = "/episodes/{key}"
-        app.add_api_route(f"{path}/v1/chat/completions", self._chat, methods=["POST"])
-        app.add_api_route(f"{path}/v1/responses", self._responses, methods=["POST"])
-        app.add_api_route(f"{path}/v1/messages", self._messages, methods=["POST"])
-        app.add_api_route(f"{path}/v1/models", self._models, methods=["GET"])
-        app.add_api_route(f"{path}/step", self._step, methods=["POST"])
-        app.add_api_route(path, self._describe, methods=["GET"])
+        app.post(f"{path}/v1/chat/completions")(self._chat)
+        app.post(f"{path}/v1/responses")(self._responses)
+        app.post(f"{path}/v1/messages")(self._messages)
+        app.get(f"{path}/v1/models")(self._models)
+        app.post(f"{path}/step")(self._step)
+        app.get(path)(self._describe)
 
         async def explain_path(request: Request, _: Exception) -> Response:
             told = f"{request.method} {request.url.path} is not served here"

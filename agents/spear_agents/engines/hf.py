@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -306,7 +307,9 @@ class _Batch:
         self.top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64)
         self.filters = any(s.top_k or s.top_p < 1 for s in samplings)
         self.limit = torch.tensor([s.max_tokens for s in samplings])
-        self.stops = _stop_matrix(samplings, end_ids)
+        stops = [torch.tensor([*end_ids, *s.stop_token_ids], dtype=torch.long) for s in samplings]
+        self.stops = pad_sequence(stops, batch_first=True, padding_value=-1)
+        """Stop ids of each row [N, S], padded with -1."""
         self.seeds = np.array(
             [s.seed & (2**64 - 1) if s.seed is not None else int(seeds.integers(2**63)) for s in samplings],
             dtype=np.uint64,
@@ -380,23 +383,13 @@ class _Batch:
         return [Generation(tuple(t[:n]), tuple(p[:n]), finish) for t, p, n, finish in rows]
 
 
-def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Tensor:
-    """Stop ids of each row [N, S], padded with -1."""
-    stops = [tuple(dict.fromkeys((*end_ids, *s.stop_token_ids))) for s in samplings]
-    width = max(1, *map(len, stops))
-    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
-
-
 def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Pad prompts to token ids [N, L] with their mask [N, L], None if no prompt needs padding."""
-    width = max(map(len, prompts))
-    if all(len(prompt) == width for prompt in prompts):
+    if len(set(map(len, prompts))) == 1:
         return torch.tensor(prompts, device=device), None
-    ids = torch.zeros((len(prompts), width), dtype=torch.long)
-    mask = torch.zeros((len(prompts), width), dtype=torch.long)
-    for i, prompt in enumerate(prompts):
-        ids[i, width - len(prompt) :] = torch.tensor(prompt)
-        mask[i, width - len(prompt) :] = 1
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
     return ids.to(device), mask.to(device)
 
 

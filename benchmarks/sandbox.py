@@ -30,7 +30,7 @@ from spear_sandbox.cold import BwrapBackend
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.levels import GUEST_UID
 from spear_sandbox.local import LocalExecutor
-from spear_sandbox.protocol import Limits, RunStatus
+from spear_sandbox.protocol import Isolation, Limits, RunStatus
 from spear_sandbox.runs import carry_out, make_job
 from spear_sandbox.zygotes import start_zygote
 
@@ -96,7 +96,7 @@ def make_pool_runner(executor: LocalExecutor) -> Run:
 async def make_bwrap_runner(installation: Installation) -> Run:
     """Our level ``bwrap``: an interpreter for each run."""
     limits = Limits()
-    backend = BwrapBackend(installation, uid=GUEST_UID, limits=limits)
+    backend = BwrapBackend(Isolation.BWRAP, installation, uid=GUEST_UID, limits=limits)
     await backend.start()
     slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 

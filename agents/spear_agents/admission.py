@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,14 +16,11 @@ _SHARE = 0.9
 
 
 class CacheGate:
-    """Admits conversations while their contexts fit an engine's key-value cache; the others wait.
+    """Admits conversations while they fit an engine's key-value cache of ``capacity`` tokens; the others wait.
 
     A cache that is too small keeps evicting the context that it needs next. Older conversations go first: a turn waits
     until its own context and those of all older conversations fit. A conversation is expected to grow to the mean
     length of those that have ended. The oldest one never waits.
-
-    Args:
-        capacity: tokens that the cache holds.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -48,7 +46,11 @@ class CacheGate:
             if tokens:
                 self._ended += 1
                 self._ended_tokens += tokens
-            self._wake()
+            admitted = self._find_admitted()
+            for waiting in [waiting for waiting, number in self._waiting.items() if number in admitted]:
+                del self._waiting[waiting]
+                if not waiting.done():
+                    waiting.set_result(None)
 
     async def wait(self, number: int, tokens: int) -> None:
         """Wait until conversation ``number``, now of ``tokens``, may take its turn."""
@@ -78,27 +80,20 @@ class CacheGate:
             admitted.add(number)
         return admitted
 
-    def _wake(self) -> None:
-        admitted = self._find_admitted()
-        for waiting in [waiting for waiting, number in self._waiting.items() if number in admitted]:
-            del self._waiting[waiting]
-            if not waiting.done():
-                waiting.set_result(None)
 
-
+@dataclass(eq=False)
 class _Seat:
     """The engine of one conversation."""
 
-    def __init__(self, gate: CacheGate, number: int, engine: Engine) -> None:
-        self._gate = gate
-        self._number = number
-        self._engine = engine
+    gate: CacheGate
+    number: int
+    engine: Engine
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
         """Wait for its turn, then asks the engine."""
-        await self._gate.wait(self._number, len(prompt_ids))
-        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
-        self._gate.grow(self._number, len(prompt_ids) + len(answer.token_ids))
+        await self.gate.wait(self.number, len(prompt_ids))
+        answer = await self.engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self.gate.grow(self.number, len(prompt_ids) + len(answer.token_ids))
         return answer

@@ -42,10 +42,7 @@ def find_form(chat_template: str) -> CallForm:
 
 
 def read_calls(text: str, form: CallForm) -> tuple[str, list[ToolCall]]:
-    """Split a response into its text and its calls; a malformed call stays text.
-
-    Does not raise, and takes time linear in the length of ``text``.
-    """
+    """Split a response into its text and its calls; a malformed call stays text. Never raises; takes linear time."""
     return _read_hermes(text) if form is CallForm.HERMES else _read_llama(text)
 
 
@@ -105,12 +102,8 @@ def _read_call(written: str, key: str) -> ToolCall | None:
 def spell_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Rewrite a conversation in plain messages, for chat templates that support neither tools nor their results.
 
-    Args:
-        messages: in OpenAI's form, with arguments of calls as objects.
-        tools: JSON schemas in OpenAI's form.
-
-    Returns:
-        Messages of system, user and assistant only; the first explains the tools.
+    Messages and the JSON schemas of tools are in OpenAI's form, with arguments of calls as objects. The result has
+    messages of system, user and assistant only; the first explains the tools.
     """
     plain: list[dict[str, str]] = []
     if tools:

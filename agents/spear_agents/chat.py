@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
 from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.stops import Decoder
 from spear_agents.line_encoding import encode_by_line
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
@@ -30,7 +31,7 @@ _CACHED_LENGTH = 256
 """Longest text (in characters) or response (in tokens) worth keeping; longer ones hardly ever recur."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Decoder, Protocol):
     """The part of a tokenizer used here; every Hugging Face tokenizer has it."""
 
     eos_token_id: int | None
@@ -43,13 +44,11 @@ class Tokenizer(Protocol):
         """Token ids of a text."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of token ids."""
-        ...
-
 
 class Chat:
     """Text of messages, tokens of text, and text of responses, for one model.
+
+    Raises SpearError if there is no chat template, or it does not use one of the variables.
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or a
@@ -57,9 +56,6 @@ class Chat:
         stop_token_ids: ids besides the tokenizer's end token that may close a response
             (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
-
-    Raises:
-        SpearError: there is no chat template, or it does not use one of the variables.
     """
 
     def __init__(
@@ -147,10 +143,7 @@ class Chat:
 
 
 def disarm_places(text: str) -> str:
-    """Break up the mark of a picture's place, like a tokenizer's own marks.
-
-    A page, a file or a model may contain the word, but only the template decides where a picture goes.
-    """
+    """Break up the mark of a picture's place, as of other tokens: only the template decides where a picture goes."""
     return text.replace(IMAGE, _BROKEN_IMAGE)
 
 

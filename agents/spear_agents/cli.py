@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,41 +101,32 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
     console.print(make_table(evaluation, others))
     if (columns := make_paper_table(evaluation)) is not None:
         console.print(columns)
-    usage = evaluation.usage
+    usage, say = evaluation.usage, partial(console.print, soft_wrap=True)
     if usage.requests:
         cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"
         uncounted = f", {usage.uncounted:,} responses without counts" if usage.uncounted else ""
-        console.print(
-            f"{usage.requests:,} requests, {usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} completion "
-            f"tokens{cost}{uncounted}",
-            soft_wrap=True,
-        )
+        tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} completion tokens"
+        say(f"{usage.requests:,} requests, {tokens}{cost}{uncounted}")
     if usage.cached_share is not None:
-        console.print(
-            f"{usage.cached_share:.0%} of {usage.prompt_tokens:,} prompt tokens from the cache", soft_wrap=True
-        )
+        say(f"{usage.cached_share:.0%} of {usage.prompt_tokens:,} prompt tokens from the cache")
     if usage.is_thrashing:
-        console.print(
-            "The engine's cache is too small for these conversations: give --kv-cache-gib, or lower --concurrency",
-            soft_wrap=True,
-        )
+        say("The engine's cache is too small for these conversations: give --kv-cache-gib, or lower --concurrency")
     if usage.dropped_turns:
-        console.print(f"{usage.dropped_turns:,} prompts left out a part of the history", soft_wrap=True)
-    ended = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)
-    if ended:
-        console.print(f"{ended:,} episodes ended because their prompt grew too long (--overlong)", soft_wrap=True)
+        say(f"{usage.dropped_turns:,} prompts left out a part of the history")
+    if ended := evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0):
+        say(f"{ended:,} episodes ended because their prompt grew too long (--overlong)")
     for sentence in _describe_bad_responses(evaluation):
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+        say(sentence, markup=False, highlight=False)
     faults = Counter(trajectory.fault for trajectory in evaluation.trajectories if trajectory.fault is not None)
     if faults:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.most_common())
         again = ", and the same command plays these episodes again" if out is not None else ""
-        console.print(f"Faults cut episodes short: {kinds}. Fix what failed{again}.", soft_wrap=True)
-    console.print(f"task fingerprint {evaluation.fingerprint}", soft_wrap=True)
+        say(f"Faults cut episodes short: {kinds}. Fix what failed{again}.")
+    say(f"task fingerprint {evaluation.fingerprint}")
     if out is not None:
-        console.print(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them", soft_wrap=True)
+        say(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them")
     else:
-        console.print("The episodes were not kept: --out FOLDER keeps them for `spear view`.", soft_wrap=True)
+        say("The episodes were not kept: --out FOLDER keeps them for `spear view`.")
 
 
 def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:

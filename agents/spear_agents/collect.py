@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -40,13 +40,9 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Collection:
-    """What was collected.
+    """Numbers of episodes played and kept, and of samples (lines of the file).
 
-    Attributes:
-        episodes: played.
-        kept: written to the file.
-        samples: lines of the file.
-        unrepeatable: episodes left out because the environment answered otherwise when they were played again.
+    ``unrepeatable`` episodes were left out because the environment answered otherwise when they were played again.
     """
 
     episodes: int
@@ -67,22 +63,22 @@ def collect_episodes(
 ) -> Collection:
     """Play the tasks of ``settings`` (by default of the first split) and write the won episodes to ``out``.
 
-    The episodes are kept in a folder next to the file, so that an interrupted run resumes. The file is
-    written at the end, in the order of the tasks: the same settings give the same bytes. A line is a turn
-    (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
-    ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
+    The episodes are kept in a folder next to the file, so that an interrupted run resumes. The file is written at the
+    end, in the order of the tasks: the same settings give the same bytes. A line is a turn (``per_turn``) or an episode
+    (``conversation``), with ``messages`` and, of a local model or with ``tokenizer`` (a model's folder or name),
+    ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy. Of a split that makes tasks on demand the first
+    1,000 are played, unless ``settings.tasks`` says otherwise. With ``keep_lost`` lost episodes are written, too, but
+    never those that a fault cut short.
 
-    Of a split that makes tasks on demand the first 1,000 are played, unless ``settings.tasks`` says otherwise.
-
-    Args:
-        tokenizer: folder or name of the model whose tokens are wanted. Default: those that a local model sampled.
-        keep_lost: also write lost episodes; those that a fault cut short are always left out.
-
-    Raises:
-        SpearError: as :func:`~spear_agents.evaluation.run_evaluation`; observations that are pictures; nothing was won.
+    Raises SpearError as :func:`~spear_agents.evaluation.run_evaluation`, for observations that are pictures, and if
+    nothing was won.
     """
     split = settings.split or find_splits(settings.env_id)[0]
-    settings = replace(settings, split=split, tasks=_bound_tasks(settings, split))
+    tasks = settings.tasks
+    if tasks == "all":
+        with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
+            tasks = tasks if env.tasks.bounded else str(min(len(env.tasks), ENDLESS_TASKS))
+    settings = replace(settings, split=split, tasks=tasks)
     tokenizer = None if tokenizer is None else resolve_model(tokenizer)
     folder = out.with_name(out.name + FOLDER_SUFFIX)
     evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer, on_response=on_response)
@@ -90,25 +86,10 @@ def collect_episodes(
     kept = [t for t in evaluation.trajectories if t.stop is not StopReason.FAULT and (t.won or keep_lost)]
     if not kept:
         raise SpearError(f"none of {len(evaluation.trajectories)} episodes was won: nothing to write to {out}")
-    with ExitStack() as stack:
-        env = make_env(settings.env_id, settings.split or "", settings.env_kwargs)
-        stack.callback(env.close)
+    with closing(make_env(settings.env_id, settings.split or "", settings.env_kwargs)) as env:
         writer = SampleMaker(env, settings, tokenizer)
         samples = write_lines(out, writer.make_samples(kept))
     return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
-
-
-def _bound_tasks(settings: EvalSettings, split: str) -> str:
-    """``"all"``, or the number of leading tasks of a split that makes them on demand."""
-    if settings.tasks != "all":
-        return settings.tasks
-    env = make_env(settings.env_id, split, settings.env_kwargs)
-    try:
-        core: Any = env.unwrapped
-        tasks = core.tasks
-        return "all" if tasks.bounded else str(min(len(tasks), ENDLESS_TASKS))
-    finally:
-        env.close()
 
 
 class SampleMaker:
@@ -150,19 +131,16 @@ class SampleMaker:
             told = trajectory if trajectory.tokens is TokenKind.BYTES else self.retell(trajectory)
             tokens = trajectory if self.is_sampled else None
             if self._tokens is not None:
-                tokens = self._replay(trajectory, self._tokens)
+                tokens = self.retell(trajectory, self._tokens)
             if told is None or (tokens is None and self._tokens is not None):
                 self.unrepeatable += 1
                 continue
             chains = (tokens or told).chains()
             yield from _join_samples(read_messages(told, chains), tokens, trajectory, self.joined)
 
-    def retell(self, trajectory: Trajectory) -> Trajectory | None:
-        """The episode with messages instead of tokens; None if the environment now answers differently."""
-        return self._replay(trajectory, self._messages)
-
-    def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
-        """The episode played again with other tokens; None if the environment showed something different."""
+    def retell(self, trajectory: Trajectory, prompts: PromptBuilder | None = None) -> Trajectory | None:
+        """The episode played again with messages or other tokens; None if the environment now answers differently."""
+        prompts = prompts or self._messages
         if isinstance(prompts.template, FormTemplate):
             prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
         again = run_blocking(

@@ -45,8 +45,5 @@ def collect(
             on_response=bar.on_response,
         )
     left_out = f", {found.unrepeatable} left out because they could not be repeated" if found.unrepeatable else ""
-    console.print(
-        f"{found.samples:,} samples of {found.kept:,} episodes ({found.episodes:,} played{left_out}): {out}",
-        soft_wrap=True,
-    )
-    console.print(f"episodes: {out}{FOLDER_SUFFIX}", soft_wrap=True)
+    told = f"{found.samples:,} samples of {found.kept:,} episodes ({found.episodes:,} played{left_out}): {out}"
+    console.print(f"{told}\nepisodes: {out}{FOLDER_SUFFIX}", soft_wrap=True)

@@ -86,10 +86,10 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
         table.add_column(column, justify="right" if column else "left")
     names = name_runs(*folders[0])
     for name, estimate in zip(names, (found.before, found.after), strict=True):
-        table.add_row(f"{name} …", f"{100 * estimate.mean:.1f}", _interval(estimate.low, estimate.high))
+        table.add_row(f"{name} …", *_figures(estimate))
     table.add_section()
-    for name, estimate in (("difference", found.difference), ("over these runs' tasks alone", found.tasks_alone)):
-        table.add_row(name, f"{100 * estimate.mean:+.1f}", _interval(estimate.low, estimate.high, "+"))
+    table.add_row("difference", *_figures(found.difference, "+"))
+    table.add_row("over these runs' tasks alone", *_figures(found.tasks_alone, "+"))
     table.add_row("seed by seed", ", ".join(f"{100 * step:+.1f}" for step in found.by_seed), "")
     console = Console()
     console.print(table)
@@ -137,10 +137,9 @@ def make_table(comparison: Comparison, judgement: Judgement, names: tuple[str, s
     table.add_column("mean", justify="right")
     table.add_column("CI95", justify="right")
     for name, estimate in zip(names, (comparison.before, comparison.after), strict=True):
-        table.add_row(name, f"{100 * estimate.mean:.1f}", _interval(estimate.low, estimate.high))
+        table.add_row(name, *_figures(estimate))
     table.add_section()
-    difference: Estimate = comparison.difference
-    table.add_row("difference", f"{100 * difference.mean:+.1f}", _interval(difference.low, difference.high, "+"))
+    table.add_row("difference", *_figures(comparison.difference, "+"))
     table.add_row("bootstrap", "", _interval(judgement.bootstrap_low, judgement.bootstrap_high, "+"))
     table.add_row("tasks better / worse", f"{comparison.gained} / {comparison.lost}", "")
     table.add_row("sign test, exact", f"p = {judgement.sign_p:.2g}", "")
@@ -149,5 +148,9 @@ def make_table(comparison: Comparison, judgement: Judgement, names: tuple[str, s
     return table
 
 
-def _interval(low: float, high: float, sign: str = "") -> str:
+def _figures(estimate: Estimate, sign: str = "") -> tuple[str, str]:
+    return f"{100 * estimate.mean:{sign}.1f}", _interval(estimate.low, estimate.high, sign)
+
+
+def _interval(low: float, high: float, sign: str) -> str:
     return f"[{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"

@@ -27,17 +27,12 @@ POWER = 0.8
 
 
 def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
-    """Mean of a table of seeds by tasks, with the interval of a two-way random-effects model.
+    """Mean of a table [seeds, tasks], with the interval of a two-way random-effects model.
 
     Seeds and tasks are both random samples: the variance of the mean is that of seeds over their number, of tasks over
     theirs, and of the residual over both. Degrees of freedom are Satterthwaite's, from the mean squares, which gives a
-    wide interval if a component is estimated below 0. With one seed the interval is over tasks.
-
-    Args:
-        values: [seeds, tasks], such as a difference of success rates.
-
-    Raises:
-        ValueError: an empty table, or rows of unequal length.
+    wide interval if a component is estimated below 0. With one seed the interval is over tasks. Raises ValueError for
+    an empty table, or rows of unequal length.
     """
     table = np.asarray(values, dtype=np.float64)
     if table.ndim != 2 or not table.size:
@@ -79,12 +74,8 @@ def _quantile(freedom: float) -> float:
 def count_pairs(deviation: float, difference: float) -> int:
     """Number of pairs of runs that detect a true difference with 80 % power in a two-sided t test at 5 %.
 
-    Args:
-        deviation: of the difference between the runs of a pair.
-        difference: the true mean difference, not 0.
-
-    Raises:
-        ValueError: no difference, or a negative deviation.
+    ``deviation`` is that of the difference between the runs of a pair, ``difference`` the true mean difference. Raises
+    ValueError for a difference of 0 or a negative deviation.
     """
     if not difference or deviation < 0:
         raise ValueError(f"a deviation of {deviation} and a difference of {difference}: give >= 0, and not 0")
@@ -102,12 +93,8 @@ def count_pairs(deviation: float, difference: float) -> int:
 class CrossedComparison:
     """Pairs of runs, each of one seed, on the same tasks.
 
-    Attributes:
-        before, after: success over seeds and tasks.
-        difference: mean of after - before over seeds and tasks, with the interval of both.
-        tasks_alone: the same mean with the interval over tasks, which describes these runs only.
-        by_seed: mean difference of each pair.
-        pairs: the comparison of each pair.
+    ``difference`` is the mean of after - before, with the interval over seeds and tasks, ``tasks_alone`` the same mean
+    with the interval over tasks, which describes these runs only, and ``by_seed`` the mean difference of each pair.
     """
 
     before: Estimate
@@ -132,11 +119,7 @@ class CrossedComparison:
 def compare_pairs(
     pairs: Sequence[tuple[Iterable[Trajectory], Iterable[Trajectory]]], metric: Metric = Metric.SUCCESS
 ) -> CrossedComparison:
-    """Compare several pairs of runs task by task, over the tasks they share.
-
-    Raises:
-        SpearError: two runs share no task, or are not on the same task set.
-    """
+    """Compare pairs of runs over the tasks that all share. Raises SpearError for no such task, or several task sets."""
     listed = [(list(before), list(after)) for before, after in pairs]
     prints = {trajectory.fingerprint for pair in listed for run in pair for trajectory in run}
     if len(prints) > 1:

@@ -23,15 +23,8 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
     """Ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
 
     Chat models are inconsistent: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings ``<|endoftext|>``
-    too; others lack one of the files. Whichever is sampled ends the response.
-
-    Args:
-        folder: of the model.
-        tokenizer: the model's; None if the folder has none.
-
-    Returns:
-        The tokenizer's own first; empty if no source names one. Ids that the model cannot write are left out: negative
-        ones, and those beyond its ``vocab_size``.
+    too; others lack one of the files. Whichever is sampled ends the response. The tokenizer's own comes first; ids that
+    the model cannot write (negative, or beyond its ``vocab_size``) are left out. Empty if no source names one.
     """
     found: list[int] = []
     rows: list[int] = []

@@ -31,7 +31,6 @@ from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError, describe_error
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.rewards import compose_reward
-from spear_envs.core.tasks import TaskSet
 
 BLOCKING_ENVIRONMENTS = 128
 """Environments of a process that wait for a service at the same time; further ones queue."""
@@ -108,11 +107,7 @@ class World:
         self._steps = 0
 
     async def begin(self, measure: Callable[[str], int] | None) -> StopReason | None:
-        """Begin the episode; ``FAULT`` if that fails. ``measure`` counts the tokens of a text.
-
-        Raises:
-            UnknownTaskError: the environment has no such task.
-        """
+        """Begin the episode; ``FAULT`` if that fails. ``measure`` counts a text's tokens. Raises UnknownTaskError."""
         self.core.set_text_measure(measure)
         try:
             self.observation, self.info = await self._call(
@@ -121,16 +116,22 @@ class World:
             if self.snapshot is not None:
                 self.observation, self.info = await self._call(self.snapshot.restore, self.core)
         except EnvFault as fault:
-            self.info = _describe_missing(self.core.tasks, self.task_id, fault)
+            task = self.core.tasks.get(self.task_id)
+            self.info = {
+                "subtask": task.subtask,
+                "instruction": task.instruction,
+                "task_fingerprint": self.core.tasks.fingerprint,
+                "reward_terms": {},
+                "score": 0.0,
+                "won": False,
+                "tool_calls": 0,
+                "fault": fault.kind,
+            }
             return StopReason.FAULT
         return None
 
     async def step(self, response: str) -> StopReason | None:
-        """Play a response; return why the episode ends, or None if it continues.
-
-        Raises:
-            SpearError: the environment broke; names task and turn.
-        """
+        """Play a response; return why the episode ends, or None. Raises SpearError with task and turn if it broke."""
         self._steps += 1
         try:
             self.observation, reward, terminated, truncated, self.info = await self._call(self.env.step, response)
@@ -138,7 +139,13 @@ class World:
             where = f"{self.env_id}, task {self.task_id}, turn {self._steps}"
             raise SpearError(f"{where}: the environment broke: {describe_error(error)}") from error
         self._paid += float(reward)
-        return _find_stop(self.info, terminated) if terminated or truncated else None
+        if not (terminated or truncated):
+            return None
+        if self.info["fault"] is not None:
+            return StopReason.FAULT
+        if self.info["won"]:
+            return StopReason.WON
+        return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function``, in a thread if the environment waits for a service.
@@ -204,7 +211,8 @@ async def draw_response(
     except (EngineFault, ContextExceededError):
         raise
     except Exception as error:
-        raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
+        told = str(error) if isinstance(error, SpearError) else repr(error)
+        raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {told}") from error
     served = generation.served.log_probs if generation.served is not None else None
     if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
         raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
@@ -254,7 +262,8 @@ class _Episode:
         if prompt is None:
             return StopReason.CONTEXT_LIMIT
         picture = picture if prompt.shows_image else None
-        self.images = _show_images(self.images, picture, self.prompts.layout)
+        before_it = self.images if self.prompts.layout is Layout.CONVERSATION else []
+        self.images = before_it if picture is None else [*before_it, picture]
         limit = self.sampling.max_tokens if prompt.room is None else min(self.sampling.max_tokens, prompt.room)
         sampling = replace(self.sampling, max_tokens=limit)
         try:
@@ -287,40 +296,6 @@ def _open_threads(pid: int) -> ThreadPoolExecutor:
 def name_request(task_id: str, seed: int, turn: int) -> str:
     """The engine's id of one turn's request; ids of an episode sort by turn (from 1)."""
     return f"{task_id}#{seed:010d}#{turn:04d}"
-
-
-def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, SpearError) else repr(error)
-
-
-def _show_images(images: list[np.ndarray], picture: np.ndarray | None, layout: Layout) -> list[np.ndarray]:
-    """The pictures that go with a prompt: the present one, in a conversation after all earlier ones."""
-    if picture is None:
-        return images if layout is Layout.CONVERSATION else []
-    return [*images, picture] if layout is Layout.CONVERSATION else [picture]
-
-
-def _find_stop(info: Mapping[str, Any], terminated: bool) -> StopReason:
-    if info["fault"] is not None:
-        return StopReason.FAULT
-    if info["won"]:
-        return StopReason.WON
-    return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
-
-
-def _describe_missing(tasks: TaskSet, task_id: str, fault: EnvFault) -> dict[str, Any]:
-    """The ``info`` of an episode that could not begin."""
-    task = tasks.get(task_id)
-    return {
-        "subtask": task.subtask,
-        "instruction": task.instruction,
-        "task_fingerprint": tasks.fingerprint,
-        "reward_terms": {},
-        "score": 0.0,
-        "won": False,
-        "tool_calls": 0,
-        "fault": fault.kind,
-    }
 
 
 def _record_turn(

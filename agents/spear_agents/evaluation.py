@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 import spear_envs
 from spear_agents.baselines.forms import Method
 from spear_agents.baselines.reflexion import Reflexion
-from spear_agents.engines.base import EngineFaultKind, Generation
+from spear_agents.engines.base import AgentFaultKind, EngineFaultKind, Generation
 from spear_agents.episode import play_episode
 from spear_agents.files import write_json
-from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.looping import run_blocking
 from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
@@ -66,11 +65,6 @@ _MENDS = {
     AgentFaultKind.TIMEOUT.value: "give --agent-timeout more seconds",
 }
 """What to do about each fault of the player, likely to recur in the next episode."""
-
-
-def explain_fault(trajectory: Trajectory) -> str:
-    """What to do about a fault of the player."""
-    return _MENDS[str(trajectory.fault)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,7 +139,10 @@ class Evaluation:
             "subtasks": {name: part.to_json() for name, part in self.subtasks.items()},
             "table": [cell.to_json() for cell in self.cells],
             "latex": format_latex(self.row_name, self.cells),
-            "by_trial": self._count_trials(),
+            "by_trial": [
+                sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
+                for number in range(1, self.settings.trials + 1)
+            ],
             "usage": self.usage.to_json(),
             "seconds": round(self.seconds, 2),
             "spear_envs": spear_envs.__version__,
@@ -154,13 +151,6 @@ class Evaluation:
         if baselines:
             summary["baselines"] = {name: part.to_json() for name, part in baselines.items()}
         return summary
-
-    def _count_trials(self) -> list[int]:
-        """Episodes won within 1, 2, … trials."""
-        return [
-            sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
-            for number in range(1, self.settings.trials + 1)
-        ]
 
 
 def _write_row(tag: str, cells: Sequence[str]) -> str:
@@ -189,12 +179,8 @@ class StoppedError(KeyboardInterrupt):
         super().__init__(f"Interrupted after {played:,} of {total:,} episodes: {kept}.")
 
 
-class Observer(Protocol):
-    """Follows an evaluation, for instance as a progress bar."""
-
-    def __call__(self, done: int, total: int, trajectory: Trajectory | None) -> None:
-        """Called at the beginning (with what was already played) and after each episode."""
-        ...
+Observer = Callable[[int, int, Trajectory | None], None]
+"""Follows an evaluation: gets the episodes done, their total, and the last one; at first what was played before."""
 
 
 def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
@@ -237,20 +223,12 @@ class Prepared:
 
 
 def prepare(settings: EvalSettings) -> Prepared:
-    """Look at the environment of ``settings``.
-
-    Raises:
-        SpearError: an unknown environment, task, split or template, or a model that is not available.
-    """
+    """Look at the environment of ``settings``. Raises SpearError for what does not exist or is not available."""
     split = settings.split or find_splits(settings.env_id)[-1]
-    env = make_env(settings.env_id, split, settings.env_kwargs)
-    try:
-        core: Any = env.unwrapped
-        settings = settings.resolve(split, core.templates)
+    with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
+        settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")
-        return Prepared(settings, choose_tasks(env, settings.tasks), core.tasks.fingerprint, template, core.parser)
-    finally:
-        env.close()
+        return Prepared(settings, choose_tasks(env, settings.tasks), env.tasks.fingerprint, template, env.parser)
 
 
 def run_evaluation(
@@ -265,19 +243,13 @@ def run_evaluation(
     """Play the tasks of ``settings`` and summarise the results.
 
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
-    ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault.
+    ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault. The default of
+    ``concurrency``, episodes at a time, is :meth:`~spear_agents.settings.EvalSettings.choose_concurrency`; with
+    ``deterministic`` the responses of a local model do not depend on it. ``observer`` follows the episodes that end,
+    and ``on_response`` gets each response as soon as it is written.
 
-    Args:
-        settings: who plays what.
-        out: folder of the record; None keeps none.
-        concurrency: episodes at a time; None for :meth:`~spear_agents.settings.EvalSettings.choose_concurrency`.
-        deterministic: batch the responses of a local model so that they do not depend on ``concurrency``.
-        observer: follows the episodes that end.
-        on_response: called with each response as soon as it is written.
-
-    Raises:
-        SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
-            holds an evaluation with other settings, an engine that keeps failing.
+    Raises SpearError for a setting that does not exist, a model that cannot be loaded, a folder that cannot be written
+    or holds an evaluation with other settings, and an engine that keeps failing.
     """
     concurrency = settings.choose_concurrency(concurrency)
     prepared = prepare(settings)
@@ -326,7 +298,8 @@ def run_evaluation(
             raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     if all(trajectory.fault in _MENDS for trajectory in trajectories):
-        raise SpearError(f"no episode could be played ({trajectories[0].fault}): {explain_fault(trajectories[0])}")
+        fault = str(trajectories[0].fault)
+        raise SpearError(f"no episode could be played ({fault}): {_MENDS[fault]}")
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:
@@ -342,14 +315,11 @@ class _Progress:
         self._observer = observer
         self._total = len(jobs)
         self._faults = 0
-        results = log.earlier
-        self.trials = {key: found for key, found in results.items() if not _is_final(found[-1], trials)}
+        last = {key: found[-1] for key, found in log.earlier.items()}
+        final = {key: t for key, t in last.items() if t.won or t.reflection is None or t.trial >= trials}
+        self.trials = {key: found for key, found in log.earlier.items() if key not in final}
         """Failed trials of jobs that are not finished."""
-        self.played = {
-            key: results[key][-1]
-            for job in jobs
-            if (key := (job.task_id, job.seed)) in results and key not in self.trials
-        }
+        self.played = {key: final[key] for job in jobs if (key := (job.task_id, job.seed)) in final}
         self.missing = [job for job in jobs if (job.task_id, job.seed) not in self.played]
         if observer is not None:
             observer(len(self.played), self._total, None)
@@ -360,18 +330,13 @@ class _Progress:
         self.played[trajectory.task_id, trajectory.seed] = trajectory
         if self._observer is not None:
             self._observer(len(self.played), self._total, trajectory)
-        broken = trajectory.fault in _MENDS
-        self._faults = self._faults + 1 if broken else 0
+        mend = _MENDS.get(str(trajectory.fault))
+        self._faults = self._faults + 1 if mend else 0
         if self._faults == FAULTS_IN_A_ROW:
             raise SpearError(
-                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): "
-                f"{explain_fault(trajectory)}, and run the same command again. "
-                "Finished episodes are kept if --out was given"
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): {mend}, and run the same "
+                "command again. Finished episodes are kept if --out was given"
             )
-
-
-def _is_final(trajectory: Trajectory, trials: int) -> bool:
-    return trajectory.won or trajectory.reflection is None or trajectory.trial >= trials
 
 
 def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:
@@ -380,9 +345,7 @@ def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[st
 
 
 def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.SUCCESS) -> Comparison:
-    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError if they do not
-    match.
-    """
+    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError if they do not match."""
     return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)
 
 

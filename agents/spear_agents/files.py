@@ -37,11 +37,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def draft_file(path: Path) -> Iterator[Path]:
-    """Temporary file next to ``path``, which replaces it when the block ends and is removed if it fails.
-
-    Raises:
-        SpearError: the folder cannot be written.
-    """
+    """Temporary file next to ``path``, which it replaces unless the block fails. Raises SpearError if unwritable."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,17 +15,16 @@ REMEMBERED_LINES = 16_384
 LONGEST_REMEMBERED = 1024
 """Characters of a line."""
 
-_PIECES = frozenset(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-    + digits
-    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    # of Qwen2, Qwen2.5 and Qwen3; of Llama 3
-    for digits in (r"\p{N}", r"\p{N}{1,3}")
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Patterns by which tokenizers cut a text before they merge bytes.
+"""Pattern by which tokenizers of Llama 3 cut a text before they merge bytes.
 
-A piece of these that holds a line break ends in one, since ``\\s*[\\r\\n]+`` goes before ``\\s+``.
+A piece that holds a line break ends in one, since ``\\s*[\\r\\n]+`` goes before ``\\s+``.
 """
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+"""The same of Qwen2, Qwen2.5 and Qwen3."""
 _LINE = re.compile(r".*?\n(?=[!-~])|.+", re.DOTALL)
 """Up to a line break before a visible ASCII character, which no later one joins or composes with."""
 
@@ -38,12 +37,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 
 def encode_by_line(encode: Encode, backend: Any) -> Encode:
-    """``encode`` with a cache of lines if ``backend`` is known to tokenise each by itself, else unchanged.
-
-    Args:
-        encode: gives the ids of a text, without special tokens.
-        backend: its ``tokenizers.Tokenizer``.
-    """
+    """``encode``, with a cache of lines if ``backend`` (a ``tokenizers.Tokenizer``) tokenises each by itself."""
     if not cuts_at_lines(json.loads(backend.to_str())):
         return encode
     remembered = lru_cache(REMEMBERED_LINES)(encode)
@@ -89,5 +83,5 @@ def cuts_at_lines(description: dict[str, Any]) -> bool:
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
-            return pattern in _PIECES and (description.get("model") or {}).get("type") == "BPE"
+            return pattern in (LLAMA3, QWEN2) and (description.get("model") or {}).get("type") == "BPE"
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,11 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
     for path in sorted((Path(out) / METRICS_FOLDER).glob("*.jsonl")):
         launch: dict[int, dict[str, Any]] = {}
         for line in path.read_bytes().split(b"\n"):
-            record = _read_record(line)
-            if record is not None:
-                launch.setdefault(record[0], {}).update(record[1])
+            # A line may be empty, torn by a kill, or something else.
+            with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):
+                record = json.loads(line)
+                step, data = int(record["step"]), dict(record["data"])
+                launch.setdefault(step, {}).update(data)
         if launch:
             # A resumed launch validates at its checkpoint's step first; that is not a new training step.
             trained = [step for step, data in launch.items() if any(name in data for name in TRAINED)]
@@ -63,12 +66,3 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             for step, data in launch.items():
                 history.setdefault(step, {}).update(data)
     return [{"step": step, **history[step]} for step in sorted(history)]
-
-
-def _read_record(line: bytes) -> tuple[int, dict[str, Any]] | None:
-    """Step and metrics of a line; None if it is empty, torn by a kill, or something else."""
-    try:
-        record = json.loads(line)
-        return int(record["step"]), dict(record["data"])
-    except (ValueError, RecursionError, LookupError, TypeError, OverflowError):
-        return None

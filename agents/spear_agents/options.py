@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from enum import Enum
 from typing import Any, TypeVar
 
 import click
@@ -39,6 +40,10 @@ class SectionedCommand(click.Command):
                 formatter.write_dl(records)
 
 
+def _choose(kinds: type[Enum]) -> click.Choice[str]:
+    return click.Choice([kind.value for kind in kinds])
+
+
 def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
     """Combine option decorators, in the order in which help lists them below ``heading``."""
 
@@ -51,44 +56,57 @@ def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def add_program_options(command: F) -> F:
-    """Add the options of a program that plays instead of our loop."""
-    return join_options(
-        "Agent program",
-        click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
-        click.option(
-            "--agent-timeout",
-            type=click.FloatRange(0, min_open=True),
-            default=3600.0,
-            help="Time limit for an episode in seconds.",
-        ),
-    )(command)
+add_program_options = join_options(
+    "Agent program",
+    click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
+    click.option(
+        "--agent-timeout",
+        type=click.FloatRange(0, min_open=True),
+        default=3600.0,
+        help="Time limit for an episode in seconds.",
+    ),
+)
+"""Adds the options of a program that plays instead of our loop."""
+_SERVER = join_options(
+    "Server (--engine openai)",
+    click.option("--base-url", help="Address of the server, including /v1."),
+    click.option(
+        "--server",
+        type=_choose(ServerKind),
+        help="Which fields the server understands; default: openai at api.openai.com, else compatible.",
+    ),
+    click.option("--key-variable", default=KEY_VARIABLE, help="Variable with the server's key."),
+    click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
+    click.option("--requests", type=click.IntRange(1), default=16, help="Requests at a time."),
+    click.option("--request-timeout", type=float, default=300.0, help="Seconds for one request."),
+    click.option("--tries", type=click.IntRange(1), default=6, help="Tries of one request."),
+)
+_VLLM = join_options(
+    "vLLM (--engine vllm)",
+    click.option("--lora", help="Folder of a LoRA adapter for the model."),
+    click.option("--max-model-len", type=int, help="Maximum tokens of prompt and response; default: the model's."),
+    click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1."),
+    click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory."),
+    click.option(
+        "--kv-cache-gib", type=float, help="Memory of keys and values; default on a CPU: up to half of what is free."
+    ),
+)
+_SAMPLING = join_options(
+    "Sampling",
+    click.option("--temperature", type=float, default=1.0),
+    click.option("--top-p", type=float, default=1.0),
+    click.option("--top-k", type=int, default=0, help="0 is off."),
+    click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
+)
 
 
 def add_playing_options(
     engine: str = "hf", split: str = "the last, such as test", template: str | None = None
 ) -> Callable[[F], F]:
     """Add the options of player, tasks and prompts; the arguments are defaults, ``split`` as words."""
-    sections = (
-        join_options("Policy", *_list_policy_options(engine)),
-        join_options("Server (--engine openai)", *_list_server_options()),
-        join_options("vLLM (--engine vllm)", *_list_vllm_options()),
-        join_options("Episodes", *_list_episode_options(split)),
-        join_options("Sampling", *_list_sampling_options()),
-        join_options("Prompts", *_list_prompt_options(template)),
-    )
-
-    def decorate(command: F) -> F:
-        for section in reversed(sections):
-            command = section(command)
-        return command
-
-    return decorate
-
-
-def _list_policy_options(engine: str) -> list[Callable[[F], F]]:
-    return [
-        click.option("--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine),
+    policy = join_options(
+        "Policy",
+        click.option("--engine", type=_choose(EngineKind), default=engine),
         click.option(
             "--model", help="Folder or name of the policy (spear models; hf, vllm), or its name at the server (openai)."
         ),
@@ -96,41 +114,9 @@ def _list_policy_options(engine: str) -> list[Callable[[F], F]]:
             "--dtype", type=click.Choice(DTYPES), help="Computation type; default: that of the weights (hf, vllm)."
         ),
         click.option("--thoughts", is_flag=True, help="The expert says why it does what it does (expert)."),
-    ]
-
-
-def _list_server_options() -> list[Callable[[F], F]]:
-    return [
-        click.option("--base-url", help="Address of the server, including /v1."),
-        click.option(
-            "--server",
-            type=click.Choice([kind.value for kind in ServerKind]),
-            help="Which fields the server understands; default: openai at api.openai.com, else compatible.",
-        ),
-        click.option("--key-variable", default=KEY_VARIABLE, help="Variable with the server's key."),
-        click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
-        click.option("--requests", type=click.IntRange(1), default=16, help="Requests at a time."),
-        click.option("--request-timeout", type=float, default=300.0, help="Seconds for one request."),
-        click.option("--tries", type=click.IntRange(1), default=6, help="Tries of one request."),
-    ]
-
-
-def _list_vllm_options() -> list[Callable[[F], F]]:
-    return [
-        click.option("--lora", help="Folder of a LoRA adapter for the model."),
-        click.option("--max-model-len", type=int, help="Maximum tokens of prompt and response; default: the model's."),
-        click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1."),
-        click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory."),
-        click.option(
-            "--kv-cache-gib",
-            type=float,
-            help="Memory of keys and values; default on a CPU: up to half of what is free.",
-        ),
-    ]
-
-
-def _list_episode_options(split: str) -> list[Callable[[F], F]]:
-    return [
+    )
+    episodes = join_options(
+        "Episodes",
         click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
         click.option("--tasks", default="all", help="all, a number of leading ones, or ids."),
         click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME, else 1."),
@@ -141,26 +127,20 @@ def _list_episode_options(split: str) -> list[Callable[[F], F]]:
             type=click.IntRange(1),
             help=f"Episodes at a time; default: {CONCURRENCY}, and in eval and collect of a server --requests.",
         ),
-    ]
+    )
+
+    def decorate(command: F) -> F:
+        for section in (_add_prompt_options(template), _SAMPLING, episodes, _VLLM, _SERVER, policy):
+            command = section(command)
+        return command
+
+    return decorate
 
 
-def _list_sampling_options() -> list[Callable[[F], F]]:
-    return [
-        click.option("--temperature", type=float, default=1.0),
-        click.option("--top-p", type=float, default=1.0),
-        click.option("--top-k", type=int, default=0, help="0 is off."),
-        click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
-    ]
-
-
-def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
-    return [
-        click.option(
-            "--method",
-            type=click.Choice([method.value for method in Method]),
-            default="plain",
-            help="How the model is prompted.",
-        ),
+def _add_prompt_options(template: str | None) -> Callable[[F], F]:
+    return join_options(
+        "Prompts",
+        click.option("--method", type=_choose(Method), default="plain", help="How the model is prompted."),
         click.option("--trials", type=int, help="Maximum trials of a task (reflexion: 3)."),
         click.option(
             "--template",
@@ -175,20 +155,16 @@ def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
             metavar="KEY=VALUE",
             help="Variable of the model's chat template, such as enable_thinking=false (hf, vllm).",
         ),
-        click.option(
-            "--layout",
-            type=click.Choice([layout.value for layout in Layout]),
-            help="Default: per_turn, or what the method needs.",
-        ),
+        click.option("--layout", type=_choose(Layout), help="Default: per_turn, or what the method needs."),
         click.option("--history", type=int, default=2, help="Earlier turns shown in per_turn prompts."),
         click.option("--max-prompt-tokens", type=int, help="Longest prompt (openai: in bytes)."),
         click.option(
             "--overlong",
-            type=click.Choice([policy.value for policy in Overlong]),
+            type=_choose(Overlong),
             default="end",
             help="End an episode whose prompt grows beyond, or drop its oldest turns.",
         ),
-    ]
+    )
 
 
 def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:

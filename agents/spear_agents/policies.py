@@ -30,13 +30,7 @@ Env = gym.Env[Any, Any]
 
 @dataclass(frozen=True)
 class OpenPolicy:
-    """A policy that is ready to play.
-
-    Attributes:
-        engine_for: the engine for an environment from :meth:`wrap_env`.
-        prompts: builds the prompts.
-        settings: with the model's own response limit filled in.
-    """
+    """A ready policy for environments from :meth:`wrap_env`; the settings have the model's own response limit."""
 
     engine_for: Callable[[Env], Engine]
     prompts: PromptBuilder
@@ -58,11 +52,7 @@ def open_policy(
     concurrency: int = 128,
     deterministic: bool = False,
 ) -> OpenPolicy:
-    """Open the policy of resolved settings; resources to close go onto ``stack``.
-
-    Raises:
-        SpearError: a model that cannot be loaded, or a template or layout that it cannot use.
-    """
+    """Open the policy of resolved settings, with what to close on ``stack``. Raises SpearError if it does not fit."""
     words = template if settings.method is Method.PLAIN else make_form(settings.method, template, parser)
     opened = _open_engine(settings, template, stack, concurrency, deterministic)
     prompts = PromptBuilder(

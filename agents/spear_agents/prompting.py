@@ -139,11 +139,7 @@ class PromptBuilder:
             _log.warning("the chat template rewrites earlier responses: such a turn begins a training row of its own")
 
     def begin(self, history: Sequence[tuple[str, str]] | None = None) -> Dialogue:
-        """The prompts of one episode, which continues after ``history`` if given.
-
-        Raises:
-            SpearError: a conversation is to continue in its middle.
-        """
+        """The prompts of one episode, continuing after ``history``. Raises SpearError for a conversation with one."""
         if history is not None and self.layout is Layout.CONVERSATION:
             raise SpearError("a conversation cannot begin in a snapshot, which lacks its tokens: use layout per_turn")
         return Dialogue(self, history or ())
@@ -363,10 +359,7 @@ def disarm_context(context: PromptContext) -> PromptContext:
 
 
 def find_image_mark(tokenizer: Tokenizer) -> str:
-    """What a chat template writes for a picture, such as Qwen's ``<|image_pad|>`` and its frame.
-
-    ``<image>`` if the template does not support pictures.
-    """
+    """What a chat template writes for a picture, such as Qwen's ``<|image_pad|>`` in its frame, else ``<image>``."""
     seed = "\x02"
     parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
     try:

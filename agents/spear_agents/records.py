@@ -38,44 +38,30 @@ class EpisodeLog:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[EpisodeLog]:
-    """Open the log in a file, which one process at a time may write.
-
-    Raises:
-        SpearError: another process writes it, or it cannot be read or written.
-    """
-    with _lock(path), TrajectoryWriter(path) as writer:
-        earlier: dict[Key, list[Trajectory]] = {}
-        for trajectory in read_trajectories(path):
-            trials = earlier.setdefault((trajectory.task_id, trajectory.seed), [])
-            if trajectory.stop is not StopReason.FAULT and trajectory.trial == len(trials) + 1:
-                trials.append(trajectory)
-        yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Keep other processes out while the block runs; a killed process leaves no lock."""
+    """Open the log in a file. Raises SpearError if another process writes it, or it cannot be read or written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     except OSError as error:
         raise explain_unwritable(path, error) from error
     with file:
-        try:
+        try:  # a killed process leaves no lock
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SpearError(
                 f"another process writes to {path.parent}: wait for it, or choose another folder"
             ) from error
-        yield
+        earlier: dict[Key, list[Trajectory]] = {}
+        with TrajectoryWriter(path) as writer:
+            for trajectory in read_trajectories(path):
+                trials = earlier.setdefault((trajectory.task_id, trajectory.seed), [])
+                if trajectory.stop is not StopReason.FAULT and trajectory.trial == len(trials) + 1:
+                    trials.append(trajectory)
+            yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer)
 
 
 def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
-    """Write the settings of a new folder, or compare those of an old one.
-
-    Raises:
-        SpearError: they differ, or the folder is not an evaluation's.
-    """
+    """Write the settings of a new folder, or compare those of an old one. Raises SpearError if they differ."""
     path = out / SETTINGS
     if not path.exists():
         if (out / EPISODES).exists():

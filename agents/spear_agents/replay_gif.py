@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,13 @@ INK, PAPER, WON, LOST = (235, 235, 235), (30, 30, 34), (120, 220, 130), (240, 13
 
 
 def render_episode_gif(
-    env_id: str,
-    env_kwargs: Mapping[str, Any],
-    trajectory: Trajectory,
-    path: str | Path,
-    *,
-    split: str | None = None,
+    env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, path: str | Path, *, split: str | None = None
 ) -> int:
-    """Write the GIF of an episode; its last frame is held.
+    """Write the GIF of an episode, whose last frame is held; return the number of frames, one more than turns.
 
-    Args:
-        env_id, env_kwargs: the environment the episode was played in; it must have ``render_mode="rgb_array"``.
-        split: of the task; by default read from the task id.
-
-    Returns:
-        The number of frames, one more than turns.
-
-    Raises:
-        SpearError: the episode cannot be played again, ends differently, or the file cannot be written.
+    The environment is that of the episode, and must have ``render_mode="rgb_array"``; the split is by default read from
+    the task id. Raises SpearError if the episode cannot be played again, ends differently, or the file cannot be
+    written.
     """
     frames = replay_frames(env_id, env_kwargs, trajectory, split=split)
     captions = ["start", *(f"{i}: {turn.action or 'unreadable'}" for i, turn in enumerate(trajectory.turns, start=1))]
@@ -56,18 +46,16 @@ def render_episode_gif(
 def replay_frames(
     env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, *, split: str | None = None
 ) -> list[np.ndarray]:
-    """Frames of an episode, uint8 [height, width, 3]: the first observation and one after each response.
-
-    Raises:
-        SpearError: as for :func:`render_episode_gif`.
-    """
+    """Frames of an episode, uint8 [height, width, 3]: the first, and one after each response. Raises SpearError."""
     if trajectory.began is not None:
         raise SpearError(
             f"{trajectory.task_id} was begun before turn {trajectory.began + 1} of another episode: choose one from "
             "the start of its task"
         )
-    env = make_env(env_id, split or _find_split(trajectory.task_id), {**env_kwargs, "render_mode": "rgb_array"})
-    try:
+    split = split or next((part for part in ("train", "valid", "test") if part in trajectory.task_id.split("/")), None)
+    if split is None:
+        raise SpearError(f"the task id {trajectory.task_id!r} does not name a split: pass split=")
+    with closing(make_env(env_id, split, {**env_kwargs, "render_mode": "rgb_array"})) as env:
         _, info = env.reset(seed=trajectory.seed, options={"task": trajectory.task_id})
         frames = [np.array(env.render())]
         last = -1
@@ -77,21 +65,12 @@ def replay_frames(
             frames += [frames[-1]] * (place - last)
             frames[-1], last = np.array(env.render()), place
         frames += [frames[-1]] * (len(trajectory.turns) - 1 - last)
-    finally:
-        env.close()
     if bool(info["won"]) != trajectory.won or info["task_fingerprint"] != trajectory.fingerprint:
         raise SpearError(
             f"{trajectory.task_id} ends differently when played again: "
             "give the keywords of the environment it was recorded with"
         )
     return frames
-
-
-def _find_split(task_id: str) -> str:
-    for part in ("train", "valid", "test"):
-        if part in task_id.split("/"):
-            return part
-    raise SpearError(f"the task id {task_id!r} does not name a split: pass split=")
 
 
 def _compose(frame: np.ndarray, caption: str, colour: tuple[int, int, int]) -> Image.Image:

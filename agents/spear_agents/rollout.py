@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, Protocol
 
@@ -50,68 +50,57 @@ class Play(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Retrying:
     """Plays an episode again with the same seed if a fault cut it short: most services recover quickly.
 
-    Args:
-        play: plays the episode.
-        tries: maximum, including the first.
-        wait_s: before the second try, doubled each time.
-
-    Attributes:
-        retried: number of repeated tries.
-        discarded: responses in the tries they replaced.
+    It is played ``tries`` times at most, after ``wait_s`` doubled each time. ``retried`` counts repeated tries, and
+    ``discarded`` the responses in the tries they replaced.
     """
 
-    def __init__(self, play: Play, tries: int, wait_s: float = 1.0) -> None:
-        self._play = play
-        self._tries = tries
-        self._wait_s = wait_s
-        self.retried = 0
-        self.discarded = 0
+    play: Play
+    tries: int
+    wait_s: float = 1.0
+    retried: int = field(default=0, init=False)
+    discarded: int = field(default=0, init=False)
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
         """The first episode without a fault, or the last one."""
         attempt = 1
         while True:
-            played = await self._play(env, engine, prompts, **job)
-            if played.stop is not StopReason.FAULT or attempt == self._tries:
+            played = await self.play(env, engine, prompts, **job)
+            if played.stop is not StopReason.FAULT or attempt == self.tries:
                 return played
             self.retried += 1
             self.discarded += len(played.turns)
-            await asyncio.sleep(self._wait_s * 2 ** (attempt - 1))
+            await asyncio.sleep(self.wait_s * 2 ** (attempt - 1))
             attempt += 1
 
 
+@dataclass(eq=False)
 class Listening:
-    """Plays an episode and reports each response as soon as it is written.
+    """Plays an episode and calls ``on_response`` with each response as soon as it is written."""
 
-    Args:
-        play: plays the episode.
-        on_response: called with each response.
-    """
-
-    def __init__(self, play: Play, on_response: Callable[[Generation], None]) -> None:
-        self._play = play
-        self._on_response = on_response
+    play: Play
+    on_response: Callable[[Generation], None]
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
         """The episode of ``play``."""
-        return await self._play(env, _Heard(engine, self._on_response), prompts, **job)
+        return await self.play(env, _Heard(engine, self.on_response), prompts, **job)
 
 
+@dataclass(eq=False)
 class _Heard:
     """An engine whose responses are reported."""
 
-    def __init__(self, engine: Engine, on_response: Callable[[Generation], None]) -> None:
-        self._engine = engine
-        self._on_response = on_response
+    engine: Engine
+    on_response: Callable[[Generation], None]
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
-        self._on_response(answer)
+        answer = await self.engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self.on_response(answer)
         return answer
 
 
@@ -128,23 +117,12 @@ async def play_many(
     on_done: Callable[[Trajectory], None] | None = None,
     play: Play = play_episode,
 ) -> list[Trajectory]:
-    """Play ``jobs`` in order, at most ``concurrency`` at a time.
+    """Play ``jobs`` in order, at most ``concurrency`` at a time; return the trajectories in their order.
 
-    Conversations with an engine that states the size of its cache (``cache_tokens``) wait for each other if they do
-    not fit together (:class:`~spear_agents.admission.CacheGate`).
-
-    Args:
-        make_env: called once for each concurrent episode.
-        release_env: called with each environment at the end; by default closes it.
-        engine_for: the engine for an environment, usually the same for all.
-        on_done: called with each trajectory as soon as it ends.
-        play: plays one job.
-
-    Returns:
-        The trajectories in the order of ``jobs``.
-
-    Raises:
-        SpearError: the first error of an episode; the others are cancelled.
+    Conversations with an engine that states the size of its cache (``cache_tokens``) wait for each other if they do not
+    fit together (:class:`~spear_agents.admission.CacheGate`). ``make_env`` is called once for each concurrent episode,
+    and ``release_env`` with each environment at the end. ``play`` plays one job, and ``on_done`` gets each trajectory
+    as soon as it ends. Raises the first SpearError of an episode; the others are cancelled.
     """
     waiting = deque(enumerate(jobs))
     done: dict[int, Trajectory] = {}

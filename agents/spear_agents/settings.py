@@ -135,20 +135,24 @@ class EvalSettings:
     def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
         """The settings with the defaults of environment, engine and method filled in, and the model as a folder.
 
-        Raises:
-            SpearError: a layout that the method does not support, or a model that is not available.
+        Raises SpearError for a layout that the method does not support, or a model that is not available.
         """
         in_conversation = self.method in (Method.REACT, Method.REFLEXION) or self.agent is not None
         layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
         if in_conversation and layout is Layout.PER_TURN:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
         model = resolve_model(self.model) if self.engine.has_folder and self.model else self.model
+        template = self.template
+        if not template:  # tiny models of words are trained with compact
+            is_tiny = self.engine.has_folder and self.method is Method.PLAIN and has_words(str(model))
+            preferred = "compact" if is_tiny else "default"
+            template = preferred if preferred in templates else next(iter(templates))
         return replace(
             self,
             model=model,
             split=split,
             layout=layout,
-            template=self.template or _prefer_template(replace(self, model=model), templates),
+            template=template,
             episodes_per_task=self.episodes_per_task or choose_samples(self.env_id, self.env_kwargs),
         )
 
@@ -160,13 +164,10 @@ class EvalSettings:
             raise SpearError(str(error)) from error
 
     def choose_concurrency(self, wanted: int | None = None) -> int:
-        """Episodes at a time: as many as wanted, else as many as a server takes requests.
+        """Episodes at a time: as many as wanted (else SpearError below 1), or as a server takes requests.
 
         More would wait for each other, end later, and lose more of what was paid for when the run is interrupted. A
         program may also work between its requests.
-
-        Raises:
-            SpearError: fewer than one.
         """
         if wanted is not None:
             if wanted < 1:
@@ -196,13 +197,6 @@ class EvalSettings:
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
         return wanted
-
-
-def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
-    """``compact`` for tiny models of words, which are trained with it; else ``default`` or the first."""
-    is_tiny = settings.engine.has_folder and settings.method is Method.PLAIN and has_words(str(settings.model))
-    preferred = "compact" if is_tiny else "default"
-    return preferred if preferred in templates else next(iter(templates))
 
 
 def hash_settings(identity: Mapping[str, Any]) -> str:

@@ -83,16 +83,10 @@ def evaluate(
 def settle(
     env_id: str | None, panel_name: str | None, options: Mapping[str, Any], given: Collection[str]
 ) -> EvalSettings:
-    """Build the settings of an environment and its options, or of a panel and a player.
+    """Build the settings of an environment and its options, or of a panel (``panel_name``, or its file) and a player.
 
-    Args:
-        env_id: None with a panel.
-        panel_name: or its file.
-        options: all options of ``spear eval`` that make settings.
-        given: names of those the user set.
-
-    Raises:
-        SpearError: neither is given, or an option that the panel decides.
+    ``given`` names the options that the user set. Raises SpearError if neither an environment nor a panel is named, or
+    for an option that the panel decides.
     """
     if panel_name is None:
         if env_id is None:
@@ -120,11 +114,7 @@ def _suggest_option(name: str, known: Iterable[object]) -> str:
 
 
 def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete the given options of ``spear eval`` with the defaults of the others.
-
-    Raises:
-        SpearError: an unknown option or an invalid value.
-    """
+    """Add the defaults of other options to those given. Raises SpearError for an unknown option or an invalid value."""
     command = _list_options()
     context = command.make_context("evaluate", [])
     options = {name: value for name, value in context.params.items() if name != "concurrency"}

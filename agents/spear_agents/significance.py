@@ -26,13 +26,11 @@ _CELLS_AT_MOST = 2_000_000
 class Judgement:
     """Tests of a comparison.
 
-    Attributes:
-        sign_p: two-sided exact sign test: gained against lost tasks.
-        permutation_p: two-sided paired permutation test on the mean difference (signs of the tasks flipped).
-        exact: the permutation test counted all flips instead of sampling.
-        bootstrap_low, bootstrap_high: percentile interval of the mean difference over resampled tasks.
-        detectable: smallest true difference detected by this many tasks with 80 % power; None for one task.
-        tasks_needed: tasks that detect a true difference of this size with 80 % power; None if it is 0.
+    ``sign_p`` is of a two-sided exact sign test (gained against lost tasks), ``permutation_p`` of a two-sided paired
+    permutation test on the mean difference (signs of the tasks flipped; ``exact`` if all flips were counted), and the
+    bootstrap gives a percentile interval of the mean difference over resampled tasks. ``detectable`` is the smallest
+    true difference that this many tasks detect with 80 % power (None for one task), and ``tasks_needed`` the tasks that
+    detect this one (None if it is 0).
     """
 
     sign_p: float
@@ -62,9 +60,7 @@ def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
     spread = stdev(steps) if count > 1 else None
     factor = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
     mean = fmean(steps)
-    needed = None
-    if spread is not None and mean:
-        needed = max(2, math.ceil((factor * spread / mean) ** 2))
+    needed = max(2, math.ceil((factor * spread / mean) ** 2)) if spread is not None and mean else None
     return Judgement(
         sign_p=compute_sign_p(comparison.gained, comparison.lost),
         permutation_p=permutation_p,

@@ -29,12 +29,10 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The moment before a response, from which an episode in the layout ``per_turn`` can start.
+    """The moment before a response, after ``turn`` others, from which an episode in the layout ``per_turn`` can start.
 
-    Attributes:
-        turn: number of responses before it, 0 at the start of the task.
-        state: the environment's, packed; small enough to keep thousands.
-        history: observation and action of the earlier turns that a prompt shows, the latest last.
+    ``state`` is the environment's, packed; small enough to keep thousands. ``history`` has observation and action of
+    the earlier turns that a prompt shows, the latest last.
     """
 
     turn: int
@@ -57,10 +55,7 @@ class Snapshot:
         """Restore the snapshot in an environment that has been reset; return its observation and info.
 
         The random stream stays the environment's own, so episodes of several seeds differ from here on if the world is
-        random, as they do from the start of a task.
-
-        Raises:
-            SpearError: the state is damaged, or of another environment.
+        random, as they do from the start of a task. Raises SpearError if the state is damaged.
         """
         stream = core.np_random.bit_generator.state
         found: tuple[Any, Mapping[str, Any]] = core.set_state({**_unpack(self.state), STREAM: stream})

@@ -37,7 +37,7 @@ class Estimate:
 
 
 def estimate_mean(per_task: Sequence[float]) -> Estimate:
-    """Mean over tasks of a rate, with Wilson's score interval.
+    """Mean over tasks of a rate or score in [0, 1], with Wilson's score interval.
 
     Tasks are the independent units: samples of one task are averaged first. With one sample per task the values are 0
     or 1 and the interval is Wilson's for that many trials. Otherwise the effective trials are n · p(1 - p) / s² with s²
@@ -45,12 +45,7 @@ def estimate_mean(per_task: Sequence[float]) -> Estimate:
     "Comparative study of confidence intervals for proportions in complex sample surveys"). If all tasks agree, s is
     unknown and each counts as one trial.
 
-    Args:
-        per_task: a rate or a score of each task, in [0, 1].
-
-    Raises:
-        ValueError: there are no tasks.
-        SpearError: a value outside [0, 1].
+    Raises ValueError without tasks, SpearError for a value outside [0, 1].
     """
     count = len(per_task)
     if not count:
@@ -104,16 +99,9 @@ class Part:
 
 def plain_estimate(estimate: Estimate) -> dict[str, float | int | None]:
     """Plain values; None for bounds that are not finite."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    return {
-        "mean": estimate.mean,
-        "ci95_low": finite(estimate.low),
-        "ci95_high": finite(estimate.high),
-        "tasks": estimate.tasks,
-    }
+    bounds = {"ci95_low": estimate.low, "ci95_high": estimate.high}
+    finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
+    return {"mean": estimate.mean, **finite, "tasks": estimate.tasks}
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:
@@ -177,10 +165,8 @@ def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.
 def estimate_pass_at(samples: int, won: int, k: int) -> float:
     """Probability that ``k`` of a task's samples include a won one: 1 - C(n-c, k) / C(n, k).
 
-    An unbiased estimate of 1 - (1 - p)^k, unlike 1 - (1 - c/n)^k (Chen et al. 2021, equation 1).
-
-    Raises:
-        ValueError: not 1 <= k <= samples, or not 0 <= won <= samples.
+    An unbiased estimate of 1 - (1 - p)^k, unlike 1 - (1 - c/n)^k (Chen et al. 2021, equation 1). Raises ValueError
+    unless 1 <= k <= samples and 0 <= won <= samples.
     """
     if not 1 <= k <= samples or not 0 <= won <= samples:
         raise ValueError(f"pass@{k} of {won} won among {samples} samples: 1 <= k <= samples, 0 <= won <= samples")
@@ -217,14 +203,10 @@ def average_parts(parts: Iterable[Part]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs on the same tasks.
+    """Two runs on the same tasks: the success of either, and the mean over tasks of after - before (``steps``), paired.
 
-    Attributes:
-        before, after: success of either run.
-        difference: mean over tasks of after - before, with the interval of that paired difference.
-        gained, lost: number of tasks on which the second run won more, or less, often.
-        steps: after - before of each shared task.
-        unshared: number of tasks in one run only.
+    The second run won more often on ``gained`` tasks, less often on ``lost`` ones. ``unshared`` tasks are in one run
+    only.
     """
 
     before: Estimate
@@ -256,11 +238,7 @@ class Comparison:
 def compare_trajectories(
     before: Iterable[Trajectory], after: Iterable[Trajectory], metric: Metric = Metric.SUCCESS
 ) -> Comparison:
-    """Compare two runs task by task, over the tasks they share.
-
-    Raises:
-        SpearError: they do not share a task, or their task sets differ.
-    """
+    """Compare two runs over the tasks they share. Raises SpearError if there is none, or their task sets differ."""
     first, second = list(before), list(after)
     prints = {t.fingerprint for t in first} | {t.fingerprint for t in second}
     if len(prints) > 1:

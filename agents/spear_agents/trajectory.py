@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -346,10 +347,8 @@ def _read_served(data: Mapping[str, Any] | None) -> Served | None:
 class TrajectoryWriter:
     """Context manager that appends trajectories to a JSON-lines file, one write each: a kill tears the last line only.
 
-    Opening repairs the file: a last line without its newline is cut off with a warning.
-
-    Raises:
-        SpearError: the file cannot be opened or written (read-only folder, full disk).
+    Opening repairs the file: a last line without its newline is cut off with a warning. Raises SpearError if the file
+    cannot be opened or written (read-only folder, full disk).
     """
 
     path: Path
@@ -384,8 +383,7 @@ class TrajectoryWriter:
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Read the trajectories of a file, oldest first; a torn last line is skipped with a warning.
 
-    Raises:
-        SpearError: the file cannot be read, or a complete line is not a trajectory (names the line).
+    Raises SpearError if the file cannot be read, or a complete line is not a trajectory (names the line).
     """
     try:
         with Path(path).open("rb") as file:
@@ -405,17 +403,10 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:
-    size = file.seek(0, 2)
-    end = size
-    while end:
-        start = max(0, end - 65536)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end < size:
-        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
-        file.truncate(end)
-    file.seek(0, 2)
+    if size := file.seek(0, 2):
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            end = data.rfind(b"\n") + 1
+        if end < size:
+            _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
+            file.truncate(end)
+            file.seek(0, 2)

@@ -13,15 +13,10 @@ from spear_agents.engines.base import ContextExceededError, Finish
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt of a program.
+    """A prompt of a program: its text and ids for the engine, of which earlier calls of the row lack ``new_ids``.
 
-    Attributes:
-        text: of the full prompt.
-        ids: of the full prompt, for the engine.
-        new_ids: the last of them, which earlier calls of the row lack.
-        follows: index of the call whose response the prompt continues; None if it starts a row.
-        opening: tokens of the first prompt of its row.
-        room: maximum tokens of the response; None without a limit.
+    It continues the response to the call with index ``follows``, or starts a row. The row's first prompt has
+    ``opening`` tokens; ``room`` are those left for the response, None without a limit.
     """
 
     text: str
@@ -49,12 +44,8 @@ class Transcript:
     A prompt continues an earlier call if the chat template, given the program's messages, reproduces that call's prompt
     and response exactly. Then its sampled tokens are kept and only the rest is tokenised. If a template drops earlier
     thoughts, or the program rewrites its history, the texts differ and the prompt starts a new row: a model is trained
-    on what it would read when served.
-
-    Args:
-        chat: the model's.
-        max_prompt_tokens: longest prompt; with ``max_row_tokens`` the longest first prompt.
-        max_row_tokens: maximum tokens of a row after its first prompt; less for later rows, whose prompts are longer.
+    on what it would read when served. ``max_row_tokens`` bounds a row after its first prompt (less for later rows,
+    whose prompts are longer), and ``max_prompt_tokens`` then the first prompt only.
     """
 
     def __init__(self, chat: Chat, max_prompt_tokens: int | None = None, max_row_tokens: int | None = None) -> None:
@@ -74,15 +65,10 @@ class Transcript:
     ) -> Asked:
         """Build the prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
 
-        Args:
-            messages: in OpenAI's form, with contents as text and arguments of calls as objects; disarmed
-                (:meth:`~spear_agents.chat.Chat.disarm`).
-            tools: JSON schemas in OpenAI's form.
-            goes_on: the last message is the beginning of the response.
-
-        Raises:
-            ContextExceededError: it is too long.
-            SpearError: the chat template refuses the messages.
+        Messages and the JSON schemas of tools are in OpenAI's form, with contents as text and arguments of calls as
+        objects, disarmed (:meth:`~spear_agents.chat.Chat.disarm`). ``goes_on``: the last message is the beginning of
+        the response. Raises ContextExceededError if it is too long, SpearError if the chat template refuses the
+        messages.
         """
         text = self._render(messages, tools, goes_on)
         follows = self._find_begin(text)
@@ -121,13 +107,13 @@ class Transcript:
 
     def _find_begin(self, text: str) -> int | None:
         """The longest open call that ``text`` continues."""
-        fitting = [place for place in self._free if self._goes_on_from(self._said[place], text)]
-        return max(fitting, key=lambda place: (len(self._said[place].text), place), default=None)
-
-    def _goes_on_from(self, said: _Said, text: str) -> bool:
-        if not text.startswith(said.text):
-            return False
-        return said.finish is not Finish.STOP or self._chat.starts_with_end(text[len(said.text) :])
+        fitting = []
+        for place in self._free:
+            said = self._said[place]
+            rest = text[len(said.text) :]
+            if text.startswith(said.text) and (said.finish is not Finish.STOP or self._chat.starts_with_end(rest)):
+                fitting.append((len(said.text), place))
+        return max(fitting)[1] if fitting else None
 
     def _measure_room(self, length: int, opening: int) -> int | None:
         """Tokens left for the response.

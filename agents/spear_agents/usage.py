@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -99,8 +100,6 @@ def describe_versions() -> dict[str, str]:
     """Versions of Python, the machine and the packages that affect figures, without importing them."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

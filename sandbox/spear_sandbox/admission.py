@@ -20,11 +20,7 @@ class NoPlaceError(Exception):
 
 
 class QueueFullError(NoPlaceError):
-    """A caller is turned away before its time: no place would become free within it.
-
-    Args:
-        retry_s: seconds after which it may come again.
-    """
+    """No place would become free within a caller's time, so it is turned away; it may come again after ``retry_s``."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -34,10 +30,8 @@ class QueueFullError(NoPlaceError):
 class Admission:
     """Places for runs, given in order of arrival. Belongs to one event loop.
 
-    Args:
-        places: runs at a time.
-        longest_queue: callers that may wait; more are turned away at once, as are those whose turn, at the speed of
-            the queue, would come too late.
+    Callers beyond ``longest_queue`` are turned away at once, as are those whose turn, at the speed of the queue, would
+    come too late.
     """
 
     def __init__(self, places: int, longest_queue: int) -> None:
@@ -53,14 +47,9 @@ class Admission:
         return len(self._waiting)
 
     async def enter(self, seconds: float | None) -> None:
-        """Take a place; give it back with :meth:`leave`.
+        """Take a place within these seconds (None for as long as it takes); give it back with :meth:`leave`.
 
-        Args:
-            seconds: how long to wait for it; None for as long as it takes.
-
-        Raises:
-            QueueFullError: none will become free within this time.
-            NoPlaceError: none became free within this time.
+        Raises QueueFullError if none will become free in time, NoPlaceError if none did.
         """
         if self.taken < self.places and not self._waiting:
             self.taken += 1

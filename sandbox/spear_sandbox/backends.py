@@ -21,11 +21,7 @@ class Backend(Protocol):
     """Control groups for its runs; None where this process may not make any."""
 
     async def start(self) -> None:
-        """Get ready.
-
-        Raises:
-            RefusedError: This machine does not allow it.
-        """
+        """Get ready. Raises RefusedError if this machine does not allow it."""
 
     def borrow(self, code: str) -> AbstractAsyncContextManager[Fork]:
         """Lend what starts the run of this program, until the run has ended."""

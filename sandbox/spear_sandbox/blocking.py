@@ -8,12 +8,9 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 from spear_sandbox.protocol import Executor, FaultKind, Limits, Outcome, SandboxFault
-
-Result = TypeVar("Result")
 
 _all: weakref.WeakSet[BlockingExecutor] = weakref.WeakSet()
 _of_parents: list[object] = []
@@ -23,11 +20,8 @@ _of_parents: list[object] = []
 class BlockingExecutor:
     """A blocking :class:`~spear_sandbox.protocol.Executor`.
 
-    Any number of threads may call :meth:`run` at once. The executor is made at the first run, on its own loop,
-    and again in a forked child; it is closed when the process ends.
-
-    Args:
-        make_executor: Makes the executor; called on the loop, once for each process.
+    Any number of threads may call :meth:`run` at once. The executor is made at the first run, on its own loop, and
+    again in a forked child; it is closed when the process ends.
     """
 
     def __init__(self, make_executor: Callable[[], Executor]) -> None:
@@ -56,7 +50,18 @@ class BlockingExecutor:
                 self._executor = self._make()
             return await self._executor.run(code, stdin=stdin, files=files, fetch_files=fetch_files, limits=limits)
 
-        return self._wait_for(carry_out())
+        work = carry_out()
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._start())
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            # An interrupted thread ends its run.
+            future.cancel()
+            raise
 
     def close(self) -> None:
         """Close the executor and end the thread; a later :meth:`run` raises a ``SandboxFault``."""
@@ -76,19 +81,6 @@ class BlockingExecutor:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=10)
         atexit.unregister(self.close)
-
-    def _wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._start())
-        except BaseException:
-            work.close()
-            raise
-        try:
-            return future.result()
-        except BaseException:
-            # An interrupted thread ends its run.
-            future.cancel()
-            raise
 
     def _forget(self) -> None:
         """In a forked child: the thread is gone, the executor is the parent's, and the lock may never be released."""
@@ -115,24 +107,21 @@ _shared: dict[str | None, BlockingExecutor] = {}
 
 
 def open_executor(url: str | None = None) -> BlockingExecutor:
-    """The executor of this process for a service, or for a private pool when ``url`` is None; the same at each call.
+    """The executor of this process for a service or, without ``url``, a private pool; it starts at the first run."""
 
-    Nothing starts before the first run.
-    """
+    def make() -> Executor:
+        if url is None:
+            from spear_sandbox.local import LocalExecutor
+
+            return LocalExecutor()
+        from spear_sandbox.client import HttpExecutor
+
+        return HttpExecutor([url])
+
     with _lock:
         if url not in _shared:
-            _shared[url] = BlockingExecutor(lambda: _make_executor(url))
+            _shared[url] = BlockingExecutor(make)
         return _shared[url]
-
-
-def _make_executor(url: str | None) -> Executor:
-    if url is None:
-        from spear_sandbox.local import LocalExecutor
-
-        return LocalExecutor()
-    from spear_sandbox.client import HttpExecutor
-
-    return HttpExecutor([url])
 
 
 def _forget_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -58,11 +59,8 @@ class JupyterRequest(BaseModel):
 class CellService:
     """Sessions behind HTTP.
 
-    Args:
-        table: of the sessions.
-        limits: of each; a request may lower them.
-        longest_s: seconds to which longer timeouts of cells are cut.
-        enter, leave: take and give back a place for a cell.
+    A request may lower the limits of its session; longer timeouts of cells are cut to ``longest_s``. ``enter`` and
+    ``leave`` take and give back a place for a cell.
     """
 
     def __init__(
@@ -107,7 +105,9 @@ class CellService:
                 if played[-1].status is not CellStatus.FINISHED:
                     break
             else:
-                files = await _fetch(session, asked.fetch_files)
+                for name in asked.fetch_files:
+                    with contextlib.suppress(ValueError):  # it is not there
+                        files[name] = base64.b64encode(await session.read_file(name)).decode("ascii")
         finally:
             await session.close()
         return _describe_notebook(played, files, time.monotonic() - started)
@@ -166,16 +166,6 @@ def _describe_notebook(played: Sequence[CellOutcome], files: dict[str, str], sec
     }
 
 
-async def _fetch(session: LocalSession, names: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = base64.b64encode(await session.read_file(name)).decode("ascii")
-        except ValueError:  # it is not there
-            continue
-    return found
-
-
 def _read(kind: type[Given], body: bytes) -> Given:
     try:
         return kind.model_validate_json(body)
@@ -186,11 +176,7 @@ def _read(kind: type[Given], body: bytes) -> Given:
 
 
 def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) -> None:
-    """Answer the paths of sessions.
-
-    Args:
-        ask: lets a request in and reads its body.
-    """
+    """Answer the paths of sessions; ``ask`` lets a request in and reads its body."""
 
     @app.post("/sessions")
     async def open_session(request: Request) -> Response:

@@ -75,11 +75,7 @@ def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
 
 
 def find_memory_limit(proc: Path = _PROC) -> int | None:
-    """Bytes that its control groups allow this process and its children; None for no bound.
-
-    Args:
-        proc: where ``self/cgroup`` and ``self/mountinfo`` are.
-    """
+    """Bytes that its control groups (``proc/self/cgroup``) allow this process and its children; None for no bound."""
     place = _find_place("memory", proc)
     if place is None:
         return None
@@ -102,11 +98,7 @@ def most_of_a_run(limits: Limits) -> int:
 
 
 def choose_places(cores: int, limits: Limits, memory_bytes: int | None) -> int:
-    """Runs at a time: two for each core, but no more than fit into the memory of this container.
-
-    Args:
-        memory_bytes: of the container; None for no bound.
-    """
+    """Runs at a time: two for each core, but no more than fit into the memory of this container (None for no bound)."""
     if memory_bytes is None:
         return 2 * cores
     return max(1, min(2 * cores, ((memory_bytes >> 20) - _RESERVED_MB) // most_of_a_run(limits)))
@@ -129,11 +121,7 @@ def _find_own_memory() -> _Place | None:
 
 
 def _read_field(path: Path, name: str) -> int:
-    """Read the number after a name.
-
-    Raises:
-        LookupError: it is not there.
-    """
+    """Read the number after a name. Raises LookupError if it is not there."""
     return int(dict(line.split(" ", 1) for line in path.read_text().splitlines())[name])
 
 
@@ -228,11 +216,7 @@ class Group:
 
 
 class Groups:
-    """Groups for runs, below the group of this process; made on demand and reused.
-
-    Args:
-        memory, processes: groups of this process for these controllers.
-    """
+    """Groups for runs, below the group of this process for these controllers; made on demand and reused."""
 
     def __init__(self, memory: _Place, processes: _Place | None) -> None:
         self._memory = memory

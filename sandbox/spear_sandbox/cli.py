@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -35,23 +36,10 @@ TIMED_OUT = 124
 """Exit code of a run that took too long, as of the command ``timeout``."""
 FAULT = 70
 """Exit code of a run that was not carried out: EX_SOFTWARE of sysexits.h."""
+DRAIN_S = 30
+"""Seconds that runs under way may take after a signal to stop, before they are killed."""
 STRONG = [level.value for level in Isolation if not level.weak]
 WEAK = [level.value for level in Isolation if level.weak]
-
-ISOLATION_OPTIONS = (
-    click.option(
-        "--isolation",
-        type=click.Choice(["auto", *STRONG]),
-        default="auto",
-        help="What runs are isolated with; auto takes the first that holds.",
-    ),
-    click.option(
-        "--allow-weak-isolation",
-        "weak",
-        type=click.Choice(WEAK),
-        help="Where none of these holds, use this one. It does not contain hostile code.",
-    ),
-)
 
 
 def _read_hosts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> frozenset[str]:
@@ -77,9 +65,18 @@ class RefusedError(click.ClickException):
 
 
 def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(ISOLATION_OPTIONS):
-        command = option(command)
-    return command
+    command = click.option(
+        "--allow-weak-isolation",
+        "weak",
+        type=click.Choice(WEAK),
+        help="Where none of these holds, use this one. It does not contain hostile code.",
+    )(command)
+    return click.option(
+        "--isolation",
+        type=click.Choice(["auto", *STRONG]),
+        default="auto",
+        help="What runs are isolated with; auto takes the first that holds.",
+    )(command)
 
 
 def _split_packages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -178,7 +175,9 @@ def serve_runs(
             _warn(f"{max_running} runs may need more than this container has ({held >> 20} MiB); {fitting} always fit.")
     token = read_token(TOKEN_VARIABLE)
     if not self_test_only:
-        import spear_sandbox.serving  # noqa: F401  (a package that it misses is named before the self-test)
+        # A package that they miss is named before the self-test.
+        import spear_sandbox.server
+        import spear_sandbox.web.serving  # noqa: F401
 
     async def work() -> None:
         installation = find_installation((*PACKAGES, *packages))
@@ -214,23 +213,22 @@ def serve_runs(
 
 
 async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str, port: int) -> None:
-    from spear_sandbox.server import RunService
-    from spear_sandbox.serving import serve
+    from spear_sandbox.server import RunService, make_app
+    from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, settings.token, allows="run code", variable=TOKEN_VARIABLE)
     level = executor.health().level.value
     click.echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
-    await serve(RunService(executor, settings), listener)
+    service = RunService(executor, settings)
+    server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
+    with listener, ignore_signals_at_the_end():
+        await server.serve(sockets=[listener])
 
 
 async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str | None) -> LocalExecutor:
-    """Start an executor; with the weak level if that is allowed and nothing better holds.
-
-    Raises:
-        RefusedError: no allowed level holds.
-    """
+    """Start an executor; with the weak level if allowed and nothing better holds. Raises RefusedError if none does."""
     for level in (isolation, weak):
         if level is None:
             continue
@@ -352,7 +350,9 @@ def run_file(
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(json.dumps(_describe(outcome)))
+        names = ("status", "return_code", "stdout", "stderr", "reason", "truncated", "wall_s", "cpu_s", "peak_rss_kb")
+        found = {name: getattr(outcome, name) for name in (*names, "level")}
+        click.echo(json.dumps({name: each.value if isinstance(each, Enum) else each for name, each in found.items()}))
     else:
         _print_outcome(outcome, timeout)
     sys.exit(_choose_code(outcome))
@@ -422,21 +422,6 @@ def serve_mcp(
 def _read_text(file: BinaryIO) -> str:
     # Bytes that are not UTF-8 are the program's mistake, which Python will report.
     return file.read().decode("utf-8", "replace")
-
-
-def _describe(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "status": outcome.status.value,
-        "return_code": outcome.return_code,
-        "stdout": outcome.stdout,
-        "stderr": outcome.stderr,
-        "reason": outcome.reason.value,
-        "truncated": outcome.truncated,
-        "wall_s": outcome.wall_s,
-        "cpu_s": outcome.cpu_s,
-        "peak_rss_kb": outcome.peak_rss_kb,
-        "level": outcome.level.value if outcome.level else None,
-    }
 
 
 def _print_outcome(outcome: Outcome, timeout: float) -> None:

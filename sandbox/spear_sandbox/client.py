@@ -101,9 +101,8 @@ class HttpExecutor:
     ) -> Outcome:
         """Run on a server; see :meth:`spear_sandbox.protocol.Executor.run`.
 
-        Raises:
-            SandboxFault: no server carried it out.
-            ValueError: a file name leaves the working folder, or a server refused the request itself or its token.
+        Raises SandboxFault if no server carried it out, ValueError for a file name that leaves the working folder, or
+        if a server refused the request itself or its token.
         """
         for name in (*(files or ()), *fetch_files):
             check_name(name)
@@ -141,19 +140,25 @@ class HttpExecutor:
         wanted = limits or self.limits
         endpoint = self._ring.choose(asyncio.get_running_loop().time())
         slack_s = self.queue_s + ANSWER_SLACK_S
-        transport = _Line(self, endpoint.url)
+
+        async def send(method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
+            try:
+                return await self._post(method, endpoint.url, path, body, seconds)
+            except _Passing as failure:
+                raise SandboxFault(failure.kind, str(failure)) from None
+
         asked = {
             "files": {name: base64.b64encode(content).decode("ascii") for name, content in (files or {}).items()},
             "memory_limit_MB": wanted.memory_mb,
             "cell_timeout": wanted.wall_s,
             "idle_timeout": idle_s,
         }
-        answer = await transport.send("POST", "/sessions", json.dumps(asked).encode("ascii"), slack_s)
+        answer = await send("POST", "/sessions", json.dumps(asked).encode("ascii"), slack_s)
         try:
             name = str(json.loads(answer.content)["session_id"])
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise SandboxFault(FaultKind.BAD_REPLY, f"{endpoint.url}: no session ({error!r}).") from None
-        return HttpSession(transport, name, cell_s=wanted.wall_s, slack_s=slack_s)
+        return HttpSession(send, name, cell_s=wanted.wall_s, slack_s=slack_s)
 
     async def close(self) -> None:
         """Close all connections; runs under way end with them."""
@@ -181,12 +186,7 @@ class HttpExecutor:
             await asyncio.sleep(max(wait_s, self.retries.choose_wait(tries, self._rng)))
 
     async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
-        """One try.
-
-        Raises:
-            _Passing: another try may do better.
-            SandboxFault, ValueError: it would not.
-        """
+        """One try. Raises _Passing if another may do better, else SandboxFault or ValueError."""
         response = await self._post("POST", url, "/run_code", body, seconds)
         try:
             return read_reply(response.content)
@@ -196,12 +196,7 @@ class HttpExecutor:
             raise _Passing(fault.kind, f"{url}: {fault}") from None
 
     async def _post(self, method: str, url: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        """Send one request and return a successful answer.
-
-        Raises:
-            _Passing: another try may do better.
-            SandboxFault, ValueError: it would not.
-        """
+        """Send one request and return a successful answer. Raises as :meth:`_send`."""
         import httpx
 
         headers = {"Content-Type": "application/json"}
@@ -251,20 +246,6 @@ class HttpExecutor:
                 trust_env=False,
             )
         return self._client
-
-
-class _Line:
-    """A :class:`spear_sandbox.remote.SessionTransport` to one server."""
-
-    def __init__(self, executor: HttpExecutor, url: str) -> None:
-        self._executor = executor
-        self._url = url
-
-    async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        try:
-            return await self._executor._post(method, self._url, path, body, seconds)
-        except _Passing as failure:
-            raise SandboxFault(failure.kind, str(failure)) from None
 
 
 class _Passing(Exception):

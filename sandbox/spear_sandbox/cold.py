@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.root import (
     CODE,
@@ -35,13 +36,15 @@ from spear_sandbox.runs import Fork
 from spear_sandbox.zygotes import RefusedError, end_process
 
 
-class _ColdBackend(ABC):
+class _ColdBackend(Backend, ABC):
     """What the levels of this module share."""
 
-    level: Isolation
     ending = signal.SIGKILL
 
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
+    def __init__(
+        self, level: Isolation, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None
+    ) -> None:
+        self.level = level
         self.groups = groups
         self._installation = installation
         self._user = uid if os.getuid() == 0 else None
@@ -50,11 +53,9 @@ class _ColdBackend(ABC):
         self._processes: set[subprocess.Popen[bytes]] = set()
 
     def health(self) -> Health:
-        """See :meth:`spear_sandbox.backends.Backend.health`."""
         return Health(self.level, self._features() | {"cgroup": self.groups is not None}, 0, 0, ok=True)
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.close`."""
         for process in self._processes:
             process.send_signal(self.ending)
         await asyncio.gather(*(end_process(process) for process in list(self._processes)))
@@ -83,18 +84,24 @@ class _ColdBackend(ABC):
         self._processes.add(process)
         return process
 
-    async def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            await end_process(process)
-        finally:
-            self._processes.discard(process)
+    @contextlib.asynccontextmanager
+    async def borrow(self, code: str) -> AsyncIterator[Fork]:
+        async with contextlib.AsyncExitStack() as held:
+
+            async def fork(descriptors: Sequence[int]) -> int:
+                process = self._launch(descriptors, held)
+                held.callback(self._processes.discard, process)
+                held.push_async_callback(end_process, process)
+                return os.pidfd_open(process.pid)
+
+            yield fork
+
+    @abstractmethod
+    def _launch(self, descriptors: Sequence[int], held: contextlib.AsyncExitStack) -> subprocess.Popen[bytes]:
+        """Start the interpreter of a run; ``held`` is closed after its end."""
 
     def _check_reach(self) -> bool:
-        """Start the interpreter as the user of the programs; return whether the kernel asks supervisors about locks.
-
-        Raises:
-            RefusedError: That user cannot.
-        """
+        """Start the interpreter as the programs' user, or raise RefusedError; tell whether supervisors keep locks."""
         source = str(Path(self._installation.guest).parent.parent)
         ask = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.locks import can_listen; "
         command = [self._installation.interpreter, "-I", "-S", "-c", ask + "print(can_listen())"]
@@ -109,42 +116,25 @@ class _ColdBackend(ABC):
 class BwrapBackend(_ColdBackend):
     """The isolation of ``namespaces`` by bubblewrap 0.8 or later."""
 
-    level = Isolation.BWRAP
-
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
-        super().__init__(installation, uid=uid, limits=limits, groups=groups)
-        self._bwrap = shutil.which("bwrap")
-        self._program = b""
-        self._keeps_locks = False
+    _bwrap: str | None = None
+    _program = b""
+    _keeps_locks = False
 
     async def start(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.start`."""
+        self._bwrap = shutil.which("bwrap")
         if self._bwrap is None:
             raise RefusedError("bubblewrap (bwrap) is not installed")
         self._keeps_locks = self._check_reach()
         self._program = build_filter(locks=Locks.ALLOW, stacked=True)
 
-    @contextlib.asynccontextmanager
-    async def borrow(self, code: str) -> AsyncIterator[Fork]:
-        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
-        process: subprocess.Popen[bytes] | None = None
-
-        async def fork(descriptors: Sequence[int]) -> int:
-            nonlocal process
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            os.write(write_end, self._program)  # smaller than a pipe
-            os.close(write_end)
-            try:
-                process = self._start(self._write_command(read_end, descriptors), [*descriptors, read_end], {})
-            finally:
-                os.close(read_end)
-            return os.pidfd_open(process.pid)
-
+    def _launch(self, descriptors: Sequence[int], held: contextlib.AsyncExitStack) -> subprocess.Popen[bytes]:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.write(write_end, self._program)  # smaller than a pipe
+        os.close(write_end)
         try:
-            yield fork
+            return self._start(self._write_command(read_end, descriptors), [*descriptors, read_end], {})
         finally:
-            if process is not None:
-                await self._forget(process)
+            os.close(read_end)
 
     def _write_command(self, program: int, descriptors: Sequence[int]) -> list[str]:
         installation = self._installation
@@ -192,59 +182,29 @@ class WeakBackend(_ColdBackend):
     # The supervisor must kill what it supervises: no pid namespace ends with it.
     ending = signal.SIGTERM
 
-    def __init__(
-        self, level: Isolation, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None
-    ) -> None:
-        super().__init__(installation, uid=uid, limits=limits, groups=groups)
-        self.level = level
-
     async def start(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.start`."""
         self._check_reach()
 
-    @contextlib.asynccontextmanager
-    async def borrow(self, code: str) -> AsyncIterator[Fork]:
-        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
-        process: subprocess.Popen[bytes] | None = None
+    def _launch(self, descriptors: Sequence[int], held: contextlib.AsyncExitStack) -> subprocess.Popen[bytes]:
         base = Path(tempfile.mkdtemp(prefix="sandbox-"))
-
-        async def fork(descriptors: Sequence[int]) -> int:
-            nonlocal process
-            work, site = base / "work", base / "site"
-            base.chmod(0o755)
-            work.mkdir()
-            site.mkdir()
-            if self._user is not None:
-                os.chown(work, self._user, self._user)
-            for name, path in {**self._installation.helpers, **self._installation.packages}.items():
-                (site / name).symlink_to(path)
-            source = str(Path(self._installation.guest).parent.parent)
-            readable = self._list_readable(str(site))
-            command = _write_interpreter(
-                self._installation, source, str(site), self.level, str(work), readable, descriptors
-            )
-            environment = ENVIRONMENT | {
-                "PYTHONPATH": str(site),
-                "HOME": str(work),
-                "TMPDIR": str(work),
-                "MPLCONFIGDIR": str(work),
-            }
-            process = self._start(command, descriptors, environment)
-            return os.pidfd_open(process.pid)
-
-        try:
-            yield fork
-        finally:
-            if process is not None:
-                await self._forget(process)
-            shutil.rmtree(base, ignore_errors=True)
-
-    def _list_readable(self, site: str) -> list[str]:
+        held.callback(shutil.rmtree, base, ignore_errors=True)
+        work, site = base / "work", base / "site"
+        base.chmod(0o755)
+        work.mkdir()
+        site.mkdir()
+        if self._user is not None:
+            os.chown(work, self._user, self._user)
         installation = self._installation
+        for name, path in {**installation.helpers, **installation.packages}.items():
+            (site / name).symlink_to(path)
         shown = [*list_folders(installation.prefix), *SYSTEM_FILES, *LINKED_FOLDERS, *installation.packages.values()]
         shown += installation.helpers.values()
-        shown += [installation.guest, site, *(f"/dev/{name}" for name in DEVICES)]
-        return sorted({os.path.realpath(path) for path in shown if os.path.exists(path)})
+        shown += [installation.guest, str(site), *(f"/dev/{name}" for name in DEVICES)]
+        readable = sorted({os.path.realpath(path) for path in shown if os.path.exists(path)})
+        source = str(Path(installation.guest).parent.parent)
+        command = _write_interpreter(installation, source, str(site), self.level, str(work), readable, descriptors)
+        folders = dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), str(work))
+        return self._start(command, descriptors, ENVIRONMENT | folders | {"PYTHONPATH": str(site)})
 
     def _features(self) -> dict[str, bool]:
         held = self.level is Isolation.LANDLOCK

@@ -29,11 +29,8 @@ def run_command(
 ) -> NoReturn:
     """Run a command and exit: with its own code, 1 for an error, 2 for wrong usage, 130 for Ctrl-C.
 
-    Args:
-        command: to be run.
-        name: what it is called in its help.
-        args: its arguments; those of this process by default.
-        explain: gives the line for a missing package, or None for a bug, which is raised.
+    ``name`` is what it is called in its help, ``args`` are those of this process by default, and ``explain`` gives the
+    line for a missing package, or None for a bug, which is raised.
     """
     try:
         code = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
@@ -59,12 +56,7 @@ def run_command(
 
 
 def explain_missing(error: ImportError, requirement: str) -> str:
-    """The one line for a package that is not installed.
-
-    Args:
-        error: raised by its import.
-        requirement: what installs it, such as ``"spear-envs[data]"``.
-    """
+    """The line for a package that is not installed; ``requirement`` brings it, such as ``"spear-envs[data]"``."""
     return f"a package is missing ({error}): pip install '{requirement}' brings it."
 
 

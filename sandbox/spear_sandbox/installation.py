@@ -74,12 +74,9 @@ def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
 
 
 def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
-    """Find the interpreter of this process, outside any virtual environment, and its packages.
+    """Find the interpreter of this process, outside any virtual environment, and the packages of these import names.
 
     Dependencies of the packages are shown, too; only the packages themselves are imported in advance.
-
-    Args:
-        packages: import names.
     """
     paths: dict[str, str] = {}
     names = [name for name in packages if _add(name, paths)]

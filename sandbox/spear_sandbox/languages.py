@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from spear_sandbox.guest.root import HELPERS, SYSTEM_FOLDERS
-from spear_sandbox.protocol import FaultKind, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.protocol import Executor, FaultKind, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.wire import RunRequest
 
 _EXECUTE = "import os\nos.execv({path!r}, {arguments!r})\n"
@@ -49,18 +47,6 @@ LANGUAGES = (
 """All known languages besides Python."""
 
 
-class _Runner(Protocol):
-    async def run(
-        self,
-        code: str,
-        *,
-        stdin: str | None = None,
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: tuple[str, ...] = (),
-        limits: Limits | None = None,
-    ) -> Outcome: ...
-
-
 def find_languages() -> dict[str, Language]:
     """Installed languages except Python, by all of their names."""
     found: dict[str, Language] = {}
@@ -71,17 +57,12 @@ def find_languages() -> dict[str, Language]:
 
 
 async def run_language(
-    executor: _Runner, language: Language | None, asked: RunRequest, limits: Limits
+    executor: Executor, language: Language | None, asked: RunRequest, limits: Limits
 ) -> tuple[Outcome | None, Outcome | None]:
     """Compile and run a program; return the outcome of each, None for a step not taken.
 
-    Args:
-        language: None for Python.
-        asked: ``compile_timeout`` bounds compiling.
-        limits: of the run.
-
-    Raises:
-        SandboxFault, ValueError: as of the executor.
+    Without a language it is Python. ``limits`` are of the run; ``asked.compile_timeout`` bounds compiling. Raises as
+    the executor.
     """
     if language is None:
         return None, await executor.run(

@@ -47,11 +47,7 @@ class IsolationRefusedError(SandboxFault):
 async def choose_backend(
     isolation: str, installation: Installation, *, zygotes: int, uid: int = GUEST_UID, limits: Limits | None = None
 ) -> Backend:
-    """Start the given level or, for ``"auto"``, the first strong one that passes the self-test.
-
-    Raises:
-        IsolationRefusedError: None does.
-    """
+    """Start this level or, for ``"auto"``, the first strong one that holds, or raise IsolationRefusedError."""
     failures = []
     for level in _STRONG if isolation == "auto" else (Isolation(isolation),):
         backend = _make_backend(level, installation, zygotes=zygotes, uid=uid, limits=limits or Limits())
@@ -97,6 +93,5 @@ def _make_backend(level: Isolation, installation: Installation, *, zygotes: int,
     groups = Groups.find()
     if level is Isolation.NAMESPACES:
         return WarmBackend(installation, zygotes=zygotes, uid=uid, groups=groups)
-    if level is Isolation.BWRAP:
-        return BwrapBackend(installation, uid=uid, limits=limits, groups=groups)
-    return WeakBackend(level, installation, uid=uid, limits=limits, groups=groups)
+    kind = BwrapBackend if level is Isolation.BWRAP else WeakBackend
+    return kind(level, installation, uid=uid, limits=limits, groups=groups)

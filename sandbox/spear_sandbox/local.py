@@ -78,8 +78,7 @@ class LocalExecutor:
     async def start(self) -> Isolation:
         """Start and test the isolation, once; return the level that holds.
 
-        Raises:
-            IsolationRefusedError: None does; the message names the failed probe, the remedy and the flag.
+        Raises IsolationRefusedError, with the failed probe, the remedy and the flag, if none does.
         """
         return (await self._started()).level
 
@@ -162,11 +161,7 @@ class LocalExecutor:
         return session
 
     def health(self) -> Health:
-        """State of the pool.
-
-        Raises:
-            SandboxFault: It has not been started, or is closed.
-        """
+        """State of the pool. Raises SandboxFault if it has not been started, or is closed."""
         if self._backend is None:
             raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox has not been started")
         return self._backend.health()

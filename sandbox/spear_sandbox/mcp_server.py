@@ -50,12 +50,9 @@ class FileList(BaseModel):
 
 
 def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, longest_s: float = 300.0) -> MCPServer[Any]:
-    """Make the server; any number of clients may call it at once.
+    """Make the server; any number of clients may call it at once. The executor is not closed.
 
-    Args:
-        executor: what runs the programs; not closed.
-        most_sessions: open at a time; opening another closes the oldest.
-        longest_s: seconds that a program or cell may take.
+    Opening more than ``most_sessions`` closes the oldest. A program or cell may take ``longest_s`` seconds.
     """
     server: MCPServer[Any] = MCPServer("spear-sandbox", version=version("spear-sandbox"), log_level="WARNING")
     tools = _Tools(executor, most_sessions, longest_s)

@@ -220,12 +220,7 @@ class Session(Protocol):
         ...
 
     async def write_file(self, name: str, content: bytes) -> None:
-        """Write a file of at most 8 MiB below the working folder.
-
-        Raises:
-            SandboxFault: As for :meth:`run`.
-            ValueError: The name leaves the working folder, or the file cannot be written.
-        """
+        """Write a file of at most 8 MiB below the working folder. Raises ValueError, or as :meth:`run`."""
         ...
 
     async def read_file(self, name: str) -> bytes:

@@ -3,64 +3,51 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, KillReason, SandboxFault
+from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, KillReason, SandboxFault, Session
 
 if TYPE_CHECKING:
     import httpx
 
 
-class SessionTransport(Protocol):
-    """Sends a request of a session, once: cells have effects."""
+Send = Callable[[str, str, bytes | None, float], Awaitable["httpx.Response"]]
+"""Sends a request of a session (method, path, body, seconds) once, since cells have effects; returns a good answer.
 
-    async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
-        """Send it and return a successful answer.
-
-        Raises:
-            SandboxFault: the session has ended, or the request was not carried out.
-            ValueError: the server refused the request.
-        """
-        ...
+Raises SandboxFault if the session has ended or the request was not carried out, ValueError if it was refused.
+"""
 
 
-class HttpSession:
+class HttpSession(Session):
     """See :class:`spear_sandbox.protocol.Session`; made by :meth:`spear_sandbox.client.HttpExecutor.open_session`.
 
-    Args:
-        transport: to the server of the session.
-        cell_s: seconds that a cell may take.
-        slack_s: seconds that an answer may take on top.
+    A cell may take ``cell_s`` seconds, and an answer ``slack_s`` more.
     """
 
-    def __init__(self, transport: SessionTransport, name: str, *, cell_s: float, slack_s: float) -> None:
+    def __init__(self, send: Send, name: str, *, cell_s: float, slack_s: float) -> None:
         self.id = name
-        self._transport = transport
+        self._send_once = send
         self._cell_s = cell_s
         self._slack_s = slack_s
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
-        """See :meth:`spear_sandbox.protocol.Session.run`."""
         seconds = min(timeout_s or self._cell_s, self._cell_s)
         body = json.dumps({"code": code, "timeout": seconds}).encode("ascii")
         return _read_cell(await self._send("POST", "/run", body, seconds))
 
     async def write_file(self, name: str, content: bytes) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.write_file`."""
         await self._send("PUT", f"/files/{quote(name)}", content)
 
     async def read_file(self, name: str) -> bytes:
-        """See :meth:`spear_sandbox.protocol.Session.read_file`."""
         return await self._send("GET", f"/files/{quote(name)}")
 
     async def list_files(self) -> dict[str, int]:
-        """See :meth:`spear_sandbox.protocol.Session.list_files`."""
         files: dict[str, int] = json.loads(await self._send("GET", "/files"))
         return files
 
     async def interrupt(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.interrupt`."""
         await self._send("POST", "/interrupt", b"")
 
     async def close(self) -> None:
@@ -72,7 +59,7 @@ class HttpSession:
                 raise
 
     async def _send(self, method: str, path: str, body: bytes | None = None, seconds: float = 0.0) -> bytes:
-        answer = await self._transport.send(method, f"/sessions/{self.id}{path}", body, seconds + self._slack_s)
+        answer = await self._send_once(method, f"/sessions/{self.id}{path}", body, seconds + self._slack_s)
         return answer.content
 
 

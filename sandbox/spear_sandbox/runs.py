@@ -31,11 +31,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits) -> Job:
-    """Make what the guest's side needs to know.
-
-    Raises:
-        ValueError: A file name leaves the working folder.
-    """
+    """Make what the guest's side needs to know. Raises ValueError if a file name leaves the working folder."""
     for name in (*(files or {}), *fetch_files):
         check_name(name)
     check_folders(files or {})
@@ -115,12 +111,8 @@ async def carry_out(
 ) -> Outcome:
     """Start a run, read what it prints, and return when nothing of it is left.
 
-    Args:
-        groups: the kernel counts the run's memory in one of them; None for no control groups.
-
-    Raises:
-        LostRunError: Something outside ended it.
-        SandboxFault: It could not be started, or others took its memory.
+    The kernel counts its memory in one of ``groups``, if any. Raises LostRunError if something outside ended it,
+    SandboxFault if it could not be started, or others took its memory.
     """
     with contextlib.ExitStack() as opened:
         watch = opened.enter_context(groups.lend(limits)) if groups is not None else OomWatch()
@@ -149,8 +141,7 @@ async def carry_out(
 def open_pipes(job: Job, kept: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[list[int], list[int]]:
     """Open the job and the pipes of stdout, stderr and the report.
 
-    Returns:
-        The ends to read, closed with ``kept``, and the descriptors for :data:`Fork`, closed with ``given``.
+    Returns the ends to read, closed with ``kept``, and the descriptors for :data:`Fork`, closed with ``given``.
     """
     ends, descriptors = [], [make_file("job", pack_job(job))]
     given.callback(os.close, descriptors[0])
@@ -272,13 +263,10 @@ def _judge(
 
 
 def _look_for_oom_kill(record: Record | None, watch: OomWatch | Group) -> KillReason:
-    """MEMORY if the kernel ended the run at its own limit.
+    """MEMORY if the kernel ended the run at its own limit. Raises SandboxFault if it did for other processes' memory.
 
     A group reports on each process of the run. Without one, only a run whose first process or supervisor was ended by
     SIGKILL is considered, and any kill in the meantime counts as its own.
-
-    Raises:
-        SandboxFault: the kernel killed it because of other processes' memory.
     """
     killed = record is None or (
         record.verdict == Verdict.ITSELF

@@ -60,11 +60,7 @@ class _Canaries:
 
 
 async def probe_backend(backend: Backend, *, uid: int) -> list[Probe]:
-    """Run every probe of this level; takes about a second.
-
-    Args:
-        uid: User of the programs if this process is root.
-    """
+    """Run every probe of this level; takes about a second. ``uid`` is the programs' user if this process is root."""
     test = _SelfTest(backend)
     async with _set_out(uid) as canaries:
         groups = await asyncio.gather(
@@ -119,12 +115,7 @@ class _SelfTest:
             ("abstract_socket", _FILTERED, found["abstract"] is None, found["abstract"]),
             ("other_process", _FILTERED, alive and not found["names"], "not reached" if alive else "killed"),
             ("user", _ALL, found["uid"] != 0, f"uid {found['uid']}"),
-            (
-                "capabilities",
-                _STRONG,
-                all(status.get(name) == 0 for name in ("CapEff", "CapPrm", "CapBnd")),
-                status,
-            ),
+            ("capabilities", _STRONG, all(status.get(name) == 0 for name in ("CapEff", "CapPrm", "CapBnd")), status),
             ("no_new_privileges", _ALL, found["no_new_privileges"] == 1, found["no_new_privileges"]),
             # The question is itself a call, which other filters would refuse.
             ("seccomp", _FILTERED, found["seccomp"] == 2, found["seccomp"]),
@@ -206,7 +197,8 @@ async def _set_out(uid: int) -> AsyncIterator[_Canaries]:
             cwd="/",
             **drop,  # type: ignore[call-overload]
         )
-        stack.callback(_end, victim)
+        stack.callback(victim.communicate)
+        stack.callback(victim.kill)
         yield _Canaries(folder, secret, port, abstract, token, victim)
 
 
@@ -215,11 +207,6 @@ def _set_variable(value: str | None) -> None:
         os.environ.pop(_VARIABLE, None)
     else:
         os.environ[_VARIABLE] = value
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.communicate()
 
 
 def _list_names() -> Iterator[tuple[int, str]]:

@@ -15,7 +15,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from spear_sandbox.admission import Admission, NoPlaceError
 from spear_sandbox.cells import CellService, add_routes, turn_away
 from spear_sandbox.languages import find_languages, run_language
-from spear_sandbox.metrics import collect_metrics
+from spear_sandbox.metrics import Tally, collect_metrics
 from spear_sandbox.protocol import (
     Executor,
     FaultKind,
@@ -28,7 +28,6 @@ from spear_sandbox.protocol import (
     SandboxFault,
 )
 from spear_sandbox.table import SessionOpener, SessionTable
-from spear_sandbox.tally import Tally
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, work_for, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
@@ -86,12 +85,7 @@ class ServiceSettings:
 
 
 class RunService:
-    """Serves an executor through SandboxFusion's API. Belongs to one event loop.
-
-    Args:
-        executor: already started; the caller closes it.
-        settings: limits, queue, token.
-    """
+    """Serves an executor, started and closed by the caller, through SandboxFusion's API. Belongs to one event loop."""
 
     def __init__(self, executor: ServedExecutor, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -118,11 +112,7 @@ class RunService:
         self.admission.leave()
 
     async def read(self, request: Request) -> bytes:
-        """Let a request in and read its body.
-
-        Raises:
-            HTTPException: it is refused, or the body is too large.
-        """
+        """Let a request in and read its body. Raises HTTPException if it is refused, or the body is too large."""
         self.check_sender(request)
         return await self._bodies.read(request, self.settings.body_bytes, ADVICE)
 
@@ -181,7 +171,14 @@ class RunService:
             self._leave()
         last = outcome or compiled
         assert last is not None
-        self._count(last)
+        tally = self.tally
+        tally.runs += 1
+        tally.cpu_seconds += last.cpu_s
+        tally.run_seconds.add(last.wall_s)
+        late = last.status is RunStatus.TIME_LIMIT
+        tally.ended["time_limit" if late else "success" if last.return_code == 0 else "failed"] += 1
+        if last.reason is not KillReason.NONE:
+            tally.killed[last.reason.value] += 1
         return write_reply(outcome, waited + last.queue_s, compiled)
 
     async def _run(self, asked: RunRequest) -> tuple[Outcome | None, Outcome | None]:
@@ -197,18 +194,6 @@ class RunService:
         except Exception as error:
             logger.exception("a run failed in the sandbox itself")
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the sandbox failed: {type(error).__name__}.") from error
-
-    def _count(self, outcome: Outcome) -> None:
-        tally = self.tally
-        tally.runs += 1
-        tally.cpu_seconds += outcome.cpu_s
-        tally.run_seconds.add(outcome.wall_s)
-        if outcome.status is RunStatus.TIME_LIMIT:
-            tally.ended["time_limit"] += 1
-        else:
-            tally.ended["success" if outcome.return_code == 0 else "failed"] += 1
-        if outcome.reason is not KillReason.NONE:
-            tally.killed[outcome.reason.value] += 1
 
     def _level(self) -> Isolation:
         return self._executor.health().level
@@ -238,11 +223,7 @@ class RunService:
 
 
 def make_app(find_service: Callable[[], RunService]) -> FastAPI:
-    """The ASGI application of a service.
-
-    Args:
-        find_service: called for each request, so that the application can be made before the service.
-    """
+    """The ASGI application of a service, which is found for each request, so that it can be made later."""
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
     add_error_pages(app, "POST /run_code, /run_jupyter or /sessions, GET /v1/ping, /health or /metrics")
 

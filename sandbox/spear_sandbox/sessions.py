@@ -17,8 +17,8 @@ from typing import Any
 
 from spear_sandbox.admission import Admission
 from spear_sandbox.backends import Backend
-from spear_sandbox.cgroups import Group, OomKill
-from spear_sandbox.guest.job import Job, Record, Verdict, unpack_record
+from spear_sandbox.cgroups import OomKill
+from spear_sandbox.guest.job import Job, Verdict, unpack_record
 from spear_sandbox.guest.supervisor import GO_ON, INTERRUPT, REST
 from spear_sandbox.protocol import (
     CellError,
@@ -28,6 +28,7 @@ from spear_sandbox.protocol import (
     KillReason,
     Limits,
     SandboxFault,
+    Session,
 )
 from spear_sandbox.runs import Stream, make_job, open_pipes
 from spear_sandbox.warm import SESSION_MODULES
@@ -43,12 +44,10 @@ _MAX_FRAME = 25 << 20
 _FILE_S = 20.0
 
 
-class LocalSession:
+class LocalSession(Session):
     """See :class:`spear_sandbox.protocol.Session`. Belongs to one event loop; made by :meth:`open`.
 
-    Args:
-        admission: places; a cell takes one, an idle session none.
-        limits: of the session; ``wall_s`` of one cell.
+    A cell takes a place of ``admission``, an idle session none. ``limits.wall_s`` is that of one cell.
     """
 
     def __init__(self, admission: Admission, limits: Limits) -> None:
@@ -73,12 +72,7 @@ class LocalSession:
     async def open(
         cls, backend: Backend, admission: Admission, limits: Limits, files: Mapping[str, bytes] | None = None
     ) -> LocalSession:
-        """Start a session.
-
-        Raises:
-            SandboxFault: it could not be started.
-            ValueError: a file name leaves the working folder.
-        """
+        """Start a session. Raises SandboxFault if it cannot be, ValueError if a file name leaves the working folder."""
         session = cls(admission, limits)
         job = make_job("", files, (), replace(limits, wall_s=LONGEST_S))
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,7 +96,6 @@ class LocalSession:
         return not self._ended.is_set()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
-        """See :meth:`spear_sandbox.protocol.Session.run`."""
         seconds = min(timeout_s or self._limits.wall_s, self._limits.wall_s)
         async with self._turn:
             self._check()
@@ -120,14 +113,12 @@ class LocalSession:
                 self._admission.leave()
 
     async def write_file(self, name: str, content: bytes) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.write_file`."""
         check_name(name)
         if len(content) > MAX_FILE_BYTES:
             raise ValueError(f"the file {name[:80]!r} has more than {MAX_FILE_BYTES >> 20} MiB: send smaller ones.")
         await self._do("write", name=name, content=base64.b64encode(content).decode())
 
     async def read_file(self, name: str) -> bytes:
-        """See :meth:`spear_sandbox.protocol.Session.read_file`."""
         check_name(name)
         answer = await self._do("read", name=name)
         try:
@@ -136,20 +127,17 @@ class LocalSession:
             raise SandboxFault(FaultKind.BAD_REPLY, f"the session's answer is not a file: {error!r}") from None
 
     async def list_files(self) -> dict[str, int]:
-        """See :meth:`spear_sandbox.protocol.Session.list_files`."""
         files = (await self._do("list")).get("files")
         if not isinstance(files, dict) or not all(isinstance(size, int) for size in files.values()):
             raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is not a list of files")
         return files
 
     async def interrupt(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.interrupt`."""
         self._check()
         if self.running:
             self._order(INTERRUPT)
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.protocol.Session.close`."""
         self._kill(KillReason.NONE)
         if self._life is not None:
             await asyncio.wait((self._life,))
@@ -211,12 +199,7 @@ class LocalSession:
         )
 
     async def _ask(self, action: str, seconds: float | None, **arguments: str) -> dict[str, Any]:
-        """Send a request and wait for its answer, or for the end of the session.
-
-        Raises:
-            SandboxFault: it has ended.
-            asyncio.TimeoutError: it took too long.
-        """
+        """Send a request and wait for its answer. Raises SandboxFault if the session ends, TimeoutError."""
         loop = asyncio.get_running_loop()
         self._number += 1
         self._answer = loop.create_future()
@@ -270,17 +253,16 @@ class LocalSession:
                     finally:
                         send_signal(pidfd, signal.SIGKILL)
                         report.read_rest(1 << 20)
-                        self._judge(unpack_record(bytes(report.data)), watch)
+                        record = unpack_record(bytes(report.data))
+                        if self._reason is KillReason.NONE and (
+                            (record is not None and record.verdict == Verdict.MEMORY)
+                            or (watch is not None and watch.judge() is OomKill.OWN)
+                        ):
+                            self._reason = KillReason.MEMORY
+                        self._ended.set()
         finally:
             self._ended.set()
             self.on_end()
-
-    def _judge(self, record: Record | None, watch: Group | None) -> None:
-        if self._reason is KillReason.NONE:
-            beyond = record is not None and record.verdict == Verdict.MEMORY
-            if beyond or (watch is not None and watch.judge() is OomKill.OWN):
-                self._reason = KillReason.MEMORY
-        self._ended.set()
 
     async def _follow(self, pidfd: int) -> None:
         loop = asyncio.get_running_loop()

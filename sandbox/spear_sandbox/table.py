@@ -31,13 +31,7 @@ class TooManySessionsError(Exception):
 
 
 class SessionTable:
-    """Open sessions by name. Belongs to one event loop.
-
-    Args:
-        executor: opens the sessions.
-        most: open at a time.
-        idle_s: seconds after its last cell at which a session is ended.
-    """
+    """At most ``most`` open sessions by name, ended ``idle_s`` after their last cell. Belongs to one event loop."""
 
     def __init__(self, executor: SessionOpener, *, most: int, idle_s: float) -> None:
         self.most = most
@@ -53,14 +47,9 @@ class SessionTable:
     async def open(
         self, files: Mapping[str, bytes], limits: Limits, idle_s: float | None = None
     ) -> tuple[LocalSession, float]:
-        """Open a session; return it and the idle seconds after which it ends.
+        """Open a session; return it and the idle seconds after which it ends, at most what this table allows.
 
-        Args:
-            idle_s: at most what this table allows; None for that.
-
-        Raises:
-            TooManySessionsError: the limit is reached.
-            SandboxFault, ValueError: as :meth:`spear_sandbox.local.LocalExecutor.open_session`.
+        Raises TooManySessionsError at the limit, or as :meth:`spear_sandbox.local.LocalExecutor.open_session`.
         """
         if len(self._sessions) + self._opening >= self.most:
             raise TooManySessionsError(f"all {self.most} sessions are open: close one, or wait until an idle one ends.")
@@ -79,12 +68,7 @@ class SessionTable:
         return session, idle
 
     def find(self, name: str) -> LocalSession:
-        """Find the session of this name.
-
-        Raises:
-            SandboxFault: it has ended, perhaps with its server.
-            LookupError: no session can have this name.
-        """
+        """Find the session of this name. Raises SandboxFault if it has ended, LookupError if none can have it."""
         if name in self._sessions:
             return self._sessions[name][0]
         if _NAME.fullmatch(name) is None:

@@ -8,7 +8,9 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
+from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.zygote import SESSIONS
 from spear_sandbox.installation import Installation
@@ -28,27 +30,22 @@ ALIVE_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
 
 
+@dataclass(eq=False)
 class _Slot:
     """A place for one warm interpreter."""
 
-    def __init__(self, kind: int) -> None:
-        self.kind = kind
-        self.zygote: Zygote | None = None
-        self.worn_out = asyncio.Event()
-        self.tried = asyncio.Event()
-        """Set when its first start has succeeded or failed."""
+    kind: int
+    zygote: Zygote | None = None
+    worn_out: asyncio.Event = field(default_factory=asyncio.Event)
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its first start has succeeded or failed."""
 
 
-class WarmBackend:
+class WarmBackend(Backend):
     """Forks each run from an interpreter that has imported what the program needs.
 
-    There are several kinds: the fewer packages one has, the cheaper it is to fork, so each run gets the smallest with
-    what its program names.
-
-    Args:
-        zygotes: interpreters of each kind.
-        groups: control groups for the runs; closed with this.
-        uid: user of the programs if this process is root.
+    There are several kinds, each of ``zygotes`` interpreters: the fewer packages one has, the cheaper it is to fork, so
+    each run gets the smallest with what its program names. ``groups`` are closed with this.
     """
 
     level = Isolation.NAMESPACES
@@ -65,7 +62,6 @@ class WarmBackend:
         self._renewed = asyncio.Event()
 
     async def start(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.start`."""
         # The smallest kind shows whether it works. Programs that need another kind wait for it.
         first = self._slots[0]
         await self._start_one(first)
@@ -74,7 +70,6 @@ class WarmBackend:
 
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
-        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
         kind = self._installation.choose_kind(code)
         await asyncio.gather(*(slot.tried.wait() for slot in self._slots if slot.kind == kind))
         slot = await self._choose(kind)
@@ -89,7 +84,6 @@ class WarmBackend:
             zygote.running -= 1
 
     def health(self) -> Health:
-        """See :meth:`spear_sandbox.backends.Backend.health`."""
         zygotes = [slot.zygote for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
         alive = len(zygotes)
         features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
@@ -99,7 +93,6 @@ class WarmBackend:
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:
-        """See :meth:`spear_sandbox.backends.Backend.close`."""
         pending: set[asyncio.Task[None]] = {*self._keepers, *self._retiring}
         while pending:
             for task in pending:

@@ -49,12 +49,13 @@ class RunRequest:
 
 
 def read_request(body: bytes) -> RunRequest:
-    """Read a request. Unknown fields are ignored, as by SandboxFusion.
-
-    Raises:
-        BadRequestError: it is malformed.
-    """
-    content = _read_json(body)
+    """Read a request. Unknown fields are ignored, as by SandboxFusion. Raises BadRequestError if it is malformed."""
+    try:
+        content = json.loads(body)
+    except RecursionError:
+        raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
+    except ValueError as error:
+        raise BadRequestError(f"the body is not JSON ({error}): send an object in UTF-8.") from None
     if not isinstance(content, dict):
         raise BadRequestError("the body is not a JSON object: send one with the field 'code'.")
     if "code" not in content:
@@ -71,15 +72,6 @@ def read_request(body: bytes) -> RunRequest:
         fetch_files=_read_fetch(content.get("fetch_files", [])),
         args=_read_args(content.get("args", [])),
     )
-
-
-def _read_json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
-    except ValueError as error:
-        raise BadRequestError(f"the body is not JSON ({error}): send an object in UTF-8.") from None
 
 
 def _read_text(content: dict[str, Any], name: str) -> str:
@@ -151,11 +143,7 @@ def _split_name(name: str) -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not of a file below the working directory.
-
-    Raises:
-        BadRequestError: it is not.
-    """
+    """Raise BadRequestError for a name that is not of a file below the working directory."""
     parts = _split_name(name)
     if name.startswith("/") or ".." in parts:
         raise BadRequestError(
@@ -173,11 +161,7 @@ def check_name(name: str) -> None:
 
 
 def check_folders(names: Collection[str]) -> None:
-    """Refuse names of files of which one is also a folder of another, ``main.py`` included.
-
-    Raises:
-        BadRequestError: there is one.
-    """
+    """Raise BadRequestError if the name of a file is also a folder of another, ``main.py`` included."""
     folders = {"/".join(parts[:end]) for parts in map(_split_name, names) for end in range(1, len(parts))}
     if "main.py" in folders:
         raise BadRequestError("main.py is the program, not a folder: rename the folder.")
@@ -201,13 +185,7 @@ def _show(value: Any) -> str:
 
 
 def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> bytes:
-    """Write the reply for a run that was carried out, however it ended.
-
-    Args:
-        outcome: None if compiling failed.
-        queue_s: seconds that the request waited in all.
-        compiled: outcome of compiling.
-    """
+    """Write the reply for a run; without an outcome compiling failed. ``queue_s`` is the wait of the request in all."""
     last = outcome or compiled
     assert last is not None
     return _write(
@@ -290,9 +268,7 @@ def write_request(asked: RunRequest) -> bytes:
 def read_reply(body: bytes) -> Outcome:
     """Read an answer of our service, or of SandboxFusion, which has no block ``sandbox``.
 
-    Raises:
-        SandboxFault: the run was not carried out.
-        BadReplyError: the body is not an answer.
+    Raises SandboxFault if the run was not carried out, BadReplyError if the body is not an answer.
     """
     try:
         content = json.loads(body)

@@ -72,9 +72,7 @@ class Zygote:
     async def fork(self, descriptors: Sequence[int]) -> int:
         """Start a run with these descriptors; return a pidfd of its supervisor, which the caller closes.
 
-        Raises:
-            LostRunError: The interpreter is gone.
-            SandboxFault: The kernel refuses another process.
+        Raises LostRunError if the interpreter is gone, SandboxFault if the kernel refuses another process.
         """
         if not self.alive:
             raise _gone()
@@ -190,15 +188,10 @@ async def end_process(process: subprocess.Popen[bytes], patience_s: float = _END
 
 
 async def start_zygote(installation: Installation, modules: Sequence[str], *, uid: int) -> Zygote:
-    """Start an interpreter in its namespaces and wait until it has imported its modules.
+    """Start an interpreter in its namespaces and wait until it has imported its modules, and common ones.
 
-    Args:
-        modules: What to import besides common parts of the standard library.
-        uid: User inside if this process is root; else it is this process's.
-
-    Raises:
-        RefusedError: The sandbox could not be built.
-        SandboxFault: The interpreter did not become ready.
+    ``uid`` is the user inside if this process is root; else it is this process's. Raises RefusedError if the sandbox
+    could not be built, SandboxFault if the interpreter did not become ready.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)

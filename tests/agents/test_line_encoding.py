@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from spear_agents.line_encoding import _PIECES, cuts_at_lines, encode_by_line
+from spear_agents.line_encoding import LLAMA3, QWEN2, cuts_at_lines, encode_by_line
 
 WORDS = "This is\n\nstep 12.\n'You' may:\n- go\n\t- don't!\n  \n...\r\nX\n"
 MARKUP = (
@@ -63,7 +63,7 @@ def make_tokenizer(pattern: str) -> Tokenizer:
     return backend
 
 
-@pytest.mark.parametrize("pattern", sorted(_PIECES))
+@pytest.mark.parametrize("pattern", sorted((LLAMA3, QWEN2)))
 @settings(deadline=None, max_examples=300)
 @given(TEXTS)
 @example("a \n\n b\n\u0301c\n!\n\n...\n\n x\n<think>\n")
@@ -79,7 +79,7 @@ def test_lines_give_the_tokens_of_the_whole_text(pattern: str, text: str) -> Non
 
 
 def test_known_lines_are_not_read_again() -> None:
-    backend = make_tokenizer(min(_PIECES))
+    backend = make_tokenizer(min((LLAMA3, QWEN2)))
     read: list[str] = []
 
     def encode(part: str) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def change(description: dict[str, Any], name: str, value: Any) -> dict[str, Any]
 
 
 def test_other_tokenizers_read_whole_texts() -> None:
-    description = json.loads(make_tokenizer(min(_PIECES)).to_str())
+    description = json.loads(make_tokenizer(min((LLAMA3, QWEN2))).to_str())
     assert cuts_at_lines(description)
     token = {**description["added_tokens"][0]}
     assert not cuts_at_lines(change(description, "normalizer", {"type": "Lowercase"}))

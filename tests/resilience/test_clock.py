@@ -28,8 +28,7 @@ from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, 
 MAY_ASK = {
     "agents/spear_agents/gateway/responses_wire.py": "a field of OpenAI's answers",
     "agents/spear_agents/gateway/openai_wire.py": "OpenAI's field `created`",
-    "agents/spear_agents/engines/replies.py": "a server that names a time to come again; the wait is bounded",
-    "sandbox/spear_sandbox/web/replies.py": "likewise",
+    "sandbox/spear_sandbox/web/replies.py": "a server that names a time to come again; the wait is bounded",
     "spear_envs/retrieval/build.py": "the date of an index",
 }
 ASKS = ("time.time", "time.time_ns", "time", "datetime.now", "datetime.utcnow", "datetime.today", "time.localtime")

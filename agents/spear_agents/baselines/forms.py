@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -28,9 +28,6 @@ _ACTION = re.compile(r"(?:^|\n)[ \t>*#]*Action(?: \d+)?[*]*:[*]*", re.IGNORECASE
 _NEXT = re.compile(r"\n[ \t>*#]*(?:Observation|Thought)(?: \d+)?[*]*:", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A[\s>*#]*Thought(?: \d+)?[*]*:[*]*", re.IGNORECASE)
 
-Read = Callable[[str, ResponseParser], str]
-"""What a model wrote, the environment's parser -> a response in the environment's own form."""
-
 
 class Method(str, Enum):
     """How a model is prompted."""
@@ -47,15 +44,10 @@ class Method(str, Enum):
 
 @dataclass(frozen=True)
 class FormTemplate:
-    """An environment's template with another form of the response.
+    """An environment's template (``base``) with another form of the response.
 
-    ``form`` replaces the line with the parser's hint, or follows the text if no line has it.
-
-    Args:
-        base: the environment's template.
-        hint: of its parser.
-        form: what is asked for; in later messages of a conversation ``reminder``.
-        memory: what was learned in earlier trials; precedes the first message.
+    ``form``, in later messages ``reminder``, replaces the line with the parser's ``hint``, or follows the text if no
+    line has it. ``memory`` is what was learned in earlier trials; it precedes the first message.
     """
 
     base: PromptTemplate
@@ -149,21 +141,10 @@ def _cut_action(text: str) -> str:
     return line[1:-1].strip() if quoted else line
 
 
-class FormReader(gym.Wrapper[Any, Any, Any, Any]):
-    """Lets an environment take responses of another form."""
-
-    def __init__(self, env: gym.Env[Any, Any], read: Read) -> None:
-        super().__init__(env)
-        self._read = read
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps with the response in the environment's own form."""
-        core: Any = self.env.unwrapped
-        return self.env.step(self._read(action, core.parser))
-
-
 def wrap_reader(method: Method, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """The environment as a policy of this method plays it."""
     if method is Method.PLAIN:
         return env
-    return FormReader(env, read_direct if method is Method.IO else read_stepwise)
+    core: Any = env.unwrapped
+    read = read_direct if method is Method.IO else read_stepwise
+    return gym.wrappers.TransformAction(env, partial(read, parser=core.parser), None)

@@ -45,13 +45,8 @@ class Reflexion:
     """Plays a job in up to ``trials`` trials (:class:`spear_agents.rollout.Play`).
 
     After a failed trial the model sees what happened and writes a note; the next trial's prompt has the last three
-    notes. A fault ends the job. The builder's template must be a
-    :class:`~spear_agents.baselines.forms.FormTemplate`.
-
-    Args:
-        trials: most trials of a task.
-        earlier: trials already played, by task and seed, in order.
-        on_trial: called with each failed trial but the last.
+    notes. A fault ends the job. The builder's template must be a :class:`~spear_agents.baselines.forms.FormTemplate`.
+    ``earlier`` has trials already played, by task and seed; ``on_trial`` is called with each failed trial but the last.
     """
 
     trials: int = 3
@@ -63,15 +58,7 @@ class Reflexion:
             raise SpearError(f"trials must be at least 1, got {self.trials}")
 
     async def __call__(
-        self,
-        env: gym.Env[Any, Any],
-        engine: Engine,
-        prompts: PromptBuilder,
-        *,
-        task_id: str,
-        sampling: Sampling,
-        seed: int,
-        env_id: str,
+        self, env: gym.Env[Any, Any], engine: Engine, prompts: PromptBuilder, *, task_id: str, seed: int, **job: Any
     ) -> Trajectory:
         """Play the missing trials and return the last one."""
         template = prompts.template
@@ -81,20 +68,13 @@ class Reflexion:
         notes = tuple(trial.reflection for trial in done if trial.reflection)
         for number in range(len(done) + 1, self.trials + 1):
             memory = notes[-MEMORY:]
-            trial = await play_episode(
-                env,
-                engine,
-                prompts.with_template(template.remember(memory)),
-                task_id=task_id,
-                sampling=sampling,
-                seed=seed,
-                env_id=env_id,
-            )
+            remembering = prompts.with_template(template.remember(memory))
+            trial = await play_episode(env, engine, remembering, task_id=task_id, seed=seed, **job)
             trial = replace(trial, trial=number, memory=memory)
             if trial.won or trial.stop is StopReason.FAULT or number == self.trials:
                 return trial
             try:
-                note = await _write_note(trial, engine, prompts, sampling)
+                note = await _write_note(trial, engine, prompts, job["sampling"])
             except EngineFault as fault:
                 return replace(trial, stop=StopReason.FAULT, fault=fault.kind.value, reward=0.0)
             notes += (note,) if note else ()

@@ -127,6 +127,15 @@ class EngineFaultKind(str, Enum):
     """A log-probability is NaN: the weights are broken, or an overflow occurred."""
 
 
+class AgentFaultKind(str, Enum):
+    """Fault of an agent program."""
+
+    FAILED = "agent_failed"
+    """It raised an error."""
+    TIMEOUT = "agent_timeout"
+    """It did not end in time."""
+
+
 class EngineFault(SpearError):
     """There was no response through no fault of the policy: the episode ends as a fault."""
 

@@ -42,25 +42,21 @@ class MicroBatcher:
         self._max_wait_s = max_wait_s
         self._deterministic = deterministic
         self._pending: list[tuple[Request, asyncio.Future[Generation]]] = []
-        self._live = 0
+        self.live = 0
+        """Number of callers inside :meth:`session`."""
         self._runner: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = False
         self._called = False
 
-    @property
-    def live(self) -> int:
-        """Number of callers inside :meth:`session`."""
-        return self._live
-
     @contextmanager
     def session(self) -> Iterator[None]:
         """Announce one caller for the duration of the block, which makes one call at a time."""
-        self._live += 1
+        self.live += 1
         try:
             yield
         finally:
-            self._live -= 1
+            self.live -= 1
             if self._pending:
                 self._consider()
 
@@ -68,7 +64,7 @@ class MicroBatcher:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`. Raises what ``run_batch`` raised for this batch."""
-        if self._deterministic and self._live == 0:
+        if self._deterministic and self.live == 0:
             raise SpearError(
                 "deterministic batching needs announced callers: call generate inside MicroBatcher.session()"
             )
@@ -84,11 +80,9 @@ class MicroBatcher:
 
     def _is_ready(self) -> bool:
         waiting = len(self._pending)
-        if not waiting:
-            return False
-        if self._live and waiting >= self._live:
+        if 0 < self.live <= waiting:
             return True
-        return not self._deterministic and (self._due or waiting >= self._max_batch)
+        return waiting > 0 and not self._deterministic and (self._due or waiting >= self._max_batch)
 
     def _consider(self) -> None:
         if self._runner is not None:
@@ -111,15 +105,13 @@ class MicroBatcher:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer, self._due = None, False
-            self._runner = asyncio.get_running_loop().create_task(self._run(self._take()))
+            entries, self._pending = self._pending, []
+            if self._deterministic:
+                entries.sort(key=lambda entry: entry[0].request_id)
+            chunks = [entries[i : i + self._max_batch] for i in range(0, len(entries), self._max_batch)]
+            self._runner = asyncio.get_running_loop().create_task(self._run(chunks))
         elif self._pending:
             self._consider()
-
-    def _take(self) -> list[list[tuple[Request, asyncio.Future[Generation]]]]:
-        entries, self._pending = self._pending, []
-        if self._deterministic:
-            entries.sort(key=lambda entry: entry[0].request_id)
-        return [entries[i : i + self._max_batch] for i in range(0, len(entries), self._max_batch)]
 
     async def _run(self, chunks: list[list[tuple[Request, asyncio.Future[Generation]]]]) -> None:
         results: list[list[Generation] | BaseException] = []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -27,7 +28,7 @@ from spear_agents.engines.base import Finish, Generation, Request
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.sampling import draw_tokens, uniform_at
 from spear_agents.engines.stops import StopFinder
-from spear_agents.engines.vision import ImageReader, has_vision, read_rows
+from spear_agents.engines.vision import ImageReader, has_vision, key_pictures, read_rows
 from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.files import require_model_file
 from spear_agents.models.checking import explain_other
@@ -58,17 +59,10 @@ def read_end_ids(folder: Path) -> tuple[int, ...]:
 class HFModel:
     """A causal language model that answers batches of requests; with a vision tower (Qwen2.5-VL) also about pictures.
 
-    ``reader`` is the image side of a vision model, else None.
-
-    Args:
-        path: folder with config.json and weights.
-        threads: compute threads of torch, for the whole process; None leaves them unchanged.
-        dtype: of weights and computation; None for that of the stored weights in ``config.json``. Tokens are sampled in
-            float64 from its logits.
-        seed: for requests without a seed.
-
-    Raises:
-        SpearError: the folder is missing or cannot be loaded.
+    ``reader`` is the image side of a vision model, else None. ``threads`` are torch's for the whole process; None
+    leaves them. ``dtype`` is that of weights and computation; None for that in ``config.json``. Tokens are sampled in
+    float64 from its logits. ``seed`` is for requests without one. Raises SpearError if the folder is missing or cannot
+    be loaded.
     """
 
     def __init__(
@@ -164,11 +158,9 @@ class HFModel:
         """Answer requests in order, in one batch.
 
         Equal prompts are computed once. Prompts of unequal length are padded on the left; if all are equal, no mask is
-        built. A row stops at a stop token, at a stop string or at its own ``max_tokens``.
-
-        Raises:
-            SpearError: a request has pictures that the model cannot read or that do not match its image tokens, has an
-                empty prompt, or exceeds the model's context.
+        built. A row stops at a stop token, at a stop string or at its own ``max_tokens``. Raises SpearError for
+        pictures that the model cannot read or that do not match its image tokens, an empty prompt, or one beyond the
+        model's context.
         """
         if not requests:
             return []
@@ -177,7 +169,7 @@ class HFModel:
         batch = _Batch(requests, self.stop_token_ids, self._seeds, finders)
         prompts: dict[tuple[tuple[int, ...], bytes], int] = {}
         source = [
-            prompts.setdefault((tuple(request.prompt_ids), _name_pictures(request.images)), len(prompts))
+            prompts.setdefault((tuple(request.prompt_ids), key_pictures(request.images)), len(prompts))
             for request in requests
         ]
         ids, mask = _pad_left([prompt for prompt, _ in prompts], self.model.device)
@@ -282,7 +274,9 @@ class HFEngine(MicroBatcher):
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
             except (MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                # torch's CPU allocator raises a plain RuntimeError.
+                is_out = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+                if not is_out:
                     raise
                 raise SpearError(
                     f"out of memory with {len(requests)} responses at a time: play fewer (--concurrency), or shorter "
@@ -313,7 +307,9 @@ class _Batch:
         self.top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64)
         self.filters = any(s.top_k or s.top_p < 1 for s in samplings)
         self.limit = torch.tensor([s.max_tokens for s in samplings])
-        self.stops = _stop_matrix(samplings, end_ids)
+        stops = [torch.tensor([*end_ids, *s.stop_token_ids], dtype=torch.long) for s in samplings]
+        self.stops = pad_sequence(stops, batch_first=True, padding_value=-1)
+        """Stop ids of each row [N, S], padded with -1."""
         self.seeds = np.array(
             [s.seed & (2**64 - 1) if s.seed is not None else int(seeds.integers(2**63)) for s in samplings],
             dtype=np.uint64,
@@ -337,7 +333,11 @@ class _Batch:
         uniform = torch.from_numpy(uniform_at(self.seeds, self.position))
         filters = (self.top_k, self.top_p) if self.filters else (None, None)
         tokens, log_probs = draw_tokens(logits, uniform, self.temperature, *filters)
-        self._record(tokens, log_probs)
+        whole = tokens, log_probs
+        if len(self.rows) < self.count:
+            whole = tuple(torch.zeros(self.count, dtype=v.dtype).index_copy_(0, self.rows, v) for v in whole)
+        self.tokens.append(whole[0])
+        self.log_probs.append(whole[1])
         self.position += 1
         stop = (tokens[:, None] == self.stops).any(-1) & self.running
         end = (stop | (self.limit <= self.position)) & self.running
@@ -359,13 +359,6 @@ class _Batch:
         self.seeds = self.seeds[keep.numpy()]
         return tokens, keep
 
-    def _record(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> None:
-        if len(self.rows) < self.count:
-            tokens = torch.zeros(self.count, dtype=tokens.dtype).index_copy_(0, self.rows, tokens)
-            log_probs = torch.zeros(self.count, dtype=log_probs.dtype).index_copy_(0, self.rows, log_probs)
-        self.tokens.append(tokens)
-        self.log_probs.append(log_probs)
-
     def _find_strings(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows of the running batch that reached a stop string with their newest token."""
         reached = torch.zeros(len(self.rows), dtype=torch.bool)
@@ -382,39 +375,21 @@ class _Batch:
     def results(self) -> list[Generation]:
         tokens = torch.stack(self.tokens, 1).tolist()
         log_probs = torch.stack(self.log_probs, 1).tolist()
-        return [
-            Generation(tuple(t[:n]), tuple(p[:n]), self._find_finish(row))
-            for row, (t, p, n) in enumerate(zip(tokens, log_probs, self.length.tolist(), strict=True))
+        finishes = [
+            Finish.STOP if stopped else Finish.STRING if row in self.at_string else Finish.LENGTH
+            for row, stopped in enumerate(self.stopped.tolist())
         ]
-
-    def _find_finish(self, row: int) -> Finish:
-        if self.stopped[row]:
-            return Finish.STOP
-        return Finish.STRING if row in self.at_string else Finish.LENGTH
-
-
-def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Tensor:
-    """Stop ids of each row [N, S], padded with -1."""
-    stops = [tuple(dict.fromkeys((*end_ids, *s.stop_token_ids))) for s in samplings]
-    width = max(1, *map(len, stops))
-    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
-
-
-def _name_pictures(images: Sequence[np.ndarray]) -> bytes:
-    """Key of pictures."""
-    return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
+        rows = zip(tokens, log_probs, self.length.tolist(), finishes, strict=True)
+        return [Generation(tuple(t[:n]), tuple(p[:n]), finish) for t, p, n, finish in rows]
 
 
 def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Pad prompts to token ids [N, L] with their mask [N, L], None if no prompt needs padding."""
-    width = max(map(len, prompts))
-    if all(len(prompt) == width for prompt in prompts):
+    if len(set(map(len, prompts))) == 1:
         return torch.tensor(prompts, device=device), None
-    ids = torch.zeros((len(prompts), width), dtype=torch.long)
-    mask = torch.zeros((len(prompts), width), dtype=torch.long)
-    for i, prompt in enumerate(prompts):
-        ids[i, width - len(prompt) :] = torch.tensor(prompt)
-        mask[i, width - len(prompt) :] = 1
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
     return ids.to(device), mask.to(device)
 
 
@@ -445,8 +420,3 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the machine or a GPU ran out of memory; torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)

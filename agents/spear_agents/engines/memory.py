@@ -14,10 +14,7 @@ _DONT_NEED = 4
 def release_pages(storage: torch.UntypedStorage) -> int:
     """Drop the contents of a CPU tensor's storage, which reads as zeros afterwards; returns the bytes given back.
 
-    Bytes before the first and after the last whole page stay as they are.
-
-    Raises:
-        OSError: the system refused.
+    Bytes before the first and after the last whole page stay as they are. Raises OSError if the system refuses.
     """
     page = mmap.PAGESIZE
     start = -(-storage.data_ptr() // page) * page

@@ -12,6 +12,7 @@ import base64
 import io
 import json
 import logging
+import math
 import os
 import random
 import socket
@@ -34,13 +35,13 @@ from spear_agents.engines.replies import (
     Reply,
     explain_refusal,
     read_reply,
-    read_retry_after,
     will_pass,
 )
 from spear_agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_sandbox.web.listening import is_loopback
+from spear_sandbox.web.replies import read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -73,7 +74,7 @@ def choose_kind(base_url: str) -> ServerKind:
 
 @dataclass(frozen=True)
 class Server:
-    """Address of a served model, with limits and retries.
+    """Address of a served model, with limits and retries. Raises SpearError for an invalid address or number.
 
     Args:
         base_url: including ``/v1``, such as ``http://127.0.0.1:8000/v1``.
@@ -86,9 +87,6 @@ class Server:
         wait_s: seconds before the second try; doubled each time, with a jitter, up to ``longest_wait_s``.
         longest_wait_s: longest wait between tries; a server that asks for a longer one (``Retry-After``) is a fault.
         prices: of tokens; None if it is free.
-
-    Raises:
-        SpearError: the address is not valid, or a number is out of range.
     """
 
     base_url: str
@@ -138,10 +136,7 @@ class OpenAIEngine:
     A request is sent again after connection errors, time-outs and the statuses 408, 409, 425, 429 and 5xx; a wait that
     the server asks for delays all requests. When the tries are used up the episode gets an
     :class:`~spear_agents.engines.base.EngineFault`. Permanent errors (a wrong key, an unknown model, no credit left)
-    are a SpearError and stop the run.
-
-    Raises:
-        SpearError: httpx is not installed.
+    are a SpearError and stop the run, and so is a missing httpx.
     """
 
     def __init__(self, server: Server) -> None:
@@ -172,21 +167,18 @@ class OpenAIEngine:
             self._free = asyncio.Semaphore(self.server.limit)
         async with self._free:
             reply, tries = await self._ask(body, request_id)
-        return self._finish(reply, sampling, tries)
-
-    async def aclose(self) -> None:
-        """Close the connections; the engine may be used again, also in another event loop."""
-        client, self._client, self._free, self._open_at = self._client, None, None, 0.0
-        if client is not None:
-            await client.aclose()
-
-    def _finish(self, reply: Reply, sampling: Sampling, tries: int) -> Generation:
         text, cut = cut_at_stop(reply.text, sampling.stop_strings)
         ids = self.tokenizer.encode_plain(text)
         finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP
         if finish is Finish.STOP:
             ids.append(self.tokenizer.eos_token_id or 0)
         return Generation(tuple(ids), (0.0,) * len(ids), finish, reply.to_served(tries, self.server.prices))
+
+    async def aclose(self) -> None:
+        """Close the connections; the engine may be used again, also in another event loop."""
+        client, self._client, self._free, self._open_at = self._client, None, None, 0.0
+        if client is not None:
+            await client.aclose()
 
     async def _ask(self, body: bytes, request_id: str) -> tuple[Reply, int]:
         """Send a request until it has a usable answer; return it and the number of tries."""
@@ -202,7 +194,7 @@ class OpenAIEngine:
                     return read_reply(content), number
                 if not will_pass(status, content):
                     raise explain_refusal(status, content, self.server.url, self.server.model, self.server.key_variable)
-                pause = read_retry_after(headers)
+                pause = read_retry_after(headers, math.inf)
                 kind = EngineFaultKind.OVERLOADED if status == 429 else EngineFaultKind.SERVER_ERROR
                 fault = EngineFault(kind, f"{self.server.url} answered {status}")
             except asyncio.TimeoutError:
@@ -226,10 +218,8 @@ class OpenAIEngine:
     async def _send(self, body: bytes) -> tuple[int, Any, bytes]:
         """Send a request; return status, headers and body of the answer.
 
-        Raises:
-            _Unreachable: no answer, or a broken one.
-            asyncio.TimeoutError: nothing came for too long.
-            BadReplyError: the answer is too large.
+        Raises _Unreachable for no answer or a broken one, TimeoutError after too long a silence, BadReplyError for too
+        large an answer.
         """
         import httpx
 
@@ -322,14 +312,14 @@ def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -
         for text in rest:
             picture = next(left, None)
             if picture is not None:
-                parts.append({"type": "image_url", "image_url": {"url": _encode_png(picture)}})
+                parts.append({"type": "image_url", "image_url": {"url": encode_picture(picture)}})
             parts += [{"type": "text", "text": text}] if text else []
         shown.append({"role": message["role"], "content": parts if rest else message["content"]})
     return shown
 
 
-def _encode_png(image: np.ndarray) -> str:
-    """Encode a uint8 picture [height, width, 3] as a data URL."""
+def encode_picture(image: np.ndarray) -> str:
+    """Encode a uint8 picture [height, width, 3] as the data URL of a PNG."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

@@ -6,9 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from time import time
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spear_agents.engines.base import ContextExceededError, Served
@@ -51,45 +49,27 @@ class Prices:
 
 @dataclass(frozen=True)
 class Reply:
-    """One response of a server: its text and fields of :class:`~spear_agents.engines.base.Served`."""
+    """One response of a server."""
 
     text: str
     cut_short: bool
-    model: str = ""
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    token_ids: tuple[int, ...] | None = None
-    log_probs: tuple[float, ...] | None = None
+    served: Served
+    """Its data, without tries and cost."""
 
     def to_served(self, tries: int, prices: Prices | None) -> Served:
         """The record of it."""
-        cost = None
-        if prices is not None and self.prompt_tokens is not None and self.completion_tokens is not None:
-            cached = min(self.cached_tokens or 0, self.prompt_tokens)
-            cost = prices.compute_cost(self.prompt_tokens, self.completion_tokens, cached)
-        return Served(
-            model=self.model,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-            tries=tries,
-            cost=cost,
-            prompt_ids=self.prompt_ids,
-            token_ids=self.token_ids,
-            log_probs=self.log_probs,
-        )
+        served, cost = self.served, None
+        if prices is not None and served.prompt_tokens is not None and served.completion_tokens is not None:
+            cached = min(served.cached_tokens or 0, served.prompt_tokens)
+            cost = prices.compute_cost(served.prompt_tokens, served.completion_tokens, cached)
+        return replace(served, tries=tries, cost=cost)
 
 
 def read_reply(content: bytes) -> Reply:
-    """Read an answer with status 200.
+    """Read an answer with status 200. Raises BadReplyError if it is not JSON, or not a completion.
 
     Separate thoughts (``reasoning_content``, ``reasoning``) are put in front of the text, between ``<think>`` tags. A
     refusal is a response like any other.
-
-    Raises:
-        BadReplyError: it is not JSON, or not a completion.
     """
     data = _read_object(content)
     if data is None:
@@ -112,9 +92,7 @@ def read_reply(content: bytes) -> Reply:
     counts = data.get("usage")
     usage: dict[str, Any] = counts if isinstance(counts, dict) else {}
     details = usage.get("prompt_tokens_details")
-    return Reply(
-        text=text,
-        cut_short=choice.get("finish_reason") == "length",
+    served = Served(
         model=data["model"] if isinstance(data.get("model"), str) else "",
         prompt_tokens=_read_count(usage, "prompt_tokens"),
         completion_tokens=_read_count(usage, "completion_tokens"),
@@ -123,6 +101,7 @@ def read_reply(content: bytes) -> Reply:
         token_ids=_read_ids(choice.get("token_ids")),
         log_probs=_read_log_probs(choice.get("logprobs")),
     )
+    return Reply(text, choice.get("finish_reason") == "length", served)
 
 
 def will_pass(status: int, content: bytes) -> bool:
@@ -153,19 +132,6 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
     if _ONLY_OPENAI.search(message):
         mend = "--server openai sends max_completion_tokens, and leaves out a temperature and a top_p of 1."
     return SpearError(f"{url} refused the request ({status}): {message.rstrip('.')}. {mend}")
-
-
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait (a number or a date), or None."""
-    value = headers.get("retry-after", "").strip()
-    try:
-        wait = float(value)
-    except ValueError:
-        try:
-            wait = parsedate_to_datetime(value).timestamp() - time()
-        except (TypeError, ValueError, IndexError):
-            return None
-    return max(0.0, wait) if math.isfinite(wait) else None
 
 
 def _find_error(content: bytes) -> tuple[str, str]:

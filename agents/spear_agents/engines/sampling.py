@@ -31,12 +31,10 @@ def uniform_at(seeds: np.ndarray, position: int | np.ndarray) -> np.ndarray:
 
 
 def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero the tokens excluded by top-k and then top-p, without renormalising.
+    """Zero the tokens of ``probs`` [N, V] excluded by top-k and then top-p, without renormalising; rows sum to 1.
 
-    Args:
-        probs: [N, V], rows summing to 1.
-        top_k: int64 [N], 0 for off. Of equal probabilities the lower id comes first.
-        top_p: float [N]: keeps the smallest leading set whose share of the mass left by top-k reaches ``top_p``.
+    ``top_k`` is int64 [N], 0 for off; of equal probabilities the lower id comes first. ``top_p``, float [N], keeps the
+    smallest leading set whose share of the mass left by top-k reaches it.
     """
     ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
@@ -51,17 +49,11 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
 
 
 def invert_mass(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The id at which each row's cumulative distribution passes its uniform number, in the order of the ids.
+    """The ids (int64 [N]) at which cumulative distributions pass uniform numbers, in the order of the ids.
 
-    Sums are float64, first of blocks of ids and then within the selected block: a running sum over the vocabulary
-    would take several times as long.
-
-    Args:
-        probs: [N, V], not negative, rows with a positive sum.
-        uniform: float64 [N] in [0, 1).
-
-    Returns:
-        int64 [N]; never an id of probability 0.
+    Sums are float64, first of blocks of ids and then within the selected block: a running sum over the vocabulary would
+    take several times as long. ``probs`` [N, V] are not negative, with a positive sum of each row; ``uniform`` is
+    float64 [N] in [0, 1). An id of probability 0 is never drawn.
     """
     size = probs.shape[-1]
     if size % _BLOCK:
@@ -86,15 +78,9 @@ def draw_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token for each row by inversion of its cumulative distribution, in float64 and in the order of the ids.
 
-    Args:
-        logits: [N, V].
-        uniform: float64 [N] in [0, 1).
-        temperature: float64 [N]; 0 takes the most probable token.
-        top_k, top_p: [N], or None when no row of the batch filters.
-
-    Returns:
-        token ids int64 [N] and their log-probabilities float64 [N], before filters, at the row's temperature (at 1
-        where the temperature is 0).
+    ``logits`` are [N, V], ``uniform`` float64 [N] in [0, 1), and ``temperature`` float64 [N]; 0 takes the most probable
+    token. ``top_k`` and ``top_p`` are [N], or None when no row filters. Returns token ids int64 [N] and their
+    log-probabilities float64 [N], before filters, at the row's temperature (at 1 where the temperature is 0).
     """
     greedy = temperature == 0
     heat = torch.where(greedy, torch.ones_like(temperature), temperature)

@@ -92,14 +92,7 @@ class NoisyExpert:
 
     An error is a random admissible action; a share ``inadmissible`` of the errors is an action that was admissible
     earlier in the episode and no longer is, if there is one. Once no plan wins, all actions are random until the
-    episode ends.
-
-    Args:
-        env: the environment it plays in.
-        template: writes its responses.
-        noise: share of turns that are errors.
-        inadmissible: share of the errors without effect.
-        thoughts: it explains its plan, if the environment has words for it.
+    episode ends. With ``thoughts`` it explains its plan, if the environment has words for it.
     """
 
     def __init__(

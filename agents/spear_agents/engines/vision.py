@@ -26,11 +26,7 @@ _OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|
 
 
 def has_vision(path: str | Path) -> bool:
-    """Whether the model at ``path`` (a Hugging Face folder or a hub id) reads pictures.
-
-    Raises:
-        SpearError: it does, and is of another family than Qwen2.5-VL.
-    """
+    """Whether a model (folder or hub id) reads pictures. Raises SpearError for families other than Qwen2.5-VL."""
     try:
         if Path(path).is_dir():
             config = json.loads((Path(path) / "config.json").read_text("utf-8"))
@@ -52,13 +48,8 @@ def has_vision(path: str | Path) -> bool:
 class ImageReader:
     """The image side of a Qwen2.5-VL folder, shared by rollouts and the trainer.
 
-    Pictures go through transformers' Pillow processor: the same patches with and without torchvision.
-
-    Args:
-        path: folder with ``config.json`` and ``preprocessor_config.json``.
-
-    Raises:
-        SpearError: one of them is missing or cannot be read.
+    Pictures go through transformers' Pillow processor: the same patches with and without torchvision. Raises SpearError
+    if ``config.json`` or ``preprocessor_config.json`` is missing or cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -101,14 +92,10 @@ class ImageReader:
         return {name: features[name] for name in ("pixel_values", "image_grid_thw")}
 
     def find_positions(self, token_ids: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor:
-        """Positions of one sequence in time, height and width: int64 [3, T].
+        """Positions of one sequence of ids [T] in time, height and width: int64 [3, T].
 
-        Args:
-            token_ids: [T].
-            grids: ``image_grid_thw`` of its pictures; None for none.
-
-        Raises:
-            SpearError: the pictures do not match the image tokens.
+        ``grids`` are ``image_grid_thw`` of its pictures; None for none. Raises SpearError if these do not match the
+        image tokens.
         """
         kinds = (token_ids == self.image_token_id).int()[None]
         expected = 0 if grids is None else int(grids.prod(-1).sum()) // self._merged
@@ -144,13 +131,13 @@ def unpack_pictures(packed: np.ndarray) -> list[np.ndarray]:
     return images
 
 
+def key_pictures(images: Sequence[np.ndarray]) -> bytes:
+    """Key of pictures; equal for equal ones."""
+    return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
+
+
 def read_rows(reader: ImageReader, rows: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
     """:meth:`ImageReader.read` of each row's pictures; equal rows (members of a group at their first turn) once."""
-    known: dict[bytes, dict[str, Any]] = {}
-    features = []
-    for images in rows:
-        key = b"".join(np.asarray(image.shape).tobytes() + image.tobytes() for image in images)
-        if key not in known:
-            known[key] = reader.read(images)
-        features.append(known[key])
-    return features
+    keys = list(map(key_pictures, rows))
+    known = {key: reader.read(images) for key, images in dict(zip(keys, rows, strict=True)).items()}
+    return [known[key] for key in keys]

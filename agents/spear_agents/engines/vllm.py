@@ -69,21 +69,14 @@ class Counts:
 class VLLMEngine:
     """An :class:`~spear_agents.engines.base.Engine` over vLLM's ``AsyncLLM``.
 
-    vLLM computes in its own processes, driven by one thread, so the engine serves any number of event loops. A
-    cancelled call aborts its request. With a seed a response depends on the prompt, the weights and the seed; its batch
-    can change the last bits of a log-probability, and so a token in the rare case of a near tie.
+    vLLM computes in its own processes, driven by one thread, so the engine serves any number of event loops; requests
+    beyond ``max_batch`` wait. A cancelled call aborts its request. With a seed (``seed`` is for requests without one) a
+    response depends on the prompt, the weights and the seed; its batch can change the last bits of a log-probability,
+    and so a token in the rare case of a near tie.
 
-    vLLM's own output goes to the file :attr:`log`, which is removed if nothing went wrong; with
-    ``VLLM_LOGGING_LEVEL`` set it goes to the standard error output.
-
-    Args:
-        path: Hugging Face folder of the model.
-        options: how it is run.
-        max_batch: maximum requests computed at a time; further ones wait.
-        seed: for requests without a seed.
-
-    Raises:
-        SpearError: vLLM is not installed, the folder is not a model, or vLLM did not start.
+    vLLM's own output goes to the file :attr:`log`, which is removed if nothing went wrong; with ``VLLM_LOGGING_LEVEL``
+    set it goes to the standard error output. Raises SpearError if vLLM is not installed or does not start, or ``path``
+    is not the folder of a model.
     """
 
     def __init__(
@@ -129,12 +122,8 @@ class VLLMEngine:
         """See :class:`~spear_agents.engines.base.Engine`.
 
         A response ends with the context, so ``max_tokens`` may exceed it. ``images`` go in the places of the model's
-        image token, one token each.
-
-        Raises:
-            EngineFault: vLLM failed or has died.
-            ContextExceededError: the prompt with its pictures fills the context.
-            SpearError: images for a text model, an empty prompt, a request that vLLM refuses, a closed engine.
+        image token, one token each. Raises SpearError for images of a text model, an empty prompt, a request that vLLM
+        refuses, and a closed engine.
         """
         if self._closing.locked():
             raise SpearError("this vLLM engine is closed: make a new one")
@@ -155,14 +144,7 @@ class VLLMEngine:
         return list(asyncio.run_coroutine_threadsafe(call, self._loop).result())
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights by ``state``, in which they have the names and shapes of the folder.
-
-        Linux only.
-
-        Raises:
-            SpearError: the weights are of another model, or as :meth:`load_file`.
-            EngineFault: vLLM has died.
-        """
+        """Replace the weights by ``state``, named and shaped as in the folder; raises as :meth:`load_file`. Linux."""
         from spear_agents.engines.weights import select_weights, share_weights
 
         with share_weights(select_weights(self.path, state)) as path:
@@ -171,11 +153,8 @@ class VLLMEngine:
     def load_file(self, path: str) -> None:
         """Replace the weights by those that :func:`~spear_agents.engines.weights.share_weights` has put at ``path``.
 
-        The prefix cache is cleared, since it belongs to the old weights.
-
-        Raises:
-            SpearError: answers are pending, the engine has an adapter or is closed, or vLLM refuses the weights.
-            EngineFault: vLLM has died.
+        The prefix cache is cleared, since it belongs to the old weights. Raises SpearError if answers are pending, the
+        engine has an adapter or is closed, or vLLM refuses the weights, and EngineFault if vLLM has died.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -188,10 +167,8 @@ class VLLMEngine:
         try:
             self.call_workers("load_weights", path)
             self._forget_prefixes()
-        except EngineDeadError as error:
-            raise self._explain_death() from error
         except Exception as error:
-            if self._is_ending():
+            if isinstance(error, EngineDeadError) or self._is_ending():
                 raise self._explain_death() from error
             raise SpearError(
                 f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
@@ -201,9 +178,7 @@ class VLLMEngine:
     def release_memory(self) -> None:
         """Give the memory of the key-value cache back to the system until requests fill it again; on a CPU only.
 
-        Raises:
-            EngineFault: vLLM has died.
-            RuntimeError: answers are pending.
+        Raises EngineFault if vLLM has died, RuntimeError if answers are pending.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -261,7 +236,8 @@ class VLLMEngine:
             return ready.result()
         except Exception as error:
             self._thread.join()
-            raise self._explain_start(error) from error
+            cause = self.log.find_cause() or " ".join(str(error).split()) or type(error).__name__
+            raise SpearError(f"vLLM did not start with {self.path}: {cause}{self.log.keep()}") from error
         except BaseException:
             while self._thread.is_alive():
                 for child in set(active_children()) - before:
@@ -271,10 +247,6 @@ class VLLMEngine:
                 ready.result()[0].shutdown(timeout=_SHUTDOWN_S)
             self.log.close()
             raise
-
-    def _explain_start(self, error: Exception) -> SpearError:
-        cause = self.log.find_cause() or " ".join(str(error).split()) or type(error).__name__
-        return SpearError(f"vLLM did not start with {self.path}: {cause}{self.log.keep()}")
 
     async def _answer(
         self,

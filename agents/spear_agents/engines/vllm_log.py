@@ -22,11 +22,7 @@ _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memo
 
 
 class EngineLog:
-    """A file for the output of vLLM's processes.
-
-    Args:
-        is_wanted: if False, output is not redirected and causes are unknown.
-    """
+    """A file for the output of vLLM's processes; if it is not wanted, output stays and causes are unknown."""
 
     def __init__(self, is_wanted: bool) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="spear-vllm-")) / "vllm.log" if is_wanted else None
@@ -56,15 +52,11 @@ class EngineLog:
             for number, copy in saved:
                 os.dup2(copy, number)
                 os.close(copy)
-            self._take_logger()
-
-    def _take_logger(self) -> None:
-        """Redirect vLLM's logger, which keeps the standard error stream of its setup."""
-        if self._file is None and self.path is not None:
-            self._file = self.path.open("a", encoding="utf-8")
-            for handler in logging.getLogger("vllm").handlers:
-                if isinstance(handler, logging.StreamHandler):
-                    self._taken.append((handler, handler.setStream(self._file)))
+            if self._file is None:  # vLLM's logger keeps the standard error stream of its setup
+                self._file = self.path.open("a", encoding="utf-8")
+                for handler in logging.getLogger("vllm").handlers:
+                    if isinstance(handler, logging.StreamHandler):
+                        self._taken.append((handler, handler.setStream(self._file)))
 
     def find_cause(self) -> str | None:
         """The last error with a cause, or None."""

@@ -22,7 +22,7 @@ _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 @dataclass(frozen=True)
 class VLLMOptions:
-    """Options of vLLM for a model.
+    """Options of vLLM for a model. Raises SpearError for a number out of range or an unknown dtype.
 
     Args:
         tensor_parallel: devices (processes, on a CPU) that share each layer.
@@ -32,9 +32,6 @@ class VLLMOptions:
         gpu_memory_utilization: share of a GPU's memory that vLLM may take; None for its own choice.
         kv_cache_gib: memory of the keys and values. Default: on a CPU ``VLLM_CPU_KVCACHE_SPACE``, else
             :func:`size_cpu_cache`; on a GPU what ``gpu_memory_utilization`` leaves.
-
-    Raises:
-        SpearError: a number is out of range, or an unknown dtype.
     """
 
     tensor_parallel: int = 1

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -95,17 +96,10 @@ def draw_uniform(rows: Sequence[Any]) -> np.ndarray:
 
 
 def _end_after(owner: int, core: int) -> None:
-    while _is_alive(owner):
-        time.sleep(_LOOK_EVERY_S)
+    with suppress(ProcessLookupError):
+        while True:
+            with suppress(PermissionError):
+                os.kill(owner, 0)
+            time.sleep(_LOOK_EVERY_S)
     # It ends its workers and frees their shared memory.
     os.kill(core, signal.SIGTERM)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -19,25 +19,19 @@ _HEAD = "lm_head.weight"
 def select_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Select the weights of ``folder`` from ``state``, with the names and shapes they have there.
 
-    A tied output layer may be in ``state`` or not.
-
-    Raises:
-        SpearError: a weight is missing, unknown or of another shape; the folder has no safetensors.
+    A tied output layer may be in ``state`` or not. Raises SpearError if a weight is missing, unknown or of another
+    shape, or the folder has no safetensors.
     """
     shapes = read_shapes(folder)
     given = {name: tensor for name, tensor in state.items() if name in shapes or name != _HEAD or not _is_tied(folder)}
     missing = [name for name in sorted(shapes.keys() - given.keys()) if name != _HEAD or not _is_tied(folder)]
     unknown = sorted(given.keys() - shapes.keys())
+    other = f"these weights are of another model than {folder}"
     if missing or unknown:
-        raise SpearError(
-            f"these weights are of another model than {folder}: missing {missing[:3]}, unknown {unknown[:3]}"
-        )
+        raise SpearError(f"{other}: missing {missing[:3]}, unknown {unknown[:3]}")
     for name, tensor in given.items():
         if tuple(tensor.shape) != shapes[name]:
-            raise SpearError(
-                f"these weights are of another model than {folder}: "
-                f"{name} is {tuple(tensor.shape)}, there it is {shapes[name]}"
-            )
+            raise SpearError(f"{other}: {name} is {tuple(tensor.shape)}, there it is {shapes[name]}")
     return given
 
 

@@ -33,8 +33,7 @@ that the environment was given, each with the index of the turn that led to it (
 def write_dataset(recorded: Recorded, folder: Path) -> int:
     """Write the episodes to a new folder; return their number.
 
-    Raises:
-        SpearError: the folder exists or cannot be written, no episode has messages, or pyarrow is not installed.
+    Raises SpearError if the folder exists or cannot be written, no episode has messages, or pyarrow is not installed.
     """
     try:
         import pyarrow as pa

@@ -11,15 +11,11 @@ from spear_envs.core import canonical_json
 
 
 def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
-    """Pairs ``{prompt, chosen, rejected}`` of a won and a lost episode of one task.
+    """Pairs ``{prompt, chosen, rejected}`` of a won and a lost episode of one task, at most ``most`` of a task.
 
     A pair is taken where the two episodes diverge: the first response of the won one to a prompt that the lost one
     answered differently. Both responses answer the same prompt and contain no text of the environment. Each is a list
-    of messages, or a text if a program played with a local model.
-
-    Args:
-        recorded: the run.
-        most: maximum pairs of one task; each episode is used once before any is used again.
+    of messages, or a text if a program played with a local model. Each episode is used once before any is used again.
     """
     by_task: dict[str, tuple[list[list[Said]], list[list[Said]]]] = defaultdict(lambda: ([], []))
     outcomes: dict[str, set[bool]] = defaultdict(set)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,10 @@ class Said:
 
 @dataclass
 class Recorded:
-    """An opened run.
+    """An opened run: its settings, and the last complete episode of each job.
 
-    Attributes:
-        settings: those it was played with.
-        episodes: the last complete episode of each job.
-        faults: number of episodes cut short by a fault, left out.
-        unrepeatable: number of episodes without messages, since the environment answered differently when they were
-            played again.
+    ``faults`` counts episodes cut short by a fault, ``unrepeatable`` those without messages, since the environment
+    answered differently when they were played again.
     """
 
     settings: dict[str, Any]
@@ -49,13 +45,10 @@ class Recorded:
     _decoder: Decoder | None = field(default=None, repr=False)
 
     def tell(self, trajectory: Trajectory) -> list[Said] | None:
-        """Prompt and response of each turn, in order; None for an unrepeatable episode.
+        """Prompt and response of each turn, in order; None for an unrepeatable episode. Raises SpearError for pictures.
 
         Each prompt ends where its response begins, also if a program continued from an earlier call than the last
         (``Turn.follows``).
-
-        Raises:
-            SpearError: the prompts hold pictures.
         """
         told: Trajectory | None = trajectory
         if trajectory.tokens is not TokenKind.BYTES and self._maker is not None:
@@ -63,8 +56,13 @@ class Recorded:
         if told is None:
             self.unrepeatable += 1
             return None
-        said = []
-        for turn, ids in zip(told.turns, _join_prompts(told), strict=True):
+        said: list[Said] = []
+        whole: list[list[int]] = []
+        for turn in told.turns:
+            # The record has only the tokens added since the turn it continues.
+            before = [] if turn.follows is None else [*whole[turn.follows], *told.turns[turn.follows].response_ids]
+            ids = [*before, *turn.prompt_ids]
+            whole.append(ids)
             if self._decoder is not None:
                 texts = [self._decoder.decode(each, skip_special_tokens=False) for each in (ids, turn.response_ids)]
                 said.append(Said(texts[0], texts[1]))
@@ -86,29 +84,16 @@ def mend_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _join_prompts(trajectory: Trajectory) -> list[list[int]]:
-    """The full prompt of each turn; the record has only the tokens added since the turn it continues."""
-    whole: list[list[int]] = []
-    for turn in trajectory.turns:
-        before = [] if turn.follows is None else [*whole[turn.follows], *trajectory.turns[turn.follows].response_ids]
-        whole.append([*before, *turn.prompt_ids])
-    return whole
-
-
 @contextmanager
 def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded]:
     """Open a folder of ``spear eval --out`` for the duration of the block.
 
     The records of a server's model or a scripted player hold messages. Those of a local model hold tokens: its episodes
     are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
-    model's chat template.
+    model's chat template; ``tokenizer`` is its folder if the one in the settings is gone.
 
-    Args:
-        run: the folder.
-        tokenizer: folder of the tokenizer, if the one in the settings is gone.
-
-    Raises:
-        SpearError: the folder is not an evaluation's, it has no complete episode, or its environment cannot be made.
+    Raises SpearError if the folder is not an evaluation's, it has no complete episode, or its environment cannot be
+    made.
     """
     settings = read_settings(run)
     last = read_last(run / EPISODES)
@@ -138,9 +123,6 @@ def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded
         )
     except (KeyError, ValueError) as error:
         raise SpearError(f"{run} was not written by this version of spear eval: its settings lack {error}.") from error
-    env = make_env(played.env_id, played.split or "", played.env_kwargs)
-    try:
+    with closing(make_env(played.env_id, played.split or "", played.env_kwargs)) as env:
         found._maker = SampleMaker(env, played)
         yield found
-    finally:
-        env.close()

@@ -22,11 +22,7 @@ class AnthropicMessage(BaseModel):
     content: Content
 
     def to_messages(self) -> list[dict[str, Any]]:
-        """Convert to the form of chat templates, with separate messages for results of tools.
-
-        Raises:
-            ValueError: a block is not a text, a call or a result.
-        """
+        """Convert to chat templates' form; results of tools become messages. Raises ValueError for other blocks."""
         blocks = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
         messages: list[dict[str, Any]] = []
         texts: list[dict[str, Any]] = []
@@ -98,13 +94,18 @@ class MessagesRequest(BaseModel):
 def write_message(answer: Completion, request: MessagesRequest, key: str) -> dict[str, Any]:
     """The body of a response."""
     written = len(answer.generation.token_ids)
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
+    for place, call in enumerate(answer.calls):
+        name = name_call(answer, place)
+        blocks.append({"type": "tool_use", "id": name, "name": call.name, "input": dict(call.arguments)})
+    stops = {Finish.LENGTH: "max_tokens", Finish.STRING: "stop_sequence", Finish.STOP: "end_turn"}
     return {
         "id": f"msg_{key}_{answer.number}",
         "type": "message",
         "role": "assistant",
         "model": request.model,
-        "content": _write_blocks(answer),
-        "stop_reason": _name_stop(answer),
+        "content": blocks,
+        "stop_reason": "tool_use" if answer.calls else stops[answer.generation.finish],
         "stop_sequence": answer.stop_string,
         "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": written},
     }
@@ -133,18 +134,3 @@ def write_events(answer: Completion, request: MessagesRequest, key: str) -> Iter
 def write_error(message: str, kind: str) -> dict[str, Any]:
     """The body of an error."""
     return {"type": "error", "error": {"type": kind, "message": message}}
-
-
-def _write_blocks(answer: Completion) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-    return blocks + [
-        {"type": "tool_use", "id": name_call(answer, place), "name": call.name, "input": dict(call.arguments)}
-        for place, call in enumerate(answer.calls)
-    ]
-
-
-def _name_stop(answer: Completion) -> str:
-    if answer.calls:
-        return "tool_use"
-    names = {Finish.LENGTH: "max_tokens", Finish.STRING: "stop_sequence", Finish.STOP: "end_turn"}
-    return names[answer.generation.finish]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from spear_agents.engines.base import Sampling
 from spear_agents.episode import World
 from spear_agents.gateway.openai_wire import write_error
-from spear_agents.gateway.server import Gateway, Refusal, describe_session, telling
+from spear_agents.gateway.server import Gateway, Refusal, answering, describe_session
 from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
 from spear_agents.policies import OpenPolicy
 from spear_agents.trajectory import StopReason, Trajectory
@@ -33,58 +34,38 @@ class BeginRequest(BaseModel):
     seed: int | None = Field(default=None, ge=0)
 
 
+@dataclass(eq=False)
 class Host:
-    """Begins and ends episodes on a gateway by requests.
+    """Begins and ends episodes on a gateway, not started yet, by requests.
 
-    ``POST /episodes`` begins one and returns its address; ``DELETE /episodes/{id}`` ends it and returns its result.
-    Idle episodes are closed.
-
-    Args:
-        gateway: not started yet.
-        policy: answers the calls.
-        make_env: makes an environment; environments are reused.
-        tasks: ids for requests without one.
-        env_id: for the records.
-        token: required in requests to begin an episode; None if not needed.
-        limits: of each episode; ``seconds`` is the idle time after which it is closed.
-        most: maximum episodes at a time.
-        on_end: called with each record.
+    ``POST /episodes`` begins one and returns its address; ``DELETE /episodes/{id}`` ends it and returns its result. At
+    most ``most`` are open; those idle for ``limits.seconds`` are closed.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        policy: OpenPolicy,
-        make_env: Callable[[], Env],
-        tasks: list[str],
-        env_id: str,
-        *,
-        token: str | None,
-        limits: Limits,
-        most: int,
-        on_end: Callable[[Trajectory], None],
-    ) -> None:
-        self._gateway = gateway
-        self._policy = policy
-        self._make_env = make_env
-        self._tasks = tasks
-        self._env_id = env_id
-        self._token = token
-        self._limits = limits
-        self._most = most
-        self._on_end = on_end
+    gateway: Gateway
+    policy: OpenPolicy
+    make_env: Callable[[], Env]
+    tasks: list[str]
+    env_id: str
+    _: KW_ONLY
+    token: str | None
+    limits: Limits
+    most: int
+    on_end: Callable[[Trajectory], None]
+
+    def __post_init__(self) -> None:
         self._begun = 0
         self._free: list[Env] = []
         self._open: dict[str, tuple[Session, Env]] = {}
-        gateway.app.add_api_route("/episodes", self._begin, methods=["POST"])
-        gateway.app.add_api_route("/episodes/{key}", self._end, methods=["DELETE"])
+        self.gateway.app.add_api_route("/episodes", self._begin, methods=["POST"])
+        self.gateway.app.add_api_route("/episodes/{key}", self._end, methods=["DELETE"])
 
     async def watch(self) -> None:
         """Close idle episodes until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             for session, _ in list(self._open.values()):
-                if time.monotonic() - session.touched > self._limits.seconds:
+                if time.monotonic() - session.touched > self.limits.seconds:
                     await self._finish(session)
 
     async def aclose(self) -> None:
@@ -94,30 +75,29 @@ class Host:
         for env in self._free:
             env.close()
 
+    @answering(write_error)
     async def _begin(self, request: Request) -> Response:
-        with telling(write_error) as told:
-            self._gateway.admit(request, self._token)
-            body = await self._gateway.read_body(request, BeginRequest)
-            if len(self._open) >= self._most:
-                raise Refusal(429, "rate_limit_error", "too_many_episodes", f"{self._most} episodes are under way")
-            session = await self._start(body)
-            if isinstance(session, StopReason):
-                raise Refusal(503, "server_error", "environment", "the environment's service is down: try again later")
-            address = self._gateway.add(session)
-            opened = {"id": session.key, "base_url": f"{address}/v1", "api_key": session.token, "model": MODEL_NAME}
-            return write_json(200, opened | describe_session(session))
-        return told.response
+        self.gateway.admit(request, self.token)
+        body = await self.gateway.read_body(request, BeginRequest)
+        if len(self._open) >= self.most:
+            raise Refusal(429, "rate_limit_error", "too_many_episodes", f"{self.most} episodes are under way")
+        session = await self._start(body)
+        if isinstance(session, StopReason):
+            raise Refusal(503, "server_error", "environment", "the environment's service is down: try again later")
+        address = self.gateway.add(session)
+        opened = {"id": session.key, "base_url": f"{address}/v1", "api_key": session.token, "model": MODEL_NAME}
+        return write_json(200, opened | describe_session(session))
 
     async def _start(self, body: BeginRequest) -> Session | StopReason:
-        task = body.task if body.task is not None else self._tasks[self._begun % len(self._tasks)]
+        task = body.task if body.task is not None else self.tasks[self._begun % len(self.tasks)]
         seed = body.seed if body.seed is not None else self._begun
         if any((open.world.task_id, open.world.seed) == (task, seed) for open, _ in self._open.values()):
             told = f"task {task} is being played with seed {seed}: take another seed"
             raise Refusal(409, "invalid_request_error", "episode_exists", told)
-        env = self._free.pop() if self._free else self._make_env()
-        world = World(env, task, seed, self._env_id)
+        env = self._free.pop() if self._free else self.make_env()
+        world = World(env, task, seed, self.env_id)
         try:
-            stop = await world.begin(self._policy.prompts.measure)
+            stop = await world.begin(self.policy.prompts.measure)
         except BaseException:
             self._free.append(env)
             raise
@@ -125,29 +105,28 @@ class Host:
             self._free.append(env)
             return stop
         self._begun += 1
-        sampling: Sampling = self._policy.settings.sampling()
-        session = Session(world, self._policy.engine_for(env), self._policy.prompts, sampling, self._limits)
+        sampling: Sampling = self.policy.settings.sampling()
+        session = Session(world, self.policy.engine_for(env), self.policy.prompts, sampling, self.limits)
         self._open[session.key] = (session, env)
         return session
 
+    @answering(write_error)
     async def _end(self, request: Request, key: str) -> Response:
-        with telling(write_error) as told:
-            session = self._gateway.find(request, key)
-            if key not in self._open:
-                raise EndedError("this episode has ended")
-            record = await self._finish(session)
-            about = {name: getattr(record, name) for name in ("task_id", "won", "score", "reward", "fault")}
-            return write_json(200, about | {"stop": record.stop.value, "calls": len(record.turns)})
-        return told.response
+        session = self.gateway.find(request, key)
+        if key not in self._open:
+            raise EndedError("this episode has ended")
+        record = await self._finish(session)
+        about = {name: getattr(record, name) for name in ("task_id", "won", "score", "reward", "fault")}
+        return write_json(200, about | {"stop": record.stop.value, "calls": len(record.turns)})
 
     async def _finish(self, session: Session) -> Trajectory:
         _, env = self._open.pop(session.key)
-        self._gateway.remove(session)
+        self.gateway.remove(session)
         await session.settle()
         record = session.record()
         if session.broken is None:
             self._free.append(env)
         else:
             env.close()
-        self._on_end(record)
+        self.on_end(record)
         return record

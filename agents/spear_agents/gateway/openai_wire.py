@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from spear_agents.calling import ToolCall
 from spear_agents.engines.base import Finish
 from spear_agents.gateway.session import Completion
 
@@ -206,13 +205,13 @@ def name_call(answer: Completion, place: int) -> str:
 
 def _write_calls(answer: Completion) -> list[dict[str, Any]]:
     return [
-        {"id": name_call(answer, place), "type": "function", "function": _write_function(call)}
+        {
+            "id": name_call(answer, place),
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
         for place, call in enumerate(answer.calls)
     ]
-
-
-def _write_function(call: ToolCall) -> dict[str, str]:
-    return {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
 
 
 def _name_finish(answer: Completion) -> str:

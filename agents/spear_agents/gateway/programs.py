@@ -14,35 +14,25 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from spear_agents.engines.base import Engine, Sampling
+from spear_agents.engines.base import AgentFaultKind, Engine, Sampling
 from spear_agents.episode import World
-from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tools import Tool
 
+if TYPE_CHECKING:
+    from spear_agents.gateway.server import Gateway
+
 Program = Callable[[Any], Any]
 MOST_TOLD = 10
 """Maximum different failures in warnings; the records have all."""
 _log = logging.getLogger(__name__)
-
-
-class Addresses(Protocol):
-    """Serves sessions, as :class:`~spear_agents.gateway.server.Gateway` does."""
-
-    def add(self, session: Session) -> str:
-        """Give a session an address, without ``/v1``."""
-        ...
-
-    def remove(self, session: Session) -> None:
-        """Close a session."""
-        ...
 
 
 class AgentTask:
@@ -161,14 +151,9 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextlib.asynccontextmanager
 async def open_program(name: str, seconds: float) -> AsyncIterator[ProgramPlayer]:
-    """Open a player of the program ``FILE.py:FUNCTION``, with its own gateway in this event loop.
+    """Open a player of the program ``name`` (:func:`load_program`), with its own gateway in this event loop.
 
-    Args:
-        name: see :func:`load_program`.
-        seconds: time limit of an episode.
-
-    Raises:
-        SpearError: the program does not exist, or FastAPI is not installed.
+    ``seconds`` bounds an episode. Raises SpearError if the program does not exist, or FastAPI is not installed.
     """
     program = load_program(name)
     try:
@@ -201,7 +186,7 @@ class ProgramPlayer:
     Errors of the program are faults of its episode, with their own kinds in the records.
     """
 
-    def __init__(self, program: Program, gateway: Addresses, limits: Limits | None = None) -> None:
+    def __init__(self, program: Program, gateway: Gateway, limits: Limits | None = None) -> None:
         self._program = program
         self._gateway = gateway
         self._limits = limits or Limits()

@@ -52,8 +52,7 @@ class ResponsesRequest(BaseModel):
     def to_messages(self) -> list[dict[str, Any]]:
         """Convert to the form of chat templates, where a text and the calls after it are one message.
 
-        Raises:
-            ValueError: an item is not a message of texts, a call or a result.
+        Raises ValueError for an item that is not a message of texts, a call or a result.
         """
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from spear_sandbox.web.serving import make_server
 LARGEST_BODY = 16 << 20
 DRAIN_S = 2
 _Body = TypeVar("_Body", bound=BaseModel)
+_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Response]])
 
 
 @dataclass(eq=False)
@@ -45,6 +47,23 @@ class StepRequest(BaseModel):
     response: str | None = None
     tool: str | None = None
     arguments: dict[str, Any] = {}
+
+
+def answering(write: Callable[[str, str, str | None], dict[str, Any]]) -> Callable[[_Handler], _Handler]:
+    """Turn errors of a handler into those of its interface."""
+
+    def decorate(handler: Callable[..., Awaitable[Response]]) -> Any:
+        @functools.wraps(handler)
+        async def answer(*args: Any, **keywords: Any) -> Response:
+            try:
+                return await handler(*args, **keywords)
+            except Exception as error:
+                refusal = _explain(error)
+                return write_json(refusal.status, write(refusal.message, refusal.kind, refusal.code), refusal.headers)
+
+        return answer
+
+    return decorate
 
 
 class Gateway:
@@ -95,12 +114,12 @@ class Gateway:
     def _make_app(self) -> FastAPI:
         app = FastAPI(openapi_url=None)
         path = "/episodes/{key}"
-        app.add_api_route(f"{path}/v1/chat/completions", self._chat, methods=["POST"])
-        app.add_api_route(f"{path}/v1/responses", self._responses, methods=["POST"])
-        app.add_api_route(f"{path}/v1/messages", self._messages, methods=["POST"])
-        app.add_api_route(f"{path}/v1/models", self._models, methods=["GET"])
-        app.add_api_route(f"{path}/step", self._step, methods=["POST"])
-        app.add_api_route(path, self._describe, methods=["GET"])
+        app.post(f"{path}/v1/chat/completions")(self._chat)
+        app.post(f"{path}/v1/responses")(self._responses)
+        app.post(f"{path}/v1/messages")(self._messages)
+        app.get(f"{path}/v1/models")(self._models)
+        app.post(f"{path}/step")(self._step)
+        app.get(path)(self._describe)
 
         async def explain_path(request: Request, _: Exception) -> Response:
             told = f"{request.method} {request.url.path} is not served here"
@@ -110,78 +129,71 @@ class Gateway:
         app.add_exception_handler(405, explain_path)
         return app
 
+    @answering(openai_wire.write_error)
     async def _chat(self, request: Request, key: str) -> Response:
-        with telling(openai_wire.write_error) as told:
-            session, body = await self._open(request, key, openai_wire.ChatRequest)
-            messages = [message.to_message() for message in body.messages]
-            answer = await work_for(
-                request,
-                session.complete(
-                    messages=messages,
-                    tools=body.offered,
-                    max_tokens=body.limit,
-                    stop=body.read_stops(),
-                    goes_on=body.continue_final_message,
-                ),
-            )
-            if body.stream:
-                return _stream(openai_wire.write_stream(answer, body, key))
-            return write_json(200, openai_wire.write_completion(answer, body, key, session.spell))
-        return told.response
+        session, body = await self._open(request, key, openai_wire.ChatRequest)
+        messages = [message.to_message() for message in body.messages]
+        answer = await work_for(
+            request,
+            session.complete(
+                messages=messages,
+                tools=body.offered,
+                max_tokens=body.limit,
+                stop=body.read_stops(),
+                goes_on=body.continue_final_message,
+            ),
+        )
+        if body.stream:
+            return _stream(openai_wire.write_stream(answer, body, key))
+        return write_json(200, openai_wire.write_completion(answer, body, key, session.spell))
 
+    @answering(openai_wire.write_error)
     async def _responses(self, request: Request, key: str) -> Response:
-        with telling(openai_wire.write_error) as told:
-            session, body = await self._open(request, key, responses_wire.ResponsesRequest)
-            asking = session.complete(body.to_messages(), body.offered, max_tokens=body.max_output_tokens)
-            answer = await work_for(request, asking)
-            if body.stream:
-                return _stream(responses_wire.write_events(answer, body, key))
-            return write_json(200, responses_wire.write_response(answer, body, key))
-        return told.response
+        session, body = await self._open(request, key, responses_wire.ResponsesRequest)
+        asking = session.complete(body.to_messages(), body.offered, max_tokens=body.max_output_tokens)
+        answer = await work_for(request, asking)
+        if body.stream:
+            return _stream(responses_wire.write_events(answer, body, key))
+        return write_json(200, responses_wire.write_response(answer, body, key))
 
+    @answering(lambda message, kind, code: anthropic_wire.write_error(message, kind))
     async def _messages(self, request: Request, key: str) -> Response:
-        with telling(lambda message, kind, code: anthropic_wire.write_error(message, kind)) as told:
-            session, body = await self._open(request, key, anthropic_wire.MessagesRequest)
-            answer = await work_for(
-                request,
-                session.complete(
-                    messages=body.to_messages(),
-                    tools=body.offered,
-                    max_tokens=body.max_tokens,
-                    stop=body.stop_sequences,
-                    goes_on=body.goes_on,
-                ),
-            )
-            if body.stream:
-                return _stream(anthropic_wire.write_events(answer, body, key))
-            return write_json(200, anthropic_wire.write_message(answer, body, key))
-        return told.response
+        session, body = await self._open(request, key, anthropic_wire.MessagesRequest)
+        answer = await work_for(
+            request,
+            session.complete(
+                messages=body.to_messages(),
+                tools=body.offered,
+                max_tokens=body.max_tokens,
+                stop=body.stop_sequences,
+                goes_on=body.goes_on,
+            ),
+        )
+        if body.stream:
+            return _stream(anthropic_wire.write_events(answer, body, key))
+        return write_json(200, anthropic_wire.write_message(answer, body, key))
 
+    @answering(openai_wire.write_error)
     async def _models(self, request: Request, key: str) -> Response:
-        with telling(openai_wire.write_error) as told:
-            self.find(request, key)
-            model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "spear"}
-            return write_json(200, {"object": "list", "data": [model]})
-        return told.response
+        self.find(request, key)
+        model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "spear"}
+        return write_json(200, {"object": "list", "data": [model]})
 
+    @answering(openai_wire.write_error)
     async def _describe(self, request: Request, key: str) -> Response:
-        with telling(openai_wire.write_error) as told:
-            session = self.find(request, key)
-            return write_json(200, describe_session(session))
-        return told.response
+        return write_json(200, describe_session(self.find(request, key)))
 
+    @answering(openai_wire.write_error)
     async def _step(self, request: Request, key: str) -> Response:
-        with telling(openai_wire.write_error) as told:
-            session = self.find(request, key)
-            body = await self.read_body(request, StepRequest)
-            if (body.response is None) == (body.tool is None):
-                raise ValueError("give either a response or a tool with its arguments")
-            if body.tool is not None:
-                shown = await session.call_tool(body.tool, body.arguments)
-            else:
-                shown = await session.step(body.response or "")
-            return write_json(200, {"observation": shown, "done": session.stop is not None})
-        return told.response
+        session = self.find(request, key)
+        body = await self.read_body(request, StepRequest)
+        if (body.response is None) == (body.tool is None):
+            raise ValueError("give either a response or a tool with its arguments")
+        if body.tool is not None:
+            shown = await session.call_tool(body.tool, body.arguments)
+        else:
+            shown = await session.step(body.response or "")
+        return write_json(200, {"observation": shown, "done": session.stop is not None})
 
     async def _open(self, request: Request, key: str, kind: type[_Body]) -> tuple[Session, _Body]:
         session = self.find(request, key)
@@ -237,24 +249,6 @@ def describe_session(session: Session) -> dict[str, Any]:
 
 def _stream(events: Iterator[str]) -> Response:
     return StreamingResponse(iter(list(events)), media_type="text/event-stream")
-
-
-class _Told:
-    """The error response of a request."""
-
-    response: Response
-
-
-@contextlib.contextmanager
-def telling(write: Callable[[str, str, str | None], dict[str, Any]]) -> Iterator[_Told]:
-    """Turn errors of a request into those of its interface."""
-    told = _Told()
-    try:
-        yield told
-    except Exception as error:
-        refusal = _explain(error)
-        body = write(refusal.message, refusal.kind, refusal.code)
-        told.response = write_json(refusal.status, body, refusal.headers)
 
 
 def _explain(error: Exception) -> Refusal:

@@ -11,9 +11,16 @@ from typing import Any
 
 from spear_agents.calling import ToolCall, read_calls
 from spear_agents.chat import Chat, Message, disarm_places
-from spear_agents.engines.base import ContextExceededError, Engine, EngineFault, Finish, Generation, Sampling
+from spear_agents.engines.base import (
+    AgentFaultKind,
+    ContextExceededError,
+    Engine,
+    EngineFault,
+    Finish,
+    Generation,
+    Sampling,
+)
 from spear_agents.episode import World, draw_response
-from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.prompting import PromptBuilder, disarm_context
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
 from spear_agents.transcript import Asked, Transcript
@@ -42,13 +49,7 @@ class BusyError(SpearError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program.
-
-    Args:
-        calls: of the model in an episode; None for eight times the environment's turns.
-        parallel: calls at the same time.
-        seconds: run time of the program.
-    """
+    """Most calls of the model (None for 8 times the environment's turns), calls at the same time, and seconds."""
 
     calls: int | None = None
     parallel: int = 16
@@ -61,15 +62,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Completion:
-    """The answer to one call.
+    """The answer to call ``number`` (from 1): text without its calls of tools, and these.
 
-    Attributes:
-        number: of the call, from 1.
-        text: the response without its calls of tools.
-        calls: of tools.
-        generation: the tokens.
-        prompt_tokens: of the full prompt.
-        stop_string: the text at which it ended; None if it ended by itself or at its limit.
+    ``prompt_tokens`` are of the full prompt. ``stop_string`` is the text at which it ended; None if by itself or at its
+    limit.
     """
 
     number: int
@@ -96,14 +92,10 @@ class _Call:
 
 
 class Session:
-    """An episode of one program. Not thread-safe.
+    """An episode of one program, which has begun in ``world``. Not thread-safe.
 
-    Args:
-        world: the environment, in which the episode has begun.
-        engine: answers the calls.
-        prompts: of the policy; its length limits hold for the program's prompts too.
-        sampling: of every response; the program can only ask for shorter responses or more stop strings.
-        limits: see :class:`Limits`.
+    The length limits of ``prompts`` hold for the program's prompts too. It can only ask for shorter responses or more
+    stop strings than those of ``sampling``.
     """
 
     def __init__(
@@ -143,18 +135,11 @@ class Session:
         stop: Sequence[str] = (),
         goes_on: bool = False,
     ) -> Completion:
-        """The model's response to ``messages``; see :meth:`~spear_agents.transcript.Transcript.ask`.
+        """The model's response to ``messages``, of at most ``max_tokens``; see :meth:`Transcript.ask`.
 
-        Args:
-            max_tokens: of the response, at most the run's own.
-            stop: texts at which it ends; they stay part of it.
-
-        Raises:
-            EndedError: the episode is over, or there were too many calls.
-            BusyError: too many calls at the same time.
-            ContextExceededError: the prompt is too long.
-            EngineFault: there was no response.
-            SpearError: the chat template refuses the messages.
+        It ends at a text of ``stop``, which stays part of it. Raises EndedError if the episode is over or had too many
+        calls, BusyError for too many at once, ContextExceededError, EngineFault without a response, and SpearError if
+        the chat template refuses the messages.
         """
         self._check_open()
         if self._begun >= self._most:
@@ -247,12 +232,7 @@ class Session:
         )
 
     async def step(self, response: str) -> str:
-        """Play a response in the environment's own form; return the observation.
-
-        Raises:
-            EndedError: the episode is over.
-            SpearError: the environment broke.
-        """
+        """Play a response in the environment's own form; return the observation. Raises EndedError, or SpearError."""
         async with self._stepping:
             self._check_open()
             before = self.world.info["reward_terms"]["native_return"]
@@ -272,12 +252,7 @@ class Session:
             return self.write_observation()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Play a call of one of the environment's tools; return its result or the error of the call.
-
-        Raises:
-            EndedError: the episode is over.
-            SpearError: the environment does not take bare actions, or broke.
-        """
+        """Play a call of a tool; return its result or error. Raises as :meth:`step`, or if actions are not bare."""
         core = self.world.core
         if core.response_format is not ResponseFormat.PLAIN:
             raise SpearError("tools act in bare actions: make the environment with response_format=plain")

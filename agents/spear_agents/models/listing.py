@@ -68,14 +68,12 @@ def describe_hub(hub_id: str, name: str, title: str, parameters: int | None) -> 
 
 def list_models(config_dir: Path | None = None) -> list[ModelListing]:
     """Models of the catalogue, what was converted here, and what other distributions list."""
-    others = [path for path in list_fetched() if path.name not in KNOWN]
-    found = [describe_known(name, name) for name in KNOWN] + [_describe_fetched(path) for path in others]
+    found = [describe_known(name, name) for name in KNOWN]
+    for folder in list_fetched():
+        if folder.name not in KNOWN:
+            parameters = read_origin(folder).get("parameters")
+            found.append(ModelListing(folder.name, "converted here", Place.CACHED, None, parameters))
     for point in sorted(entry_points(group=MODEL_GROUP)):
         survey: Callable[[Path | None], list[ModelListing]] = point.load()
         found += [model for model in survey(config_dir) if model.name not in KNOWN]
     return sorted(found, key=lambda model: model.name)
-
-
-def _describe_fetched(folder: Path) -> ModelListing:
-    parameters = read_origin(folder).get("parameters")
-    return ModelListing(folder.name, "converted here", Place.CACHED, None, parameters)

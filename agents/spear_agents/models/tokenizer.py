@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from spear_agents.line_encoding import LLAMA3, QWEN2
 from spear_envs.core.errors import SpearError
 
 CONTROL, USER_DEFINED = 3, 4
@@ -22,11 +23,6 @@ ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Special tokens by the names of Hugging Face and of GGUF."""
 
 _PRE = pre_tokenizers
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _split_words(pattern: str) -> Any:
@@ -35,30 +31,18 @@ def _split_words(pattern: str) -> Any:
     )
 
 
-def _split_digits() -> Any:
-    return _PRE.Sequence([_PRE.Digits(individual_digits=True), _PRE.ByteLevel(add_prefix_space=False)])
-
-
 SPLITTERS: dict[str, Callable[[], Any]] = {
     "default": lambda: _PRE.ByteLevel(add_prefix_space=False),
     "gpt-2": lambda: _PRE.ByteLevel(add_prefix_space=False),
-    "smollm": _split_digits,
-    "llama-bpe": lambda: _split_words(_LLAMA3),
-    "qwen2": lambda: _split_words(_QWEN2),
+    "smollm": lambda: _PRE.Sequence([_PRE.Digits(individual_digits=True), _PRE.ByteLevel(add_prefix_space=False)]),
+    "llama-bpe": lambda: _split_words(LLAMA3),
+    "qwen2": lambda: _split_words(QWEN2),
 }
 """How a text falls into words before merges, by ``tokenizer.ggml.pre``."""
 
 
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer of a GGUF file, with the special tokens and the chat template that its fields name.
-
-    Args:
-        path: of the file.
-        fields: its metadata by name.
-
-    Raises:
-        SpearError: the file does not contain a tokenizer, or one with an unknown way to split texts.
-    """
+    """The tokenizer of a GGUF file, from its metadata ``fields``. Raises SpearError for none or an unknown splitter."""
     tokens = fields.get("tokenizer.ggml.tokens")
     if not tokens:
         raise SpearError(f"{path} holds no tokenizer: take a GGUF file of a whole language model")

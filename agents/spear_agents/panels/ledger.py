@@ -67,11 +67,8 @@ class Entry:
         """Raise ValueError if a field is invalid: a ledger may come from anybody."""
         kind = EngineKind(self.engine)
         numbers = [list(self.scores.values()), *self.outcomes.values()]
-        if (
-            not self.outcomes
-            or not all(numbers)
-            or not all(type(each) in (int, float) for found in numbers for each in found)
-        ):
+        kinds = {type(each) for found in numbers for each in found}
+        if not self.outcomes or not all(numbers) or not kinds <= {int, float}:
             raise ValueError("outcomes and scores are numbers for each task, and there is at least one task")
         if not isinstance(self.panel, str) or not isinstance(self.success, Mapping):
             raise ValueError("panel is a name and success has figures")
@@ -80,7 +77,12 @@ class Entry:
 
     def recompute(self) -> Estimate:
         """The success from the outcomes."""
-        return estimate_mean([sum(wins) / len(wins) for wins in self.outcomes.values()])
+        return estimate_outcomes(self.outcomes)
+
+
+def estimate_outcomes(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
+    """Success over tasks, of whose samples the mean counts."""
+    return estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])
 
 
 def digest_outcomes(outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> str:
@@ -115,20 +117,13 @@ def add_entry(
     notes: str = "",
     publish: bool = False,
 ) -> Path:
-    """Write the entry of a finished run; return its file.
+    """Write the entry ``name`` of a finished run of ``spear eval --panel NAME --out`` into a ledger; return its file.
 
-    Args:
-        run: folder of ``spear eval --panel NAME --out``.
-        panel_name: official panel, or the file of one.
-        name: of the entry, and of its file.
-        folder: the ledger.
-        model: what the model is called; by default the end of its path.
-        notes: a sentence for readers.
-        publish: copy the model's folder next to the entry, so that anybody can play it again.
+    ``model`` is what the model is called, by default the end of its path, and ``notes`` a sentence for readers.
+    ``publish`` copies the model's folder next to the entry, so that anybody can play it again.
 
-    Raises:
-        SpearError: the run is incomplete or not on that panel, the entry exists or its name is invalid, the ledger
-            cannot be written, or the model to publish has changed.
+    Raises SpearError if the run is incomplete or not on that panel, the entry exists or its name is invalid, the ledger
+    cannot be written, or the model to publish has changed.
     """
     if not _NAME.fullmatch(name):
         raise SpearError(f"{name!r} is not a valid name: use letters, digits, '_', '-', '+' and '.'.")
@@ -166,7 +161,7 @@ def add_entry(
         outcomes=outcomes,
         scores=scores,
         digest=digest_outcomes(outcomes, scores),
-        success=plain_estimate(estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])),
+        success=plain_estimate(estimate_outcomes(outcomes)),
         notes=notes,
         weights=weights,
     )
@@ -255,11 +250,7 @@ def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
 
 
 def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
-    """Describe whether another run's success is within the entry's interval.
-
-    Raises:
-        SpearError: the run is incomplete, or not on the panel's tasks.
-    """
+    """Describe whether another run is within the entry's interval. Raises SpearError if it is on other tasks."""
     outcomes, scores = _collect(read_last(run / EPISODES), open_panel(entry.panel))
     if outcomes.keys() != entry.outcomes.keys():
         raise SpearError(f"{run} is on other tasks than {entry.name}: play panel {entry.panel}.")
@@ -268,7 +259,7 @@ def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
 
 def _compare(entry: Entry, outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> tuple[bool, str]:
     """Describe whether a run's success is within the interval of an entry."""
-    found, recorded = estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()]), entry.recompute()
+    found, recorded = estimate_outcomes(outcomes), entry.recompute()
     if digest_outcomes(outcomes, scores) == entry.digest:
         return True, f"{format_percent(found)}: the same episodes"
     fits = recorded.low <= found.mean <= recorded.high

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,18 +84,9 @@ class Panel:
             seed=0,
         )
 
-    def describe(self) -> dict[str, Any]:
-        """The panel without its tasks, as plain values."""
-        return asdict(self) | {"env_kwargs": dict(self.env_kwargs)}
-
     def describe_tasks(self) -> dict[str, Any]:
-        """The tasks as the installed code makes them, their fingerprint, the turn limit, and a digest of the prompts.
-
-        Raises:
-            SpearError: the data of the tasks is missing.
-        """
-        env = make_env(self.env_id, self.split, self.env_kwargs)
-        try:
+        """The tasks as this code makes them, with fingerprint, turn limit and digest of prompts. Raises SpearError."""
+        with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
             tasks = [task.definition() for task in env.tasks]
             return {
                 "fingerprint": env.tasks.fingerprint,
@@ -102,8 +94,6 @@ class Panel:
                 "prompt_digest": self._digest_prompts(env),
                 "tasks": tasks,
             }
-        finally:
-            env.close()
 
     def _digest_prompts(self, env: SpearEnv[Any]) -> str:
         """SHA-256 of the prompts of the first ten tasks: a changed prompt makes another panel."""
@@ -125,11 +115,7 @@ def digest_panel(written: Mapping[str, Any]) -> str:
 
 
 def export_panel(panel: Panel, path: Path) -> str:
-    """Write a panel with its tasks as JSON; return its digest.
-
-    Raises:
-        SpearError: the data of the tasks is missing, or the file cannot be written.
-    """
+    """Write a panel with its tasks as JSON; return its digest. Raises SpearError for missing data or a bad path."""
     written = write_panel(panel)
     write_json(path, written)
     return str(written["digest"])
@@ -138,16 +124,12 @@ def export_panel(panel: Panel, path: Path) -> str:
 def write_panel(panel: Panel) -> dict[str, Any]:
     """A panel with its tasks and digest as plain values."""
     # Through JSON, so that readers get the same digest.
-    written = json.loads(json.dumps({"format": FORMAT, **panel.describe(), **panel.describe_tasks()}))
+    written = json.loads(json.dumps({"format": FORMAT, **asdict(panel), **panel.describe_tasks()}))
     return written | {"digest": digest_panel(written)}
 
 
 def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
-    """Read a panel, and the content of its file.
-
-    Raises:
-        SpearError: the file is not a panel, or was changed after it was written.
-    """
+    """Read a panel, and the content of its file. Raises SpearError if it is not one, or was changed afterwards."""
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         if written["format"] != FORMAT:
@@ -183,7 +165,8 @@ def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
 
 _ALFWORLD, _WEBSHOP = "spear/ALFWorld-v0", "spear/WebShop-v0"
 _SEARCH, _CODE = "spear/SearchR1-v0", "spear/CodeInterpreter-v0"
-_TEXT = {"modality": "text"}
+_TEXT, _PUBLISHED = {"modality": "text"}, {"dataset": "official"}
+_GET_ALFWORLD, _GET_CODE = "spear data get alfworld", "spear data get code"
 
 OFFICIAL: Mapping[str, Panel] = {
     panel.name: panel
@@ -208,17 +191,10 @@ OFFICIAL: Mapping[str, Panel] = {
             "the 134 games of valid_unseen",
             _ALFWORLD,
             "valid_unseen",
-            {"dataset": "official"},
-            data="spear data get alfworld",
+            _PUBLISHED,
+            data=_GET_ALFWORLD,
         ),
-        Panel(
-            "alfworld-seen",
-            "the 140 games of valid_seen",
-            _ALFWORLD,
-            "valid_seen",
-            {"dataset": "official"},
-            data="spear data get alfworld",
-        ),
+        Panel("alfworld-seen", "the 140 games of valid_seen", _ALFWORLD, "valid_seen", _PUBLISHED, data=_GET_ALFWORLD),
         Panel(
             "webshop-500",
             "the authors' 500 test goals, 1.18 million products",
@@ -236,35 +212,15 @@ OFFICIAL: Mapping[str, Panel] = {
             Protocol(temperature=0.0, template="search_r1"),
             data="spear data get search",
         ),
-        Panel(
-            "aime-2024",
-            "30 problems",
-            _CODE,
-            "test",
-            {"dataset": "aime-2024"},
-            Protocol(30),
-            data="spear data get code",
-        ),
-        Panel(
-            "aime-2025",
-            "30 problems",
-            _CODE,
-            "test",
-            {"dataset": "aime-2025"},
-            Protocol(30),
-            data="spear data get code",
-        ),
+        Panel("aime-2024", "30 problems", _CODE, "test", {"dataset": "aime-2024"}, Protocol(30), data=_GET_CODE),
+        Panel("aime-2025", "30 problems", _CODE, "test", {"dataset": "aime-2025"}, Protocol(30), data=_GET_CODE),
     )
 }
 """Panels by name: embedded tasks first, then the published splits."""
 
 
 def open_panel(name: str) -> Panel:
-    """Open the official panel of this name, or one in a file that matches the installed code.
-
-    Raises:
-        SpearError: there is none, or the code makes other tasks.
-    """
+    """Open the official panel of this name, or one in a file. Raises SpearError if there is none or it differs here."""
     if name in OFFICIAL:
         return OFFICIAL[name]
     path = Path(name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spear_agents.panels.ledger import estimate_outcomes
 from spear_agents.records import EPISODES, read_last, read_settings
-from spear_agents.statistics import Estimate, estimate_mean
+from spear_agents.statistics import Estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env
@@ -18,13 +20,9 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Rescored:
-    """Result of replaying the episodes of a run.
+    """A run played again: a line for each value that differs, and success over tasks then and now.
 
-    Attributes:
-        episodes: number of episodes replayed.
-        differences: one line for each value that differs.
-        recorded, replayed: success over tasks, as recorded and now.
-        faults: number of episodes not replayed since a service was down.
+    ``faults`` counts episodes not replayed since a service was down.
     """
 
     episodes: int
@@ -35,14 +33,11 @@ class Rescored:
 
 
 def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored:
-    """Play the recorded responses of an evaluation again, turn by turn.
+    """Play the recorded responses of a folder of ``spear eval --out`` again, turn by turn.
 
-    Args:
-        run: folder of ``spear eval --out``.
-        changes: other keywords of the environment, such as another grader; differences are then new scores, not faults.
+    With ``changes``, other keywords of the environment such as another grader, differences are new scores, not faults.
 
-    Raises:
-        SpearError: the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
+    Raises SpearError if the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
     """
     settings = read_settings(run)
     try:
@@ -56,8 +51,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
     recorded: dict[str, list[float]] = {}
     replayed: dict[str, list[float]] = {}
     faults = 0
-    env = make_env(env_id, split, {**kwargs, **(changes or {})})
-    try:
+    with closing(make_env(env_id, split, {**kwargs, **(changes or {})})) as env:
         if not changes and env.tasks.fingerprint != episodes[0].fingerprint:
             raise SpearError(
                 f"{run} was played on other tasks than {env_id} has here: install the version it was played with."
@@ -71,11 +65,9 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
             recorded.setdefault(episode.task_id, []).append(float(episode.won))
             replayed.setdefault(episode.task_id, []).append(float(found["won"]))
             differences += _compare(episode, found)
-    finally:
-        env.close()
     if not recorded:
         raise SpearError(f"none of the {faults} episodes could be replayed: a service of {env_id} is down.")
-    before, after = (_average(each) for each in (recorded, replayed))
+    before, after = (estimate_outcomes(each) for each in (recorded, replayed))
     return Rescored(len(episodes) - faults, differences, before, after, faults)
 
 
@@ -120,7 +112,3 @@ def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
         if abs(found["terms"].get(name, 0.0) - value) > TOLERANCE:
             told.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {value}")
     return told
-
-
-def _average(by_task: Mapping[str, list[float]]) -> Estimate:
-    return estimate_mean([sum(values) / len(values) for values in by_task.values()])

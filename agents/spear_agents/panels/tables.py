@@ -17,8 +17,7 @@ _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)"
 def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
     """Update every table of a page, from ``<!-- ledger: BEFORE AFTER OTHERS… -->`` to ``<!-- end -->``.
 
-    Raises:
-        SpearError: the page has no table, or one names entries that are not in the ledger.
+    Raises SpearError if the page has no table, or one names entries that are not in the ledger.
     """
 
     def make(found: re.Match[str]) -> str:
@@ -37,21 +36,17 @@ def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
 
 
 def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> str:
-    """Format the gain of a training as a table in Markdown: over all tasks, by subtask, and for other players.
-
-    Raises:
-        SpearError: the entries are not on the same tasks.
-    """
+    """Format the gain of a training as a Markdown table. Raises SpearError if the entries are not on the same tasks."""
     for entry in (after, *others):
         if entry.outcomes.keys() != before.outcomes.keys():
             raise SpearError(f"{entry.name} is on other tasks than {before.name}: a table is of one set of tasks.")
-    rates = [_rate(entry) for entry in (before, after)]
+    rates = [{task: fmean(wins) for task, wins in entry.outcomes.items()} for entry in (before, after)]
     subtasks: dict[str, list[str]] = {}
     for task in sorted(write_named_panel(before.panel)["tasks"], key=lambda task: split_numbers(task["subtask"])):
         subtasks.setdefault(task["subtask"], []).append(task["id"])
-    steps = [rates[1][task] - rates[0][task] for task in rates[0]]
+    gain = estimate_difference([rates[1][task] - rates[0][task] for task in rates[0]])
     all_tasks = [_percent(estimate_mean(list(rate.values()))) for rate in rates]
-    rows = [("all", *all_tasks, _points(estimate_difference(steps)))]
+    rows = [("all", *all_tasks, f"{100 * gain.mean:+.1f} [{100 * gain.low:+.0f}, {100 * gain.high:+.0f}]")]
     for name, tasks in subtasks.items():
         first, second = (fmean(rate[task] for task in tasks) for rate in rates)
         rows.append((f"{name} ({len(tasks)})", f"{first:.1%}", f"{second:.1%}", f"{100 * (second - first):+.1f}"))
@@ -68,13 +63,5 @@ def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> st
     return "\n".join([*lines, "", legend])
 
 
-def _rate(entry: Entry) -> dict[str, float]:
-    return {task: fmean(wins) for task, wins in entry.outcomes.items()}
-
-
 def _percent(estimate: Estimate) -> str:
     return f"{estimate.mean:.1%} [{estimate.low:.0%}, {estimate.high:.0%}]"
-
-
-def _points(estimate: Estimate) -> str:
-    return f"{100 * estimate.mean:+.1f} [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"

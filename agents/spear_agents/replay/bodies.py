@@ -7,9 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
 from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.replay.pictures import draw_episode
+from spear_agents.engines.openai import encode_picture
 from spear_agents.replay.tokens import Decoder, split_text
+from spear_agents.replay_gif import replay_frames
 from spear_agents.trajectory import TokenKind, Trajectory, Turn
 from spear_envs.core.errors import SpearError
 
@@ -23,11 +27,9 @@ def describe_episode(
 ) -> dict[str, Any]:
     """Describe an episode for the page, without NaN and infinities, which JSON does not have.
 
-    Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why.
-
-    Args:
-        settings: of the evaluation; ``env_kwargs`` and ``split`` are used.
-        open_model: returns the decoder of the model's tokens; raises SpearError if there is none.
+    Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why. Of the
+    evaluation's ``settings``, ``env_kwargs`` and ``split`` are used. ``open_model`` returns the decoder of the model's
+    tokens, and raises SpearError if there is none.
     """
     notes: list[str] = []
     pictures = _draw(trajectory, settings, notes)
@@ -42,31 +44,24 @@ def describe_episode(
             model = None
             notes.append(f"No {'token colours' if is_text else 'prompts and tokens'}: {error}")
     prompts = _TEXT if is_text else model
+    copied = ("subtask", "instruction", "fingerprint", "tool_calls", "fault", "trial", "step", "reflection")
     return {
+        **{name: getattr(trajectory, name) for name in (*copied, "final_observation")},
         "env": trajectory.env_id,
         "task": trajectory.task_id,
-        "subtask": trajectory.subtask,
-        "instruction": trajectory.instruction,
-        "fingerprint": trajectory.fingerprint,
         "layout": trajectory.layout.value,
         "reward_terms": {str(name): finite(value) for name, value in trajectory.reward_terms.items()},
         "reward": finite(trajectory.reward),
         "score": finite(trajectory.score),
         "won": bool(trajectory.won),
-        "tool_calls": trajectory.tool_calls,
         "stop": trajectory.stop.value,
-        "fault": trajectory.fault,
         "seed": str(trajectory.seed),  # JavaScript would round a training's seeds
-        "trial": trajectory.trial,
-        "step": trajectory.step,
         "memory": list(trajectory.memory),
-        "reflection": trajectory.reflection,
         "turns": [
             _describe_turn(turn, prompts, model, pictures[i] if pictures else None)
             for i, turn in enumerate(trajectory.turns)
         ],
         "criteria": [criterion._asdict() for criterion in trajectory.criteria],
-        "final_observation": trajectory.final_observation,
         "final_image": pictures[-1] if pictures else None,
         "unit": "bytes" if is_text else "tokens",
         "notes": notes,
@@ -142,6 +137,7 @@ def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
 
 
 def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
+    """Data URLs of pictures: before each response, and after the last. Empty if the environment does not draw."""
     if trajectory.began is not None:
         notes.append(
             f"Began before turn {trajectory.began + 1} of an earlier episode, whose responses are not in this record: "
@@ -149,7 +145,15 @@ def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str])
         )
         return []
     try:
-        return draw_episode(trajectory, settings.get("env_kwargs") or {}, settings.get("split"))
+        # Only registered names count: a file of episodes must not make this process import anything.
+        spec = gym.registry.get(trajectory.env_id)
+        if spec is None or spec.entry_point is None:
+            return []
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        if not getattr(creator, "draws", False):
+            return []
+        keywords, split = settings.get("env_kwargs") or {}, settings.get("split")
+        return [encode_picture(frame) for frame in replay_frames(trajectory.env_id, keywords, trajectory, split=split)]
     except Exception as error:  # of an environment given another's responses: show the texts anyway
         notes.append(f"No pictures: {error}")
         return []

@@ -20,13 +20,9 @@ def describe_sources(
 ) -> list[dict[str, Any]]:
     """One mapping for each source, and each step of a training's source.
 
-    Args:
-        rows: of the list of episodes; rows that do not count are ignored.
-        settings: of each source, by its name.
-
-    Returns:
-        ``name``, ``source``, ``step``, ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and
-        ``parts``: all episodes first, then each subtask, with success and its 95 % interval.
+    Rows of the list of episodes that do not count are ignored. Each mapping has ``name``, ``source``, ``step``,
+    ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and ``parts``: all episodes first, then each
+    subtask, with success and its 95 % interval.
     """
     groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -47,35 +43,32 @@ def _describe(
         "name": source if step is None else f"{source} of step {step}",
         "source": source,
         "step": step,
-        "settings": {title: _format(settings[key]) for key, title in SHOWN_SETTINGS.items() if settings.get(key)},
+        "settings": {
+            title: ", ".join(f"{name}={each}" for name, each in value.items())
+            if isinstance(value, Mapping)
+            else str(value)
+            for key, title in SHOWN_SETTINGS.items()
+            if (value := settings.get(key))
+        },
         "tokens": sum(row["tokens"] for row in rows),
         "cost": sum(costs) if costs else None,
         "parts": parts,
     }
 
 
-def _format(value: Any) -> str:
-    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)
-
-
 def _describe_part(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     valid = [row for row in rows if row["stop"] != "fault"]
-    won = _average_by_task(valid)
+    won: dict[str, list[bool]] = defaultdict(list)
+    for row in valid:
+        won[row["task"]].append(row["won"])
     return {
         "name": name,
         "episodes": len(valid),
         "faults": len(rows) - len(valid),
-        "success": plain_estimate(estimate_mean(won)) if won else None,
+        "success": plain_estimate(estimate_mean(list(map(fmean, won.values())))) if won else None,
         "score": _mean(row["score"] for row in valid),
         "turns": _mean(row["turns"] for row in valid),
     }
-
-
-def _average_by_task(rows: Iterable[Mapping[str, Any]]) -> list[float]:
-    by_task: dict[str, list[bool]] = defaultdict(list)
-    for row in rows:
-        by_task[row["task"]].append(row["won"])
-    return [fmean(values) for values in by_task.values()]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -22,18 +22,10 @@ _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 
 def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = lambda: None) -> int:
-    """Write a run as one HTML file that needs neither a server nor a network.
+    """Write a run as one HTML file that needs neither a server nor a network; return its bytes.
 
-    Episodes are compressed one by one, and the page unpacks one when it is opened.
-
-    Args:
-        on_episode: called after each episode, for a progress bar.
-
-    Returns:
-        The number of bytes written.
-
-    Raises:
-        SpearError: the file cannot be written.
+    Episodes are compressed one by one, and the page unpacks one when it is opened. ``on_episode`` is called after each.
+    Raises SpearError if the file cannot be written.
     """
     summary = run.summarise()
 
@@ -48,12 +40,10 @@ def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = l
 
 
 def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
-    """The HTML of a page.
+    """The HTML of a page, with the numbers and contents of episodes in ``bodies``.
 
-    Args:
-        data: with ``title``, ``episodes``, ``sources``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or with
-            ``title`` and the ``token`` of a server that is asked for the rest.
-        bodies: numbers and contents of episodes.
+    ``data`` has ``title``, ``episodes``, ``sources``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or
+    ``title`` and the ``token`` of a server that is asked for the rest.
     """
     parts = {
         "policy": html.escape(make_policy()),
@@ -70,11 +60,7 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
 
 
 def escape_json(value: Any) -> str:
-    """JSON for a script element, with ``<``, ``>``, ``&`` and line separators escaped.
-
-    Raises:
-        ValueError: NaN or an infinity, which JSON does not have.
-    """
+    """JSON for a script element; ``<``, ``>``, ``&`` and line separators are escaped. Raises ValueError for NaN."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
 
 

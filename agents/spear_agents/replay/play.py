@@ -13,14 +13,14 @@ from typing import Any, cast
 
 from spear_agents.engines.base import Sampling
 from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.openai import encode_picture
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.evaluation import choose_template
 from spear_agents.prompting import PromptBuilder
 from spear_agents.records import EPISODES, check_settings, open_log
 from spear_agents.replay.bodies import describe_response, finite
-from spear_agents.replay.pictures import encode_picture
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
@@ -39,23 +39,15 @@ class Move:
 
 
 class Game:
-    """Plays one environment, task after task.
+    """Plays one environment, task after task, recorded in ``out / "episodes.jsonl"``.
 
     Records are made by :func:`spear_agents.episode.play_episode`, which plays the final responses again, without those
-    taken back. Only finished episodes are recorded.
+    taken back. Only finished episodes are recorded; later games of the same settings are added. ``template`` writes the
+    responses around actions. ``task`` is the first one, by default the first of the split, and that the last of the
+    environment's.
 
-    Args:
-        env_id: such as ``spear/Sokoban-v1``.
-        out: folder for ``episodes.jsonl``; later games of the same settings are added to it.
-        env_kwargs: keywords of the environment besides ``split``.
-        split: None for the last of the environment's splits.
-        template: the prompt template that writes the responses around actions.
-        task: id of the first task; None for the first of the split.
-        seed: of the environment.
-
-    Raises:
-        SpearError: an environment, split, template or task that does not exist, a folder of other games, or one in use
-            by another process.
+    Raises SpearError for an environment, split, template or task that does not exist, a folder of other games, or one
+    in use by another process.
     """
 
     def __init__(
@@ -79,7 +71,17 @@ class Game:
             self._env = stack.enter_context(closing(make_env(env_id, self._split, self._kwargs)))
             self.core = cast(SpearEnv[Any], self._env.unwrapped)
             self._template = choose_template(self._env, template)
-            self._keep_settings(template)
+            wanted = {
+                "env_id": env_id,
+                "engine": "person",
+                "env_kwargs": self._kwargs,
+                "split": self._split,
+                "template": template,
+                "layout": Layout.PER_TURN.value,
+                "history": HISTORY,
+                "fingerprint": self.core.tasks.fingerprint,
+            }
+            check_settings(self.out, json.loads(json.dumps(wanted)))
             self._prompts = PromptBuilder(ByteTokenizer(), self._template, Layout.PER_TURN, HISTORY)
             self._log = stack.enter_context(open_log(self.out / EPISODES))
             self.start(task or self.core.tasks[0].id)
@@ -108,11 +110,7 @@ class Game:
         self.start(self.info["task_id"])
 
     def act(self, action: str, thought: str = "") -> None:
-        """Play an action in plain form; record the episode if this ends it.
-
-        Raises:
-            SpearError: the episode is over, or its record differs from the game.
-        """
+        """Play an action in plain form; record the episode if this ends it. Raises SpearError if it had ended."""
         if self.done:
             raise SpearError("the episode has ended: begin another")
         response = self._template.respond(action, thought)
@@ -184,39 +182,21 @@ class Game:
 
     def _record(self) -> None:
         responses = iter([move.response for move in self.moves])
-        trajectory = asyncio.run(self._play_again(ScriptedEngine(lambda prompt, dice: next(responses, ""))))
-        if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
-            raise SpearError("the episode went differently when played again for the record: it is not recorded")
-        self._log.write(trajectory)
-        self.recorded += 1
-
-    async def _play_again(self, engine: ScriptedEngine) -> Trajectory:
-        env = make_env(self.env_id, self._split, self._kwargs)
-        try:
-            return await play_episode(
+        with closing(make_env(self.env_id, self._split, self._kwargs)) as env:
+            played = play_episode(
                 env,
-                engine,
+                ScriptedEngine(lambda prompt, dice: next(responses, "")),
                 self._prompts,
                 task_id=self.info["task_id"],
                 sampling=Sampling(),
                 seed=self.seed,
                 env_id=self.env_id,
             )
-        finally:
-            env.close()
-
-    def _keep_settings(self, template: str) -> None:
-        wanted = {
-            "env_id": self.env_id,
-            "engine": "person",
-            "env_kwargs": self._kwargs,
-            "split": self._split,
-            "template": template,
-            "layout": Layout.PER_TURN.value,
-            "history": HISTORY,
-            "fingerprint": self.core.tasks.fingerprint,
-        }
-        check_settings(self.out, json.loads(json.dumps(wanted)))
+            trajectory = asyncio.run(played)
+        if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
+            raise SpearError("the episode went differently when played again for the record: it is not recorded")
+        self._log.write(trajectory)
+        self.recorded += 1
 
 
 class Stage:
@@ -231,31 +211,25 @@ class Stage:
             raise
 
     def perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what the page asks for and describe the game after it.
+        """Do what the page asks for; return the game after it. Raises LookupError for unknown verbs, or SpearError."""
 
-        Raises:
-            LookupError: an unknown verb.
-            SpearError: it cannot be done now.
-        """
-        return self._thread.submit(self._perform, verb, content).result()
+        def act() -> dict[str, Any]:
+            game = self._game
+            hint: str | None = None
+            if verb == "act":
+                game.act(_read_text(content, "action"), _read_text(content, "thought"))
+            elif verb == "hint":
+                hint = game.hint() or ""
+            elif verb != "look":  # an unknown one is a LookupError
+                {"undo": game.undo, "restart": game.restart, "next": game.start_next}[verb]()
+            return {**game.describe(), "hint": hint}
+
+        return self._thread.submit(act).result()
 
     def close(self) -> None:
         """End the game."""
         self._thread.submit(self._game.close).result()
         self._thread.shutdown()
-
-    def _perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        game = self._game
-        hint: str | None = None
-        if verb == "act":
-            game.act(_read_text(content, "action"), _read_text(content, "thought"))
-        elif verb == "hint":
-            hint = game.hint() or ""
-        elif verb in ("undo", "restart", "next"):
-            {"undo": game.undo, "restart": game.restart, "next": game.start_next}[verb]()
-        elif verb != "look":
-            raise LookupError(verb)
-        return {**game.describe(), "hint": hint}
 
 
 def _read_text(content: Mapping[str, Any], key: str) -> str:
@@ -267,7 +241,4 @@ def _read_text(content: Mapping[str, Any], key: str) -> str:
 
 def _show(observation: Any) -> dict[str, Any]:
     picture = image_of(observation)
-    return {
-        "observation": text_of(observation),
-        "image": None if picture is None else encode_picture(picture),
-    }
+    return {"observation": text_of(observation), "image": None if picture is None else encode_picture(picture)}

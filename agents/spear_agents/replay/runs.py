@@ -54,14 +54,10 @@ class Entry:
 
 
 class Run:
-    """The episodes and metrics of a folder, and of folders below it. Thread-safe.
+    """The episodes and metrics of a folder, and of folders below it, or of one JSON-lines file. Thread-safe.
 
-    Args:
-        path: a folder, or one JSON-lines file of episodes.
-        tokenizer: folder of the tokenizer, if the one in the settings is gone.
-
-    Raises:
-        SpearError: there is nothing to show, or a line that is not an episode.
+    ``tokenizer`` is its folder if the one in the settings is gone. Raises SpearError if there is nothing to show, or
+    for a line that is not an episode.
     """
 
     def __init__(self, path: str | Path, tokenizer: Path | None = None) -> None:
@@ -112,12 +108,7 @@ class Run:
         return [row | {"counts": row["person"] or last[_name_job(row)] == row["i"]} for row in rows]
 
     def read_episode(self, number: int) -> dict[str, Any]:
-        """Describe an episode for the page.
-
-        Raises:
-            IndexError: an unknown number.
-            SpearError: the file was removed or has changed.
-        """
+        """Describe an episode for the page. Raises IndexError, or SpearError if the file was removed or has changed."""
         with self._lock:
             if not 0 <= number < len(self._entries):
                 raise IndexError(number)
@@ -131,11 +122,7 @@ class Run:
             ) from error
 
     def search(self, text: str) -> list[int]:
-        """Numbers of the episodes whose responses, observations or reflection have all words of ``text``, in any case.
-
-        Raises:
-            SpearError: a file was removed or has changed.
-        """
+        """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
         words = text.lower().split()
         with self._lock:
             entries = list(self._entries)
@@ -196,8 +183,6 @@ class Run:
         return [folder / EPISODES for folder in _walk(self.path) if (folder / EPISODES).is_file()]
 
     def _find_trainings(self) -> list[Path]:
-        if self.path.is_file():
-            return []
         return [folder for folder in _walk(self.path) if any((folder / METRICS_FOLDER).glob("*.jsonl"))]
 
     def _name(self, path: Path) -> str:

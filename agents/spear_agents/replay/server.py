@@ -23,18 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a run, and a stage to play on.
+    """Serves a run, and the game of ``spear play --browser`` if there is a stage.
 
     Requests use numbers and known names, never paths of files. It listens on the loopback interface. A page of another
-    site can reach that too, so a request must name this host, and the page's own requests carry a token.
-
-    Args:
-        run: the run to show.
-        stage: the game of ``spear play --browser``, or None.
-        port: 0 takes a free one.
-
-    Raises:
-        SpearError: the port is taken.
+    site can reach that too, so a request must name this host, and the page's own requests carry a token. Raises
+    SpearError if the port is taken.
     """
 
     daemon_threads = True
@@ -54,12 +47,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def answer(self, method: str, path: str, content: Any) -> Any:
-        """The JSON value for a request of the page.
-
-        Raises:
-            LookupError: an unknown name.
-            SpearError: it cannot be done.
-        """
+        """The JSON value for a request of the page. Raises LookupError for an unknown name, SpearError if it fails."""
         if (method, path) == ("GET", "/api/run"):
             self.run.refresh()
             return {**self.run.summarise(), "play": self.stage is not None}
@@ -90,12 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        self._respond("GET")
-
-    def do_POST(self) -> None:
-        self._respond("POST")
-
-    def _respond(self, method: str) -> None:
+        method = self.command
         content = self._read_content() if method == "POST" else None
         host, _, port = self.headers.get("Host", "").rpartition(":")
         path = self.path.partition("?")[0]
@@ -108,6 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.FORBIDDEN, "the page is of an earlier server: load it again")
         else:
             self._answer(method, path, content)
+
+    do_POST = do_GET
 
     def _answer(self, method: str, path: str, content: Any) -> None:
         try:

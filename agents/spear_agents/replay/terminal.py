@@ -29,9 +29,7 @@ Ask = Callable[[str], str]
 def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
     """Play until the person quits or the input ends.
 
-    Args:
-        say: shows a text with a line break.
-        ask: shows a prompt and returns a line; raises EOFError at the end.
+    ``say`` shows a text with a line break; ``ask`` shows a prompt and returns a line, or raises EOFError at the end.
     """
     say(f"{game.env_id}: type an action (Tab completes), or a command: {', '.join(COMMANDS)}")
     _show_task(game, say)
@@ -54,11 +52,6 @@ def complete(options: Sequence[str], text: str) -> list[str]:
     return [x for x in options if x.lower().startswith(lowered)] or [x for x in options if lowered in x.lower()]
 
 
-def options_of(game: Game) -> list[str]:
-    """All commands and actions that can be typed."""
-    return [*game.actions, *COMMANDS]
-
-
 def use_readline(game: Game) -> bool:
     """Let Tab complete actions; False where Python was built without readline."""
     try:
@@ -70,7 +63,7 @@ def use_readline(game: Game) -> bool:
     def propose(text: str, number: int) -> str | None:
         nonlocal found
         if number == 0:
-            found = complete(options_of(game), text)
+            found = complete([*game.actions, *COMMANDS], text)
         return found[number] if number < len(found) else None
 
     readline.set_completer_delims("")  # actions contain blanks: complete the full line

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from spear_agents.engines.stops import Decoder
 from spear_envs.core.errors import SpearError
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
-class Decoder(Protocol):
-    """The decoding half of a tokenizer."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of token ids."""
-        ...
-
-
 def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:
-    """The decoder of a model's tokens.
+    """The decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
 
-    Args:
-        settings: those of the evaluation; ``model`` is the folder of the model.
-        folder: of the evaluation; a relative path of a model is also resolved here and in the folders above.
-        chosen: folder of a tokenizer, used instead of the settings.
-
-    Raises:
-        SpearError: the tokenizer is missing or cannot be read.
+    A relative path is also resolved in the evaluation's ``folder`` and those above it. Raises SpearError if the
+    tokenizer is missing or cannot be read.
     """
     wanted = chosen or settings.get("model")
     if not wanted:

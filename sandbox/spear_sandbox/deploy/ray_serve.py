@@ -66,14 +66,7 @@ class Replica:
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
-    """The application for ``serve run``.
-
-    Args:
-        arguments: numbers by name, those of ``NUMBERS``.
-
-    Raises:
-        ValueError: one is unknown or not a whole number.
-    """
+    """The application for ``serve run``; raises ValueError unless the arguments are numbers of ``NUMBERS``."""
     unknown = set(arguments) - set(NUMBERS)
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: unknown; give some of {', '.join(NUMBERS)}.")

@@ -10,21 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from spear_sandbox.guest import kernel
+from spear_sandbox.guest import kernel, program, supervisor
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import hand_over, hide_own_modules, make_streams, set_limits, write_files
 from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
-from spear_sandbox.guest.supervisor import (
-    end_all,
-    enter_groups,
-    hold_in_sockets,
-    place_descriptors,
-    report,
-    report_failure,
-    reset_signals,
-    supervise,
-)
 
 _ROOM_FOR_OTHERS = 4
 """Concurrent runs of the same user count together, so the kernel's bound is wider than that of one run."""
@@ -43,9 +32,9 @@ def start_cold() -> Callable[[], None]:
     level, folder, readable, *numbers = sys.argv[1:]
     job_fd, out, error, report_fd, *others = (int(number) for number in numbers)
     try:
-        reset_signals()
+        supervisor.reset_signals()
         job = read_job(job_fd)
-        report_fd = place_descriptors(job, out, error, report_fd, enter_groups(job, others))
+        report_fd = supervisor.place_descriptors(job, out, error, report_fd, supervisor.enter_groups(job, others))
         os.chdir(folder)
         apart = level == "bwrap"
         if apart:
@@ -57,7 +46,7 @@ def start_cold() -> Callable[[], None]:
             _limit_user(job["processes"])
         kernel.deny_new_privileges()
         kernel.clear_dumpable()
-        baseline = _own_address_space()
+        baseline = program.measure_address_space()
         keeper = None
         if apart and can_listen():  # on top of bubblewrap's filter, which leaves locks alone
             keeper = LockKeeper(load_filter(build_filter(), listen=True), folder)
@@ -67,19 +56,19 @@ def start_cold() -> Callable[[], None]:
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             kernel.set_dumpable()
-            write_files(job, folder)
-            set_limits(job, baseline)
+            program.write_files(job, folder)
+            program.set_limits(job, baseline)
             if level == "landlock":
                 kernel.restrict_paths(readable.split(":"), [folder])
                 load_filter(build_filter(own_process=os.getpid(), locks=Locks.ALLOW))
             # By default each thread that allocates reserves 64 MiB and more of the address space.
             kernel.share_arenas(2)
-            make_streams()
-            hide_own_modules()
-            return hand_over(job, folder)
+            program.make_streams()
+            program.hide_own_modules()
+            return program.hand_over(job, folder)
         _supervise(child, job, folder, apart, keeper)
     except BaseException as failure:
-        report_failure(failure, report_fd)
+        supervisor.report_failure(failure, report_fd)
         os._exit(1)
 
 
@@ -107,12 +96,12 @@ def _supervise(child: int, job: Job, folder: str, apart: bool, keeper: LockKeepe
         return not apart and sum(1 for _ in processes()) > job["processes"]
 
     try:
-        elsewhere = hold_in_sockets if apart else None
-        record = supervise(child, job, folder, processes, kill, exceeds, elsewhere, keeper)
+        elsewhere = supervisor.hold_in_sockets if apart else None
+        record = supervisor.supervise(child, job, folder, processes, kill, exceeds, elsewhere, keeper)
     except _EndedError:
-        end_all(child, kill)
+        supervisor.end_all(child, kill)
         os._exit(1)
-    report(record)
+    supervisor.report(record)
     os._exit(0)
 
 
@@ -126,21 +115,12 @@ def _list_below(ancestor: str) -> Iterator[str]:
     parents: dict[str, str] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                parents[name] = _read_stat(name)[1]
+            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                parents[name] = file.read().rpartition(b")")[2].decode().split()[1]  # state, parent, and so on
     known = {ancestor}
-    grown = True
-    while grown:
-        below = {name for name, parent in parents.items() if parent in known} - known
+    while below := {name for name, parent in parents.items() if parent in known} - known:
         known |= below
-        grown = bool(below)
     return iter(known - {ancestor})
-
-
-def _read_stat(process: str) -> list[str]:
-    """State, parent, and so on."""
-    with open(f"/proc/{process}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].decode().split()
 
 
 def _limit_user(processes: int) -> None:
@@ -157,8 +137,3 @@ def _limit_user(processes: int) -> None:
     highest = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most = most if highest == resource.RLIM_INFINITY else min(most, highest)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-
-
-def _own_address_space() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()

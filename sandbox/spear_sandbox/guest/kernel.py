@@ -139,11 +139,7 @@ def enter_groups(entrances: Sequence[int]) -> None:
 
 
 def die_first(score: int) -> None:
-    """Have the kernel, where memory is short, kill this process and its children before those of a lower score.
-
-    Args:
-        score: up to 1000; a higher one is kept.
-    """
+    """Have the kernel kill this process and its children for memory before those of a lower score (up to 1000)."""
     fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
     if int(os.read(fd, 16)) < score:
         os.write(fd, b"%d" % score)
@@ -260,11 +256,7 @@ _RULE_PATH = 1
 
 
 def restrict_paths(readable: list[str], writable: list[str]) -> int:
-    """Confine this process and its children to these paths; return the version of Landlock.
-
-    Raises:
-        OSError: The kernel has no Landlock.
-    """
+    """Confine this process and its children to these paths; return Landlock's version. Raises OSError without it."""
     version = _call(_LANDLOCK_CREATE, "landlock", 0, 0, 1)
     rights = _ALL_RIGHTS | sum(right for since, right in _ADDED_RIGHTS.items() if version >= since)
     ruleset = struct.pack("QQQ", rights, _NET_RIGHTS if version >= 4 else 0, _SCOPES if version >= 6 else 0)

@@ -22,12 +22,7 @@ _CONTINUE = 1
 
 
 class LockKeeper:
-    """Answers the kernel's questions about locks.
-
-    Args:
-        listener: Descriptor that loading the filter gave.
-        folder: The run's working folder, on its own file system.
-    """
+    """Answers the kernel's questions about locks on ``listener``; the working folder has its own file system."""
 
     def __init__(self, listener: int, folder: str) -> None:
         self.listener = listener

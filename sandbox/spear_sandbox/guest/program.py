@@ -67,6 +67,12 @@ def _lower(which: int, soft: int, hard: int) -> None:
     resource.setrlimit(which, (soft, hard))
 
 
+def measure_address_space() -> int:
+    """Bytes of address space of this process."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
 def make_streams() -> None:
     """Give the interpreter new streams over descriptors 0 to 2, which are already of the kind that programs get."""
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
@@ -101,25 +107,17 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
     former = sys.modules["__main__"]
     sys.modules["__main__"] = main
     former.__dict__.clear()
-    _add_site_builtins()
+    # As site, which was not imported, does.
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
     gc.enable()
     return lambda: execute(job["code"], path, main.__dict__)
 
 
-def _add_site_builtins() -> None:
-    """Add the names that :mod:`site`, which was not imported, gives an interpreter."""
-    for name in ("exit", "quit"):
-        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
-    builtins.help = _sitebuiltins._Helper()
-
-
 def _reseed() -> None:
     """Reseed every stream of random numbers that was seeded before the fork."""
-    streams: list[Any] = []
-    if "random" in sys.modules:
-        streams.append(sys.modules["random"])
-    if "numpy.random" in sys.modules:
-        streams.append(sys.modules["numpy.random"])
+    streams: list[Any] = [sys.modules[name] for name in ("random", "numpy.random") if name in sys.modules]
     if "sympy.core.random" in sys.modules:
         streams.append(sys.modules["sympy.core.random"].rng)
     for stream in streams:

@@ -37,10 +37,7 @@ _JOB: Job = {
 def rehearse(folder: str) -> None:
     """Read a job, write its files, run it, watch a child and report, several times.
 
-    Only what leaves this process unchanged: no mounts, users or limits. Its output must be discarded.
-
-    Args:
-        folder: May be written to; nothing is left there.
+    Only what leaves this process and the folder unchanged: no mounts, users or limits. Its output must be discarded.
     """
     for _ in range(_TIMES):
         fd = os.memfd_create("job", os.MFD_CLOEXEC)

@@ -29,6 +29,7 @@ _LOCK_COMMANDS = (5, 6, 7)
 _OWNER_COMMANDS = (8, 9, 10, 11, 15, 16)  # whom signals go to
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x1_0000
 _S_IFMT, _S_IFIFO, _S_IFREG = 0xF000, 0x1000, 0x8000
+_UNPRIVILEGED_KINDS = (_S_IFIFO, _S_IFREG, 0)  # pipes and plain files; 0 is also a plain file
 _MSG_OOB = 1
 _FLAGS_AT = {"recvfrom": 3, "recvmmsg": 3, "recvmsg": 2, "sendmmsg": 3, "sendmsg": 2, "sendto": 3}
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
@@ -81,11 +82,11 @@ def _load_argument(index: int) -> _Step:
     return _Step(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)
 
 
-def _one_of(index: int, values: Sequence[int], then: int, otherwise: int) -> Program:
-    """Return ``then`` if the argument has one of the values."""
-    count = len(values)
-    tests = [_Step(_EQUAL, count - place, 0, value) for place, value in enumerate(values)]
-    return [_load_argument(index), *tests, *_end(otherwise), *_end(then)]
+def _one_of(index: int, values: Sequence[int], then: int, otherwise: int, mask: int | None = None) -> Program:
+    """Return ``then`` if the argument, or what ``mask`` leaves of it, has one of the values."""
+    masked = [] if mask is None else [_Step(_AND, 0, 0, mask)]
+    tests = [_Step(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [_load_argument(index), *masked, *tests, *_end(otherwise), *_end(then)]
 
 
 def _any_of(index: int, bits: int, then: int, otherwise: int) -> Program:
@@ -93,22 +94,9 @@ def _any_of(index: int, bits: int, then: int, otherwise: int) -> Program:
     return [_load_argument(index), _Step(_ANY_BIT, 1, 0, bits), *_end(otherwise), *_end(then)]
 
 
-def _all_of(index: int, bits: int, then: int, otherwise: int) -> Program:
-    """Return ``then`` if the argument has all of the bits."""
-    masked = _Step(_AND, 0, 0, bits)
-    return [_load_argument(index), masked, _Step(_EQUAL, 1, 0, bits), *_end(otherwise), *_end(then)]
-
-
 def _unless(index: int, value: int, otherwise: int) -> Program:
     """Continue if the argument has this value, else return ``otherwise``."""
     return [_load_argument(index), _Step(_EQUAL, 1, 0, value), *_end(otherwise)]
-
-
-def _stream_pairs(otherwise: int) -> Program:
-    """Pairs of stream sockets of this machine: from one of datagrams, messages could be sent to any address."""
-    masked = _Step(_AND, 0, 0, _SOCK_TYPE_MASK)
-    kind = [_load_argument(1), masked, _Step(_EQUAL, 1, 0, _SOCK_STREAM), *_end(otherwise), *_end(_ALLOW)]
-    return [*_unless(0, _AF_UNIX, otherwise), *kind]
 
 
 def _no_namespaces_nor_shared_tables(denied: int) -> Program:
@@ -124,21 +112,10 @@ def _no_namespaces_nor_shared_tables(denied: int) -> Program:
     ]
 
 
-def _pipes_and_plain_files(index: int, otherwise: int) -> Program:
-    """For mknod: what never needs a privilege; 0 is also a plain file."""
-    kinds = (_S_IFIFO, _S_IFREG, 0)
-    tests = [_Step(_EQUAL, len(kinds) - place, 0, kind) for place, kind in enumerate(kinds)]
-    return [_load_argument(index), _Step(_AND, 0, 0, _S_IFMT), *tests, *_end(otherwise), *_end(_ALLOW)]
-
-
 def _fcntl(commands: Sequence[int], locks: int, otherwise: int) -> Program:
     """Allow these commands; return ``locks`` for those that lock records."""
     every = (*_LOCK_COMMANDS, *commands)
-    count = len(every)
-    tests = [
-        _Step(_EQUAL, count - place + (1 if value in _LOCK_COMMANDS else 0), 0, value)
-        for place, value in enumerate(every)
-    ]
+    tests = [_Step(_EQUAL, len(every) - at + (value in _LOCK_COMMANDS), 0, value) for at, value in enumerate(every)]
     return [_load_argument(1), *tests, *_end(otherwise), *_end(_ALLOW), *_end(locks)]
 
 
@@ -157,10 +134,10 @@ def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, 
         "fcntl": _fcntl((*_PLAIN_COMMANDS, *owners), _ASK if locks is Locks.ASK else _ALLOW, denied),
         "flock": _end(lock),
         "ioctl": _one_of(1, _IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY),
-        "mknod": _pipes_and_plain_files(1, denied),
-        "mknodat": _pipes_and_plain_files(2, denied),
+        "mknod": _one_of(1, _UNPRIVILEGED_KINDS, _ALLOW, denied, mask=_S_IFMT),
+        "mknodat": _one_of(2, _UNPRIVILEGED_KINDS, _ALLOW, denied, mask=_S_IFMT),
         # Pages of a shared anonymous mapping outlive the process that filled them, and no process then shows them.
-        "mmap": _all_of(3, _SHARED_ANONYMOUS, denied, _ALLOW),
+        "mmap": _one_of(3, (_SHARED_ANONYMOUS,), denied, _ALLOW, mask=_SHARED_ANONYMOUS),
         # The supervisor belongs to the same user. A program that lowered its limits could end the run without a report.
         "prlimit64": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
         "sched_setaffinity": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
@@ -172,7 +149,9 @@ def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, 
     }
     if own_process is not None:
         rules["sched_setaffinity"] = rules["setpriority"] = _end(denied)
-        rules["socketpair"] = _stream_pairs(denied)
+        # Pairs of stream sockets: from one of datagrams, messages could be sent to any address of this machine.
+        streams = _one_of(1, (_SOCK_STREAM,), _ALLOW, denied, mask=_SOCK_TYPE_MASK)
+        rules["socketpair"] = [*_unless(0, _AF_UNIX, denied), *streams]
         rules["prlimit64"] = _one_of(0, (0, own_process), _ALLOW, denied)
         rules["tgkill"] = _one_of(0, (own_process,), _ALLOW, denied)
     return rules
@@ -192,14 +171,9 @@ def _search(parts: list[tuple[int, Program]]) -> Program:
 def build_filter(*, own_process: int | None = None, locks: Locks = Locks.ASK, stacked: bool = False) -> bytes:
     """Build a program that allows the listed calls; others get EPERM, and those newer than the list ENOSYS.
 
-    Args:
-        own_process: Without a pid namespace, the number of the process that will load the filter: it may signal itself
-            only. None allows signals to all that can be seen.
-        locks: What happens to locks on files; with ASK the program must be loaded with a listener.
-        stacked: Whether a process under this filter will load another.
-
-    Raises:
-        OSError: This machine is neither x86_64 nor aarch64.
+    Without a pid namespace, the process ``own_process``, which will load the filter, may signal itself only; None
+    allows signals to all that can be seen. With ``Locks.ASK`` it must be loaded with a listener. ``stacked``: a process
+    under this filter will load another. Raises OSError unless this machine is x86_64 or aarch64.
     """
     if MACHINE not in _ARCHITECTURE:
         raise OSError(errno.ENOSYS, f"no filter of system calls for {MACHINE}: only for x86_64 and aarch64")
@@ -234,11 +208,8 @@ class _Program(ctypes.Structure):
 def load_filter(program: bytes, *, listen: bool = False) -> int:
     """Put this process and its future children under the filter, for good. Needs ``no_new_privs``.
 
-    Args:
-        listen: Return a descriptor on which the kernel asks about calls that the filter leaves open.
-
-    Raises:
-        OSError: The kernel refuses, or an outer process already listens.
+    With ``listen``, return a descriptor on which the kernel asks about calls that the filter leaves open. Raises
+    OSError if the kernel refuses, or an outer process already listens.
     """
     return prepare_filter(program, listen=listen)()
 

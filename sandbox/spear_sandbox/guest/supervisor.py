@@ -91,12 +91,7 @@ def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
 
 
 class _Watch:
-    """Waits for the end of the program, watches memory, answers about locks and obeys orders.
-
-    Args:
-        processes: As for :func:`supervise`.
-        exceeds: Whether the run holds more than it may.
-    """
+    """Waits for the end of the program, watches memory, answers about locks and obeys orders; see :func:`supervise`."""
 
     def __init__(
         self,
@@ -131,7 +126,12 @@ class _Watch:
                 return Verdict.ITSELF
             pause = _LOOK_AT_REST_S if self._resting else _LOOK_EVERY_S
             for fd, _ in self._events.poll(max(1, min(pause, left) * 1000)):
-                self._hear(fd)
+                if fd == self._signals:
+                    os.read(fd, 4096)
+                elif fd == self._control:
+                    self._obey(os.read(fd, 1))
+                elif self._keeper is not None:
+                    self._keeper.answer()
             if time.monotonic() < look:  # ends of children and signals of the program are much more frequent
                 continue
             if (not self._resting or self._has_woken()) and self._exceeds():
@@ -141,14 +141,6 @@ class _Watch:
     def close(self) -> None:
         """Close the descriptor of signals."""
         os.close(self._signals)
-
-    def _hear(self, fd: int) -> None:
-        if fd == self._signals:
-            os.read(fd, 4096)
-        elif fd == self._control:
-            self._obey(os.read(fd, 1))
-        elif self._keeper is not None:
-            self._keeper.answer()
 
     def _obey(self, order: bytes) -> None:
         if order == REST:
@@ -229,11 +221,7 @@ def hold_in_sockets() -> int:
 
 
 def _read_sum(path: str, *names: bytes) -> int:
-    """Sum the numbers after these names.
-
-    Raises:
-        ValueError: a name is missing.
-    """
+    """Sum the numbers after these names. Raises ValueError if one is missing."""
     # The names start with a line break: a process can take any name, but not one with a line break.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -248,21 +236,16 @@ def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
 
     A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
     """
-    for name in _expand(folder, names):
-        try:
-            content = _read_below(folder, name.split("/"))
-        except (OSError, ValueError):
-            continue
-        if content is not None:
-            yield name, content
-
-
-def _expand(folder: str, names: list[str]) -> Iterator[str]:
-    for name in names:
-        if any(sign in name for sign in "*?["):
-            yield from sorted(fnmatch.filter(os.listdir(folder), name))[:_FETCHED_BY_PATTERN]
-        else:
-            yield name
+    for asked in names:
+        found = [asked]
+        if any(sign in asked for sign in "*?["):
+            found = sorted(fnmatch.filter(os.listdir(folder), asked))[:_FETCHED_BY_PATTERN]
+        for name in found:
+            content = None
+            with contextlib.suppress(OSError, ValueError):
+                content = _read_below(folder, name.split("/"))
+            if content is not None:
+                yield name, content
 
 
 def _read_below(folder: str, parts: list[str]) -> bytes | None:
@@ -308,9 +291,8 @@ def enter_groups(job: Job, others: list[int]) -> list[int]:
 def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Sequence[int]) -> int:
     """Move descriptors where programs and the supervisor expect them and close all others; return the report's.
 
-    Args:
-        others: What follows the report and the control groups: a session's orders and stdin, if the job has them. All
-            must be above 4, or be the report at 3.
+    ``others`` follow the report and the control groups: a session's orders and stdin, if the job has them. All must be
+    above 4, or be the report at 3.
     """
     rest = list(others)
     control = rest.pop(0) if job["session"] else None

@@ -55,11 +55,8 @@ def _list_granted() -> list[tuple[int, int]]:
 def prepare_map(uid: int, users: range) -> Callable[[], bool]:
     """Start a process that stays outside of the namespaces that this one is about to enter.
 
-    Args:
-        uid: This process's user by then, which is mapped as well.
-
-    Returns:
-        To be called inside: maps these users and returns whether that worked. Only the group is then left to map.
+    Returns a function to be called inside, which maps these users and ``uid``, this process's by then, and returns
+    whether that worked. Only the group is then left to map.
     """
     ours, theirs = socket.socketpair()
     helper = os.fork()

@@ -16,30 +16,12 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import NamedTuple, NoReturn
 
-from spear_sandbox.guest import kernel, warmth
+from spear_sandbox.guest import kernel, program, supervisor, warmth
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import (
-    WORKING_FOLDER,
-    hand_over,
-    hide_own_modules,
-    make_streams,
-    set_limits,
-    write_files,
-)
+from spear_sandbox.guest.program import WORKING_FOLDER
 from spear_sandbox.guest.rehearsal import rehearse
 from spear_sandbox.guest.seccomp import Locks, build_filter, prepare_filter
-from spear_sandbox.guest.supervisor import (
-    CONTROL_FD,
-    OOM_SCORE,
-    enter_groups,
-    hold_in_sockets,
-    place_descriptors,
-    report,
-    report_failure,
-    reset_signals,
-    supervise,
-)
 from spear_sandbox.guest.users import let_others_read
 
 READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
@@ -80,12 +62,12 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
         interpreter.warm_up()
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
     asks = can_listen()
-    program = prepare_filter(build_filter(locks=Locks.ASK if asks else Locks.RECORDS), listen=asks)
+    load = prepare_filter(build_filter(locks=Locks.ASK if asks else Locks.RECORDS), listen=asks)
     # Unknown modules may have registered hooks for forked processes.
     fork = kernel.fork if all(name.partition(".")[0] in warmth.KNOWN for name in modules) else os.fork
     # Now: in a new user namespace there are no ids before the maps are written.
-    user, group, size = os.getuid(), os.getgid(), _own_address_space()
-    origin = _Origin(program, asks, size, user, group, interpreter, fork)
+    user, group, size = os.getuid(), os.getgid(), program.measure_address_space()
+    origin = _Origin(load, asks, size, user, group, interpreter, fork)
     kernel.keep_for_ever(origin)
     _make_streams()
     if users and not let_others_read(users.start):
@@ -94,7 +76,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
     # By default each thread that allocates reserves 64 MiB and more of the address space.
     kernel.share_arenas(2)
     rehearse(WORKING_FOLDER)
-    hide_own_modules()
+    program.hide_own_modules()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -143,17 +125,11 @@ def _make_streams() -> None:
     ends = os.pipe()
     for fd in (1, 2):
         os.dup2(ends[1], fd)
-    make_streams()
+    program.make_streams()
     for fd in (1, 2):
         os.dup2(null, fd)
     for fd in (*ends, null):
         os.close(fd)
-
-
-def _own_address_space() -> int:
-    """Size in bytes."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callable[[], None]:
@@ -164,14 +140,14 @@ def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callab
     job_fd, out, error, report_fd, *others = received
     report_here = report_fd
     try:
-        reset_signals()
+        supervisor.reset_signals()
         job = read_job(job_fd)
-        kernel.die_first(OOM_SCORE)
+        kernel.die_first(supervisor.OOM_SCORE)
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
         # Not a session: under autogroup each would get as much CPU as the pool, however nice it is.
         os.setpgid(0, 0)
         # As the pool's user, who owns the groups.
-        others = enter_groups(job, others)
+        others = supervisor.enter_groups(job, others)
         if gate >= 0:
             os.read(gate, 8)
             kernel.map_group(origin.gid)
@@ -186,35 +162,28 @@ def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callab
         os.chdir(WORKING_FOLDER)
         hidden = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
         kernel.mount("proc", "/proc", "proc", hidden)
-        report_here = place_descriptors(job, out, error, report_fd, others)
+        report_here = supervisor.place_descriptors(job, out, error, report_fd, others)
         resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
         kernel.drop_capabilities()
         kernel.deny_new_privileges()
         # A program that could open the supervisor's descriptors could write its own report.
         kernel.clear_dumpable()
-        keeper = None
-        if origin.asks:
-            keeper = LockKeeper(origin.load_filter(), WORKING_FOLDER)
-        else:
-            origin.load_filter()
+        listener = origin.load_filter()
+        keeper = LockKeeper(listener, WORKING_FOLDER) if origin.asks else None
         child = origin.fork()
         if child == 0:
-            return _become_program(job, origin)
+            kernel.set_dumpable()
+            program.write_files(job, WORKING_FOLDER)
+            program.set_limits(job, origin.baseline)
+            start = program.hand_over(job, WORKING_FOLDER)
+            if not job["session"]:
+                return start
+            assert origin.interpreter is not None
+            return origin.interpreter.serve
         _supervise(child, job, keeper)
     except BaseException as failure:
-        report_failure(failure, report_here)
+        supervisor.report_failure(failure, report_here)
         os._exit(1)
-
-
-def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
-    kernel.set_dumpable()
-    write_files(job, WORKING_FOLDER)
-    set_limits(job, origin.baseline)
-    start = hand_over(job, WORKING_FOLDER)
-    if not job["session"]:
-        return start
-    assert origin.interpreter is not None
-    return origin.interpreter.serve
 
 
 def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
@@ -228,9 +197,10 @@ def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
     def kill() -> None:
         kernel.kill_all(signal.SIGKILL)
 
-    control = CONTROL_FD if job["session"] else None
-    record = supervise(
-        child, job, WORKING_FOLDER, processes, kill, elsewhere=hold_in_sockets, keeper=keeper, control=control
+    control = supervisor.CONTROL_FD if job["session"] else None
+    held = supervisor.hold_in_sockets
+    record = supervisor.supervise(
+        child, job, WORKING_FOLDER, processes, kill, elsewhere=held, keeper=keeper, control=control
     )
-    report(record)
+    supervisor.report(record)
     os._exit(0)

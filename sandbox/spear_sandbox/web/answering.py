@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Collection, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -47,47 +48,30 @@ def refuse(
 
 
 def check_sender(request: Request, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
-    """Let a request in, as :func:`refuse` decides.
-
-    Raises:
-        HTTPException: it is refused; status 401 or 403.
-    """
+    """Let a request in, as :func:`refuse` decides. Raises HTTPException, status 401 or 403, if it is refused."""
     refused = refuse(request.headers, token=token, local=local, hosts=hosts)
     if refused is not None:
         raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
 
 
 class Gate:
-    """Middleware that refuses strangers, see :func:`refuse`; for applications of others.
-
-    Args:
-        app: ASGI.
-        token, local, hosts: as for :func:`refuse`.
-    """
+    """Middleware that refuses strangers, see :func:`refuse`; for ASGI applications of others."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
         self._app = app
-        self._token = token
-        self._local = local
-        self._hosts = hosts
+        self._refuse = partial(refuse, token=token, local=local, hosts=hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let it in."""
-        if scope["type"] == "http":
-            refused = refuse(Headers(scope=scope), token=self._token, local=self._local, hosts=self._hosts)
-            if refused is not None:
-                await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        refused = self._refuse(Headers(scope=scope)) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+        else:
+            await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
 
 
 class BodyRoom:
-    """Memory for the bodies of all requests that are being read, together.
-
-    Args:
-        total_bytes: of all of them; one that would need more is refused.
-        seconds: that one body may take to arrive.
-    """
+    """Memory for the bodies of all requests that are being read, each of which may take ``seconds`` to arrive."""
 
     def __init__(self, total_bytes: int = 256 << 20, seconds: float = 30.0) -> None:
         self.total_bytes = total_bytes
@@ -95,21 +79,17 @@ class BodyRoom:
         self._used = 0
 
     async def read(self, request: Request, limit: int, advice: str) -> bytes:
-        """Read the body of a request; never more than the limit is kept.
+        """Read the body of a request; never more than ``limit`` bytes are kept.
 
-        Args:
-            limit: bytes.
-            advice: what the sender of a larger one should do.
-
-        Raises:
-            HTTPException: it is larger, status 413; it did not arrive in time, 408; others take all the room, 503; or
-                the sender has gone, 499.
+        Raises HTTPException: it is larger, status 413, with ``advice`` on what to do; it did not arrive in time, 408;
+        others take all the room, 503; or the sender has gone, 499.
         """
         detail = f"the body has more than {limit} bytes: {advice}."
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             raise HTTPException(413, detail)
         chunks: list[bytes] = []
+        size = 0
         task, is_late = asyncio.current_task(), False
 
         def stop() -> None:
@@ -121,7 +101,15 @@ class BodyRoom:
         # asyncio.wait_for would make a task for each body, which costs as much as reading most of them.
         clock = asyncio.get_running_loop().call_later(self.seconds, stop)
         try:
-            await self._read(request, chunks, limit, detail)
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise HTTPException(413, detail)
+                if self._used + len(chunk) > self.total_bytes:
+                    busy = "the bodies of other requests take all the room there is: try again in a moment."
+                    raise HTTPException(503, busy, headers={"Retry-After": "1", "Connection": "close"})
+                self._used += len(chunk)
+                chunks.append(chunk)
         except asyncio.CancelledError:
             if not is_late:
                 raise
@@ -134,27 +122,11 @@ class BodyRoom:
             self._used -= sum(map(len, chunks))
         return b"".join(chunks)
 
-    async def _read(self, request: Request, chunks: list[bytes], limit: int, detail: str) -> None:
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise HTTPException(413, detail)
-            if self._used + len(chunk) > self.total_bytes:
-                busy = "the bodies of other requests take all the room there is: try again in a moment."
-                raise HTTPException(503, busy, headers={"Retry-After": "1", "Connection": "close"})
-            self._used += len(chunk)
-            chunks.append(chunk)
-
 
 async def work_for(request: Request, work: Awaitable[Result]) -> Result:
     """Return the result of ``work``, which is cancelled and awaited if the sender of the request leaves first.
 
-    Args:
-        request: its body has been read.
-
-    Raises:
-        HTTPException: the sender is gone, status 499.
+    The request's body has been read. Raises HTTPException, status 499, if the sender is gone.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_for_end(request))
@@ -180,12 +152,7 @@ def write_json(status: int, content: Any, headers: Mapping[str, str] | None = No
 
 
 def add_error_pages(app: FastAPI, served: str) -> None:
-    """Answer a wrong path, a wrong method and a bug of the service in one sentence.
-
-    Args:
-        app: of the service.
-        served: the paths that are answered, for the message on a wrong one.
-    """
+    """Answer a wrong path (with those ``served``), a wrong method and a bug of the service in one sentence."""
 
     async def explain_path(request: Request, _: Exception) -> Response:
         return write_json(404, {"detail": f"there is no {request.url.path} here: ask {served}."})

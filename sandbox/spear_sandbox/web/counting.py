@@ -6,11 +6,7 @@ from bisect import bisect_left
 
 
 class Histogram:
-    """Counts of values by upper bound, as in Prometheus.
-
-    Args:
-        bounds: rising upper bounds; values above the last are counted too.
-    """
+    """Counts of values by upper bound, as in Prometheus; the bounds rise, and values above the last are counted too."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds

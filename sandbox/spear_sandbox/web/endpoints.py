@@ -45,24 +45,18 @@ class Backoff:
         return full * (1 - self.jitter * rng.random())
 
 
+@dataclass(eq=False)
 class Endpoint:
     """One server and its recent failures."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.failures = 0
-        self.free_from = 0.0
-        """Loop time before which others come first."""
+    url: str
+    failures: int = 0
+    free_from: float = 0.0
+    """Loop time before which others come first."""
 
 
 class EndpointRing:
-    """Servers taken in turn. Belongs to one thread.
-
-    Args:
-        urls: at least one.
-        backoff: how long a failing server is left out.
-        rng: draws the jitter.
-    """
+    """Servers taken in turn; ``backoff`` leaves failing ones out, with jitter from ``rng``. Belongs to one thread."""
 
     def __init__(self, urls: Sequence[str], backoff: Backoff, rng: random.Random) -> None:
         self._endpoints = [Endpoint(url) for url in urls]
@@ -101,11 +95,7 @@ class EndpointRing:
 
 
 def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
-    """Read base URLs, with or without the service's path; return them without a trailing slash, each once.
-
-    Raises:
-        SpearError: there is none, or one is not an HTTP address.
-    """
+    """Read base URLs, each once, without the service's path and trailing slashes. Raises SpearError for bad ones."""
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
         raise SpearError(f"no address of {service.name} was given: {service.mend}")

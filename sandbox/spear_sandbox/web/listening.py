@@ -17,14 +17,10 @@ BACKLOG = 2048
 
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Open a listening TCP socket.
+    """Open a listening TCP socket; port 0 takes any free one.
 
-    Args:
-        port: 0 for any free one.
-        shared: with other shared sockets of this user; the kernel distributes the connections.
-
-    Raises:
-        SpearError: the port is taken or not allowed, or the host has no such address.
+    With ``shared`` other shared sockets of this user may listen there, and the kernel distributes the connections.
+    Raises SpearError if the port is taken or not allowed, or the host has no such address.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -49,23 +45,24 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
+def _read_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _read_address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def find_stranger(headers: Mapping[str, str], local: bool) -> str | None:
-    """Say why a request comes from a stranger; None if it does not.
+    """Say why a request comes from a stranger, by its headers in lower case; None if it does not.
 
     A browser lets every page talk to this machine: as another site, which the headers show, or under a host name that
-    its owner has pointed here.
-
-    Args:
-        headers: of the request, in lower case.
-        local: whether the service listens on the loopback interface.
+    its owner has pointed here. ``local``: the service listens on the loopback interface.
     """
     return _find_stranger(headers.get("origin"), headers.get("host", ""), local)
 
@@ -86,31 +83,19 @@ def _find_stranger(origin: str | None, named: str, local: bool) -> str | None:
 
 
 def find_foreign_name(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
-    """Say why the host name of a request may be a stranger's; None if it cannot be.
+    """Say why the host name of a request may be a stranger's; None if it cannot be, as ``allowed`` ones in lower case.
 
     Without a token a service that runs code must know its names: the owner of another name can point it here, and pages
     under that name would then be same-origin. Addresses and names without a dot are safe.
-
-    Args:
-        headers: of the request, in lower case.
-        allowed: further names, in lower case.
     """
     named = headers.get("host", "")
     try:
         name = (urlsplit(f"//{named}").hostname or "").rstrip(".")
     except ValueError:  # brackets without an address
         name = ""
-    if name in allowed or (name and "." not in name) or _is_address(name):
+    if name in allowed or (name and "." not in name) or _read_address(name) is not None:
         return None
     return f"this service is not known as {named[:80]!a}: name it with --allowed-host, or set a token."
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def write_url(host: str, port: int) -> str:
@@ -121,10 +106,8 @@ def write_url(host: str, port: int) -> str:
 def read_token(variable: str) -> str | None:
     """Read the bearer token from an environment variable; None if it is empty or not set.
 
-    Or from the file in ``<variable>_FILE``, as orchestrators mount secrets; a trailing line end is dropped.
-
-    Raises:
-        SpearError: it has characters that an HTTP header cannot carry, or the file cannot be read or is empty.
+    Or from the file in ``<variable>_FILE``, as orchestrators mount secrets; a trailing line end is dropped. Raises
+    SpearError if it has characters that an HTTP header cannot carry, or the file cannot be read or is empty.
     """
     token = os.environ.get(variable) or None
     if token is None and (path := os.environ.get(f"{variable}_FILE")):

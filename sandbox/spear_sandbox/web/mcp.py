@@ -20,13 +20,10 @@ DRAIN_S = 10
 def serve_http(
     server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None, names: Collection[str] = ()
 ) -> None:
-    """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM.
+    """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM; the listener is closed at the end.
 
-    Args:
-        listener: closed at the end.
-        host: that it listens on.
-        token: that requests must carry; None for no token.
-        names: host names accepted without a token, besides addresses and names without a dot.
+    Requests must carry the ``token``, if any. ``names`` are host names accepted without one, besides addresses and
+    names without a dot.
     """
     app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host), hosts=names)
     with listener, ignore_signals_at_the_end():

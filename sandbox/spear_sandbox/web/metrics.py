@@ -51,11 +51,7 @@ class Families:
 
 
 class MetricsPage(Collector):
-    """Renders a service's metrics, and those of its process, on demand.
-
-    Args:
-        collect: yields the current metrics.
-    """
+    """Renders a service's metrics, which ``collect`` yields, and those of its process, on demand."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect

@@ -25,12 +25,7 @@ def take_address(port: int) -> Callable[[F], F]:
 def warn_of_open_address(url: str, host: str, token: str | None, *, allows: str, variable: str) -> None:
     """Warn of a service that other machines can reach and that does not ask for a token.
 
-    Args:
-        url: of the service.
-        host: that it listens on.
-        token: that it asks for.
-        allows: what anyone who reaches it may do.
-        variable: environment variable of the token.
+    ``allows`` says what anyone who reaches it may do, and ``variable`` names the environment variable of the token.
     """
     if not is_loopback(host) and token is None:
         click.echo(f"Warning: anyone who reaches {url} may {allows}; set {variable} to ask for a token.", err=True)

@@ -33,12 +33,12 @@ def read_detail(response: httpx.Response) -> str:
     return " ".join(str(detail).split())[:SHOWN_CHARACTERS]
 
 
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
+def read_retry_after(headers: Mapping[str, str], longest_by_date_s: float = LONGEST_BY_DATE_S) -> float | None:
     """Seconds to wait, from either form of the header; None if it is missing or malformed."""
     value = headers.get("retry-after", "").strip()
     with contextlib.suppress(ValueError):
         return max(0.0, float(value)) if math.isfinite(float(value)) else None
     try:
-        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), LONGEST_BY_DATE_S)
-    except (ValueError, TypeError):
+        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), longest_by_date_s)
+    except (ValueError, TypeError, IndexError):
         return None

@@ -42,13 +42,7 @@ TICKS = 5
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What one client may use.
-
-    Args:
-        head_s: seconds from the start of a connection, or of a later request, to the end of the request's headers.
-        head_bytes: of the headers of one request.
-        connections: open at a time, within the limit of descriptors.
-    """
+    """What one client may use: open connections, and seconds (from its start on) and bytes of a request's headers."""
 
     head_s: float = 10.0
     head_bytes: int = 64 << 10
@@ -156,18 +150,10 @@ class BoundedServer(uvicorn.Server):
 def make_server(
     app: Callable[..., Any], *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
 ) -> uvicorn.Server:
-    """Make a quiet server and load it, so that a missing package is noticed before it is said to be ready.
+    """Make a quiet server of an ASGI application and load it, so that a missing package is noticed at once.
 
-    Raises the soft limit of descriptors of this process.
-
-    Args:
-        app: an ASGI application.
-        drain_s: how long requests under way may take after a signal to stop.
-        limits: of its connections.
-        options: others of ``uvicorn.Config``.
-
-    Raises:
-        ModuleNotFoundError: a package for one of the options is not installed.
+    Raises the soft limit of descriptors of this process. ``drain_s`` bounds requests under way after a signal to stop,
+    and ``options`` are others of ``uvicorn.Config``. Raises ModuleNotFoundError for a package that one of them needs.
     """
     limits = limits or ConnectionLimits()
     most = min(limits.connections, max(_raise_descriptors() - SPARE_DESCRIPTORS, 1))

@@ -69,6 +69,7 @@ def test_without_vllm_the_extras_are_named(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     monkeypatch.setattr(vllm, "find_spec", lambda name: ModuleSpec(name, None))
     with pytest.raises(SpearError, match=r"does not contain config\.json"):
         VLLMEngine(tmp_path)

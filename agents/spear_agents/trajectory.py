@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -403,10 +402,9 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:
-    if size := file.seek(0, 2):
-        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-            end = data.rfind(b"\n") + 1
-        if end < size:
-            _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
-            file.truncate(end)
-            file.seek(0, 2)
+    file.seek(0)
+    end = sum(len(line) for line in file if line.endswith(b"\n"))  # only the last one can lack it
+    if end < file.tell():
+        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, file.tell() - end)
+        file.truncate(end)
+        file.seek(end)

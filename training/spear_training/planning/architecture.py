@@ -32,7 +32,7 @@ class Architecture:
         hidden: width of the residual stream.
         intermediate: width of the feed-forward network.
         layers: of the decoder.
-        cache_values: numbers that a token adds to the key-value cache.
+        cache_values: numbers that a token adds to the key-value cache: a key and a value in each layer.
     """
 
     parameters: int
@@ -42,10 +42,6 @@ class Architecture:
     intermediate: int
     layers: int
     cache_values: int
-
-    def cache_bytes(self, bytes_per_value: int) -> int:
-        """Bytes of one token in the key-value cache: a key and a value in each layer."""
-        return self.cache_values * bytes_per_value
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
@@ -112,7 +108,5 @@ def find_folder(name: str) -> Path | None:
 @lru_cache(maxsize=1)
 def read_known() -> dict[str, dict[str, Any]]:
     """Models of ``models.yaml`` by name, with their ``parameters`` and ``config``; does not import torch."""
-    known: dict[str, dict[str, Any]] = yaml.safe_load(
-        (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
-    )
-    return known
+    text = (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]

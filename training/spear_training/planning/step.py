@@ -103,8 +103,6 @@ def size_step(
     """Compute the sizes of a training step.
 
     Args:
-        settings: of the algorithm.
-        shape: tasks, group size, layout.
         texts: lengths; ``turns`` are cut at the limit of the environment.
         mini_batch: rows of an optimiser step.
         rewrites: the chat template changes earlier responses, so each turn of a conversation is a row too.
@@ -115,10 +113,18 @@ def size_step(
     groups = max(1, math.floor(settings.filter.groups * shape.tasks))
     trained = rows * groups / shape.tasks
     kept = trained * texts.positive if settings.sil.enabled else 0.0
-    first, period, filled = _schedule_replay(settings, kept)
-    drawn = min(filled, settings.replay.capacity) if period is not None else 0.0
+    first = period = None
+    drawn, store, age = 0.0, 0.0, settings.replay.max_age
+    if kept > 0:
+        # A step checks the buffer before it adds its own rows, and a replay empties the buffer.
+        steps = math.ceil(settings.sil.trigger_ratio * settings.replay.capacity / kept)
+        store = kept * steps
+        if age is None or steps <= age:
+            first, period = 1 + steps, steps if settings.sil.always_add else steps + 1
+            drawn = min(store, settings.replay.capacity)
+        else:
+            store = kept * age
     joint = settings.sil.coupling is Coupling.JOINT
-    store = filled if period is not None else kept * (settings.replay.max_age or 0)
     return StepSizes(
         episodes=episodes,
         rows=rows,
@@ -134,17 +140,3 @@ def size_step(
         store_rows=store,
         store_bytes=store * measure_row(texts.prompt, texts.response, texts.written),
     )
-
-
-def _schedule_replay(settings: SpearSettings, kept: float) -> tuple[int | None, int | None, float]:
-    """First step that replays, steps between two replays, and rows in the buffer at a replay.
-
-    A step checks the buffer before it adds its own rows, and a replay empties the buffer.
-    """
-    needed = settings.sil.trigger_ratio * settings.replay.capacity
-    if kept <= 0:
-        return None, None, 0.0
-    steps = math.ceil(needed / kept)
-    if settings.replay.max_age is not None and steps > settings.replay.max_age:
-        return None, None, 0.0
-    return 1 + steps, steps if settings.sil.always_add else steps + 1, steps * kept

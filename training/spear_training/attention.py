@@ -49,8 +49,7 @@ def find_flash_fault() -> str | None:
 def choose_attention(wanted: str, device: str) -> str:
     """Resolve ``wanted`` on ``device``: ``auto`` is flash-attention on a GPU if it can be imported, else torch's.
 
-    Raises:
-        SpearError: flash-attention is requested but not available.
+    Raises SpearError if flash-attention is requested but not available.
     """
     fault = "it needs a GPU" if device == "cpu" else find_flash_fault() if wanted in (AUTO, FLASH) else None
     if wanted == AUTO:
@@ -71,10 +70,8 @@ def resolve_attention(config: DictConfig, *nodes: str, device: str) -> None:
 def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> None:
     """Raise SpearError, with the key to change, unless ranks that share a sequence can attend to all of it.
 
-    Args:
-        config: of a training, with its attention resolved.
-        model: of the policy; the heads of a folder must divide.
-        vision: whether it reads pictures.
+    The attention of ``config`` must be resolved. If ``model`` is a folder, its heads must divide; ``vision``: it reads
+    pictures.
     """
     for node, places in _PARTS.items():
         if node == CRITIC and not config.critic.enable:

@@ -69,8 +69,7 @@ class Resume(str, Enum):
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write nested plain data with tensors and arrays in it, as JSON and safetensors.
 
-    Raises:
-        OSError: the folder cannot be written; an earlier file stays unchanged.
+    An earlier file stays unchanged if this raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
@@ -151,14 +150,9 @@ def describe_code() -> dict[str, str]:
 def compare_configs(
     run: Path | str, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
 ) -> None:
-    """Raise SpearError with the first difference between two configurations.
+    """Raise SpearError with the first difference, by flat key, between the settings of a run and those to go on with.
 
-    Args:
-        run: folder of the run, for the message.
-        before: the settings it was started with, by flat key.
-        after: those it continues with.
-        changeable: keys and nodes that may differ.
-        advice: end of the message.
+    Keys and nodes in ``changeable`` may differ. The message begins with ``run`` and ends with ``advice``.
     """
     changed = [
         key
@@ -176,11 +170,9 @@ def compare_configs(
 
 
 def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, changeable: Sequence[str]) -> None:
-    """Raise SpearError if the checkpoint is of another configuration or code and ``resume`` does not allow it.
+    """Raise SpearError if the checkpoint is of other settings or code and ``resume`` does not allow it.
 
-    Args:
-        config: the settings of the resuming run, by flat key.
-        changeable: keys and nodes that may always differ.
+    ``config`` has the settings of the resuming run by flat key; keys and nodes in ``changeable`` may always differ.
     """
     state = read_state(folder)
     if resume is Resume.CHANGED:
@@ -259,8 +251,7 @@ def repair_tracker(checkpoints: Path) -> int | None:
 def check_files(folder: Path) -> None:
     """Check a finished checkpoint against its manifest, and its pickles for unexpected names, without loading them.
 
-    Raises:
-        SpearError: a file is missing, torn, changed, or would run other code.
+    Raises SpearError if a file is missing, torn, changed, or would run other code.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]

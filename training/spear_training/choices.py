@@ -39,10 +39,7 @@ def find_user_folder(config_dir: Path | None = None) -> list[Path]:
 def search_configs(*folders: Path) -> str:
     """Hydra's override that adds verl's configuration, and ``folders``, to where it looks.
 
-    Hydra's own ``pkg://`` would import verl, which takes three seconds and with it all that verl imports.
-
-    Raises:
-        SpearError: verl is not installed.
+    Hydra's own ``pkg://`` would import verl, which takes three seconds. Raises SpearError if verl is not installed.
     """
     verl = find_spec("verl")
     if verl is None or verl.origin is None:
@@ -59,11 +56,7 @@ def quote_value(text: str) -> str:
 def find_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     """Files of the choices of one of :data:`GROUPS`, sorted by name: ours, and those in ``config_dir/GROUP``.
 
-    Args:
-        config_dir: None for the folder in ``SPEAR_CONFIG_DIR``, if set.
-
-    Raises:
-        SpearError: the folder does not exist, or a file in it has the name of one of ours.
+    Raises SpearError if that folder does not exist, or a file in it has the name of one of ours.
     """
     ours = {path.stem: path for path in (CONFIG / group).glob("*.yaml")}
     theirs = {path.stem: path for folder in find_user_folder(config_dir) for path in (folder / group).glob("*.yaml")}

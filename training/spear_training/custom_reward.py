@@ -45,8 +45,7 @@ class CustomReward:
     async def score_all(self, trajectories: Sequence[Trajectory], tasks: TaskSet, split: str) -> list[Trajectory]:
         """Add the score :data:`CUSTOM` to the episodes, except those cut short by a fault.
 
-        Raises:
-            SpearError: the function failed, or did not return a finite number; names its file and line, and the task.
+        Raises SpearError, with file, line and task, if the function failed or did not return a finite number.
         """
         return list(await asyncio.gather(*(self._score(episode, tasks, split) for episode in trajectories)))
 
@@ -100,10 +99,9 @@ def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, A
 
 
 def resolve_custom_reward(config: DictConfig) -> None:
-    """Make the path of the function absolute, since workers run in other folders, and check that it exists.
+    """Make the path of the function absolute, since workers run in other folders.
 
-    Raises:
-        SpearError: the file or function does not exist, or the file cannot be loaded.
+    Raises SpearError if the file or the function does not exist, or the file cannot be loaded.
     """
     node = config.reward.custom_reward_function
     if isinstance(node, DictConfig) and node.path is not None:

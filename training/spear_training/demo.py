@@ -34,15 +34,9 @@ RESULTS = "results.json"
 
 
 def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
-    """Warm start, evaluate, train, evaluate again, draw; stages with existing results are skipped.
+    """Warm start, evaluate, train, evaluate again, draw; stages with existing results in ``out`` are skipped.
 
-    Args:
-        out: folder of all results.
-        steps: training steps; the demo's schedules are made for 60.
-        seed: of the training.
-
-    Raises:
-        SpearError: any error that the user can fix.
+    The schedules are made for 60 training ``steps``. Raises SpearError for any error that the user can fix.
     """
     start = time.monotonic()
     policy = out / "warmstart"

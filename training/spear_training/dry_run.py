@@ -31,8 +31,7 @@ NOT_CUT = (
 def choose_warm_start(settings: RunSettings) -> WarmStartSettings | TinyVisionSettings:
     """Settings of the policy that a training makes first: the environment's recipe, with the training's prompts.
 
-    Raises:
-        SettingsError: ``spear.warm_start`` or ``spear.vision_start`` has an unknown key or a value out of range.
+    Raises SettingsError if ``spear.warm_start`` or ``spear.vision_start`` is invalid.
     """
     from spear_training.warmstart import choose_recipe  # imports torch and transformers
     from spear_training.warmstart.vision import TinyVisionSettings

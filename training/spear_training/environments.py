@@ -81,14 +81,9 @@ class EnvironmentFacts:
 
 
 def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False) -> EnvironmentFacts:
-    """Make the environment of each split once and inspect it.
+    """Make the environment of each split once and inspect it; ``branches``: also whether episodes can start in states.
 
-    Args:
-        settings: of the environment.
-        branches: also check whether episodes can start in states of others.
-
-    Raises:
-        SpearError: the environment cannot be made, or does not have the template.
+    Raises SpearError if the environment cannot be made, or does not have the template.
     """
     splits = []
     for split in (settings.valid_split, settings.train_split):

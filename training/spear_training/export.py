@@ -34,15 +34,8 @@ class Export:
 def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> Export:
     """Write the policy of a checkpoint of ``run`` to the new folder ``out`` for transformers and vLLM, atomically.
 
-    Args:
-        run: a run folder of ``spear train``.
-        out: must not exist.
-        step: of the checkpoint; None for the latest.
-        best: take the one that was best on the validation panel instead.
-
-    Raises:
-        SpearError: the checkpoint is missing or torn, ``out`` exists or cannot be written, or verl cannot join the
-            shards.
+    The checkpoint is the latest, that of ``step``, or the ``best`` on the validation panel. Raises SpearError if it is
+    missing or torn, ``out`` exists or cannot be written, or verl cannot join the shards.
     """
     source, number = _find_checkpoint(run / "checkpoints", step, best)
     if out.exists():

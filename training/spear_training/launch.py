@@ -106,10 +106,8 @@ def compose_training(
 ) -> Training:
     """Compose and check the configuration of ``overrides`` for a run in ``out``.
 
-    A missing model of the catalogue is fetched, shown on ``console``.
-
-    Raises:
-        SpearError: as :func:`compose_config` and :func:`check_config`, or a model is not named.
+    A missing model of the catalogue is fetched, shown on ``console``. Raises SpearError as :func:`compose_config` and
+    :func:`check_config`, or if a model is not named.
     """
     config = compose_config(overrides, out, check=False, config_dir=config_dir)
     settings = RunSettings.from_config(config)
@@ -136,12 +134,8 @@ def compose_config(
 ) -> DictConfig:
     """Compose the configuration of ``overrides`` (Hydra's ``GROUP=CHOICE``, ``KEY=VALUE``) for the run folder ``out``.
 
-    Args:
-        check: also check it, as :func:`compose_training` does.
-        config_dir: a user's own choices, as in :func:`spear_training.choices.find_files`.
-
-    Raises:
-        SpearError: an unknown choice or key, or a value of the wrong kind; names the nearest valid one.
+    ``check``: also check it, as :func:`compose_training` does; ``config_dir``: a user's own choices. Raises SpearError
+    for an unknown choice or key, or a value of the wrong kind; names the nearest valid one.
     """
     if check:
         return compose_training(overrides, out, config_dir=config_dir).config
@@ -239,8 +233,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
 def check_override(override: str, base: DictConfig, keys: str = "`spear train --print-config`") -> str:
     """Convert an override to Hydra's form.
 
-    Raises:
-        SpearError: an unknown key; names the nearest one, or the command that lists them (``keys``).
+    Raises SpearError for an unknown key; names the nearest one, or the command that lists them (``keys``).
     """
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
@@ -297,8 +290,7 @@ def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
 def check_config(config: DictConfig) -> Training:
     """Check a configuration, starting only the environment.
 
-    Raises:
-        SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
+    Raises SpearError if a setting is unknown, out of range or not supported, or the environment cannot be made.
     """
     settings = RunSettings.from_config(config)
     for key, needed, advice in _list_derived(settings.algorithm):
@@ -376,11 +368,9 @@ def _check_hardware(config: DictConfig) -> None:
 def prepare_run(training: Training, out: Path, console: Console | None = None) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
-    With a store, a newer checkpoint there is fetched, and one missing there is uploaded.
-
-    Raises:
-        SpearError: the folder cannot be written, is a run of another configuration or in use by another training, the
-            engine is not installed, or the store fails.
+    With a store, a newer checkpoint there is fetched, and one missing there is uploaded. Raises SpearError if the
+    folder cannot be written, is a run of another configuration or in use by another training, the engine is not
+    installed, or the store fails.
     """
     config = training.config
     require_backend(config)
@@ -433,11 +423,7 @@ def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Se
 
 
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:
-    """Upload the newest checkpoint of a run to its store, if that lacks it.
-
-    Raises:
-        SpearError: the store fails; the checkpoint stays where it is.
-    """
+    """Upload the newest checkpoint of a run to its store, if that lacks it. Raises SpearError if the store fails."""
     url, step = training.settings.checkpoint_store, repair_tracker(out / "checkpoints")
     if url is None or step is None:
         return

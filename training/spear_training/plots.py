@@ -18,8 +18,7 @@ SMOOTH = 5
 def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
     """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix sets the format).
 
-    Raises:
-        ValueError: the run does not have metrics yet.
+    Raises ValueError if the run does not have metrics yet.
     """
     history = [record for record in read_history(out)]
     if not any("training/global_step" in record for record in history):

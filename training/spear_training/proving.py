@@ -40,11 +40,8 @@ class Proof:
 
 @dataclass(frozen=True)
 class Prover:
-    """Runs the steps on one device.
-
-    Attributes:
-        out: folder of the report and the runs.
-        device: ``cuda``, or ``cpu`` to test the steps themselves, at small sizes.
+    """Runs the steps on ``cuda``, or at small sizes on ``cpu`` to test the steps themselves; ``out`` is for report and
+    runs.
     """
 
     out: Path

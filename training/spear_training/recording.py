@@ -39,12 +39,9 @@ class RecordSettings(Record):
 
 
 class EpisodeRecorder:
-    """Appends episodes to ``episodes.jsonl`` in a folder of a run. Failures here do not stop the training.
+    """Appends episodes to ``episodes.jsonl`` in a ``folder`` of a run. Failures here do not stop the training.
 
-    Args:
-        out: run folder.
-        identity: ``model``, ``env_kwargs`` and ``split``, for the page.
-        folder: within the run; the page shows it next to the step.
+    The page shows ``identity`` (``model``, ``env_kwargs`` and ``split``) and the name of the folder.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], folder: str = FOLDER) -> None:

@@ -70,8 +70,7 @@ class RolloutCorrection(Record):
     def from_node(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
         """Read verl's node, which has other keys too; None if it changes nothing.
 
-        Raises:
-            SpearError: an invalid value, or weights without the trainer's own log-probs.
+        Raises SpearError for an invalid value, or weights without the trainer's own log-probs.
         """
         made = cls(**{name: node[name] for name in cls.__dataclass_fields__ if name in node})
         if made.rollout_is is None and made.rollout_rs is None:

@@ -23,11 +23,7 @@ _KEY = "actor_rollout_ref.rollout"
 
 
 def check_rollouts(config: DictConfig) -> None:
-    """Check the choice of the rollout backend against the device, the model and the sampling.
-
-    Raises:
-        SpearError: it cannot play this training; says which key to change.
-    """
+    """Raise SpearError, with the key to change, if the backend cannot play this training."""
     rollout = config.actor_rollout_ref.rollout
     device, name = config.trainer.device, rollout.name
     if device == "cpu" and name not in ON_CPU:
@@ -54,11 +50,7 @@ def check_rollouts(config: DictConfig) -> None:
 
 
 def check_ahead(config: DictConfig) -> None:
-    """Check that episodes can be played while the trainer computes, where that is asked for.
-
-    Raises:
-        SpearError: the engine and the trainer take turns on their devices.
-    """
+    """Raise SpearError if episodes are to be played while the trainer computes, on a device where both take turns."""
     ahead, device = config.spear.rollout.staleness, config.trainer.device
     if ahead > 0 and device != "cpu":
         raise SpearError(
@@ -81,11 +73,7 @@ def _check_model(path: Path, longest: int) -> None:
 
 
 def require_backend(config: DictConfig) -> None:
-    """Look whether the rollout backend is installed here.
-
-    Raises:
-        SpearError: it is not; names the extra.
-    """
+    """Raise SpearError, with the extra, if the rollout backend is not installed here."""
     name = config.actor_rollout_ref.rollout.name
     if name == VLLM_CPU and find_spec("vllm") is None:
         raise SpearError(

@@ -36,11 +36,7 @@ def show_progress(
 ) -> Iterator[Observer]:
     """Show a progress bar; yield the observer of :func:`spear_training.supervise.supervise_training`.
 
-    Args:
-        console: to draw on.
-        total: steps of the training.
-        start: text before the first step.
-        read: reads the progress from the history; None before the first step.
+    ``start`` is the text before the first step; ``read`` reads the progress from the history, None before that step.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -77,11 +73,7 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
 
 
 def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
-    """Make a tiny policy with a progress bar, replacing ``folder``.
-
-    Raises:
-        SpearError: an invalid setting, or ``folder`` cannot be written.
-    """
+    """Make a tiny policy with a progress bar, replacing ``folder``. Raises SpearError for an invalid setting."""
     from spear_training.warmstart import WarmStartSettings, train_policy  # imports torch and transformers
     from spear_training.warmstart.vision import make_tiny_vision_policy
 
@@ -101,11 +93,7 @@ def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, 
 
 
 def run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None = None) -> None:
-    """Compose, check, train with a progress bar, and draw the curves; make the policy first if needed.
-
-    Raises:
-        SpearError: any error that the user can fix.
-    """
+    """Compose, check, train with a progress bar, and draw the curves; make the policy first if needed."""
     training = compose_training(overrides, out, config_dir=config_dir, console=console)
     config, settings = training.config, training.settings
     total = int(config.trainer.total_training_steps)

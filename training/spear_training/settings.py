@@ -60,9 +60,7 @@ class RunSettings(Record):
     def from_config(cls, config: DictConfig) -> RunSettings:
         """Read the ``spear`` node of a composed configuration.
 
-        Raises:
-            SettingsError: an unknown key, or a value of the wrong type or out of range.
-            SpearError: an unknown environment.
+        Raises SettingsError for an unknown key or a wrong value, SpearError for an unknown environment.
         """
         node: Any = OmegaConf.to_container(config.spear, resolve=True)
         own = {item.name: node.pop(item.name) for item in fields(cls) if item.name in node}

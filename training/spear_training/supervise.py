@@ -100,16 +100,9 @@ def supervise_training(
 ) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
 
-    Args:
-        out: run folder.
-        device: ``cpu`` or ``cuda``.
-        observer: called with the growing history.
-        module: the training's process, called with the run folder.
-        poll_seconds: interval at which metrics are read.
-
-    Raises:
-        SpearError: the training failed, with its own error and the place of the log.
-        KeyboardInterrupt: the training was stopped cleanly; the same command resumes it.
+    ``module`` is the training's process, called with the run folder; ``observer`` is called with the growing history.
+    Raises SpearError with the training's own error and the place of the log, or KeyboardInterrupt if it was stopped
+    cleanly; the same command resumes it.
     """
     mark = uuid.uuid4().hex
     out = out.resolve()

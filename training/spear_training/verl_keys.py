@@ -249,14 +249,9 @@ def find_advice(key: str) -> str | None:
 
 
 def check_keys(before: Flat, after: Flat) -> None:
-    """Check a user's changes.
+    """Raise SpearError, with what to set instead, if a user changed a key of verl that has no effect here.
 
-    Args:
-        before: the configuration of the choices only (preset, algorithm, model, cluster, environment).
-        after: with the user's ``KEY=VALUE``.
-
-    Raises:
-        SpearError: a changed key of verl has no effect here; names what to set instead.
+    ``before`` is the configuration of the choices only (preset, algorithm, model, cluster, environment).
     """
     missing = object()
     for key in dict.fromkeys([*before, *after]):

@@ -24,17 +24,9 @@ class LabActor:
     """:class:`spear_training.step.update.Actor` with one rank.
 
     Old log-probs are the rollout's own, here exactly the policy's (the trainer's
-    ``algorithm.rollout_correction.bypass_mode``).
-
-    Args:
-        settings: of the algorithm.
-        policy: to train.
-        optimizer: of its parameters.
-        epochs: passes over the mini-batches of a step.
-        clip: maximum norm of gradients, as in verl.
-
-    Raises:
-        SettingsError: the algorithm needs a critic or a reference policy, which the lab lacks.
+    ``algorithm.rollout_correction.bypass_mode``). ``epochs`` are passes over the mini-batches of a step, ``clip`` is
+    the maximum norm of gradients, as in verl. Raises SettingsError if the algorithm needs a critic or a reference
+    policy.
     """
 
     ranks = 1

@@ -124,8 +124,7 @@ class Arm(Record):
     def compose(self, settings: TrainingSettings) -> SpearSettings:
         """Settings of the algorithm: the trainer's defaults, the algorithm's file, those of all arms, the arm's own.
 
-        Raises:
-            SpearError: an unknown algorithm or an invalid setting.
+        Raises SpearError for an unknown algorithm or an invalid setting.
         """
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
@@ -269,12 +268,7 @@ class Comparison(Record, ABC):
 
 @dataclass(frozen=True, config=STRICT)
 class LabComparison(Comparison):
-    """With the lab's policy, whose success is computed.
-
-    Attributes:
-        looks: number of examinations of a run on the panel.
-        start: of all runs.
-    """
+    """With the lab's policy, whose success is computed; ``looks`` counts examinations of a run on the panel."""
 
     looks: int = number(8, at_least=1)
     start: StartSettings = field(default_factory=StartSettings)
@@ -290,12 +284,8 @@ class LabComparison(Comparison):
 
 @dataclass(frozen=True, config=STRICT)
 class TrainerComparison(Comparison):
-    """With trainings of ``spear train``, whose success is sampled.
-
-    Attributes:
-        engine: of the runs.
-        samples: episodes of each level of the panel, at temperature 1.
-        start: of all trainings.
+    """With trainings of ``spear train``, whose success is sampled: ``samples`` episodes of each level, at temperature
+    1.
     """
 
     engine: Engine = Engine.TRAINER

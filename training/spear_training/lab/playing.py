@@ -27,8 +27,8 @@ class LabRollouts:
     Attributes:
         tokens: generated so far; a turn is one token and one step of the environment.
         restored: groups that started in a snapshot.
-        wins, episodes: of groups that started at the start of their task; a tree counts as an episode with its
-            expected success.
+        wins, episodes: of groups that started at the start of their task; a tree counts as an episode with its expected
+            success.
     """
 
     def __init__(
@@ -115,15 +115,9 @@ def play_groups(
     rng: np.random.Generator,
     tree: TreeSettings | None = None,
 ) -> Played:
-    """Play all groups at temperature 1, in parallel.
+    """Play all groups at temperature 1, in parallel, with ``members`` episodes each.
 
-    Args:
-        rooms: of the levels.
-        policy: to play.
-        begun: states in which groups start.
-        members: episodes of a group; a tree takes as many as it has leaves.
-        rng: of the moves.
-        tree: where episodes split; their parts follow them, so that those of a subtree are neighbours.
+    In a tree, a multiple of its leaves, an episode's parts follow it, so that those of a subtree are neighbours.
     """
     level, state, limit = (
         np.repeat(part, members).astype(np.int64) for part in (begun.levels, begun.states, begun.turns)

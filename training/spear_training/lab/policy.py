@@ -84,8 +84,7 @@ NOISE = 0.5
 def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int, hidden: int) -> BoardPolicy:
     """A policy that imitates shortest solutions until its exact success reaches ``success``.
 
-    Raises:
-        SpearError: the untrained policy is already better, or these levels do not teach enough.
+    Raises SpearError if the untrained policy is already better, or these levels do not teach enough.
     """
     policy = BoardPolicy(rooms.cells, hidden)
     first = examiner.examine(policy).mean()

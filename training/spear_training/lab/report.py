@@ -43,8 +43,7 @@ class Difference:
 class Findings:
     """Results of a comparison, checked against its file.
 
-    Raises:
-        SpearError: the results are of another comparison, or incomplete.
+    Raises SpearError if the results are of another comparison, or incomplete.
     """
 
     def __init__(self, comparison: Comparison, path: Path) -> None:

@@ -53,12 +53,7 @@ def load_rooms(recipe: Recipe, split: str, count: int, folder: Path) -> Rooms:
 
 
 class Bench:
-    """Shared data of the runs of a comparison: levels and the initial policy.
-
-    Args:
-        comparison: registered.
-        folder: cache of levels and the initial policy.
-    """
+    """Shared data of the runs of a comparison: levels and the initial policy, cached in ``folder``."""
 
     alone = False
     """Runs may be concurrent."""
@@ -133,15 +128,7 @@ class AnyBench(Protocol):
 
 
 class Registry:
-    """A folder of results of one comparison.
-
-    Args:
-        comparison: what is run.
-        out: the folder; it must not be of another comparison.
-
-    Raises:
-        SpearError: the folder belongs to another comparison.
-    """
+    """A folder of results of one comparison. Raises SpearError if it belongs to another one."""
 
     def __init__(self, comparison: Comparison, out: Path) -> None:
         self.comparison, self.out = comparison, out
@@ -173,8 +160,7 @@ class Registry:
     def choose_rate(self, arm: str) -> float:
         """The rate with the best mean success in the tuning runs, the lower in case of a tie.
 
-        Raises:
-            SpearError: a tuning run is missing.
+        Raises SpearError if a tuning run is missing.
         """
         if len(self.comparison.rates) == 1:
             return self.comparison.rates[0]

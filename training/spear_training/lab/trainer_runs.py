@@ -58,8 +58,7 @@ class _Spent(Exception):
 class TrainerBench:
     """Shared data of the runs of a comparison: levels and the initial policy.
 
-    Raises:
-        SpearError: the initial policy wins more than ``start.most``.
+    Raises SpearError if the initial policy wins more than ``start.most``.
     """
 
     alone = True

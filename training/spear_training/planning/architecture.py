@@ -86,8 +86,7 @@ class Architecture:
 def find_architecture(name: str) -> Architecture:
     """Sizes of a model by folder or name (``spear models``, ``models.yaml``).
 
-    Raises:
-        SpearError: an unknown one, or a folder that holds another kind of model.
+    Raises SpearError for an unknown one, or a folder that holds another kind of model.
     """
     folder = find_folder(name)
     if folder is not None:

@@ -58,14 +58,10 @@ TUNING_KEYS = Keys(
 
 @dataclass(frozen=True)
 class Fit:
-    """How an update fits into the memory of a device.
+    """How an update fits into the memory of a device: it takes ``needed`` bytes of ``room``, an estimate.
 
-    Attributes:
-        tokens: of a micro-batch.
-        checkpointing: activations within a layer are made again in the backward pass.
-        needed: bytes that an update takes then, an estimate.
-        room: bytes that there are.
-        chosen: whether this differs from what was asked for.
+    ``chosen``: micro-batches of ``tokens`` and ``checkpointing`` (activations within a layer are made again in the
+    backward pass) differ from what was asked for.
     """
 
     tokens: int
@@ -111,14 +107,8 @@ class Wish:
 def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item] = ()) -> Fit:
     """Choose the largest micro-batch that fits, and gradient checkpointing where it would be small otherwise.
 
-    Args:
-        trainer: of the policy.
-        wish: of the user, who has the last word on what is ``given``.
-        room: bytes of memory.
-        others: what else takes some of it.
-
-    Raises:
-        SpearError: not even one row fits.
+    ``room`` are bytes of memory, of which ``others`` take some. What is given in ``wish`` stays. Raises SpearError if
+    not even one row fits.
     """
     taken = sum_bytes(others)
 
@@ -153,19 +143,11 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
 def fit_training(
     config: DictConfig, overrides: Sequence[str], room: float | None, earlier: Path | None = None
 ) -> Fit | None:
-    """Choose for a training, and write what was chosen into its configuration.
+    """Choose for a training, and write what was chosen into its composed configuration.
 
-    Args:
-        config: composed, with its model.
-        overrides: of the user; what they set stays.
-        room: bytes of memory of a device; None where nobody knows.
-        earlier: configuration of the run that this one resumes; its choice stays.
-
-    Returns:
-        None where the room or the shape of the model is not known.
-
-    Raises:
-        SpearError: not even one row fits.
+    What the user's ``overrides`` set stays, and so does the choice of ``earlier``, the configuration of a resumed run.
+    Returns None where the ``room`` (bytes of a device) or the shape of the model is not known. Raises SpearError if not
+    even one row fits.
     """
     given = _keep_earlier(config, ACTOR_KEYS, overrides, earlier)
     name = str(config.actor_rollout_ref.model.path)

@@ -40,12 +40,8 @@ def sum_bytes(items: Iterable[Item]) -> float:
 class DeviceMemory:
     """Memory of one device while the policy is updated and while it generates.
 
-    A GPU alternates; a CPU keeps the engine's weights and its cache all the time.
-
-    Attributes:
-        update: weights, gradients, optimiser, activations.
-        rollout: weights of the engine, the key-value cache, and what the trainer keeps on the device.
-        cache_tokens: tokens that the cache of one replica holds; None if the engine takes what it needs.
+    A GPU alternates; a CPU keeps the engine's weights and its cache all the time. ``cache_tokens`` are those that the
+    cache of one replica holds; None if the engine takes what it needs.
     """
 
     update: tuple[Item, ...]
@@ -128,11 +124,9 @@ def read_width(fsdp_config: DictConfig) -> int:
 def size_memory(
     config: DictConfig, model: Architecture, tokens: float, longest: float, device_bytes: float
 ) -> DeviceMemory:
-    """Compute the memory of one device of ``device_bytes`` with the policy ``model``.
+    """Memory of one device of ``device_bytes`` with the policy ``model``, in micro-batches of ``tokens``.
 
-    Args:
-        tokens: of a micro-batch.
-        longest: tokens of a row at most.
+    ``longest`` are the tokens of a row at most.
     """
     actor = config.actor_rollout_ref.actor
     trainer = Trainer.of_config(config, model)

@@ -59,14 +59,10 @@ def make_plan(
     device_bytes: float,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """Plan the training ``config``.
+    """Plan the composed training ``config``, whose data and model may be missing.
 
-    Args:
-        config: composed configuration; its data and its model may be missing.
-        given: known values of :class:`Texts`, which replace measured ones; unknown lengths count as their maximum.
-        measured: from another run.
-        device_bytes: memory of a device.
-        overrides: of ``config``; keys not among them are chosen as by the launcher.
+    ``given`` are known values of :class:`Texts`, before those ``measured`` in another run; unknown lengths count as
+    their maximum. Keys not among ``overrides`` are chosen as by the launcher.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)

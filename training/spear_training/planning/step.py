@@ -20,8 +20,7 @@ class Texts:
 
     Attributes:
         turns: of an episode.
-        prompt: tokens of a row's prompt.
-        response: tokens of a row's response; in a conversation with those of the environment.
+        prompt, response: tokens of a row; a response in a conversation includes those of the environment.
         written: of these, tokens of the policy.
         positive: share of the rows trained on whose advantage is above 0.
     """
@@ -57,7 +56,6 @@ class StepSizes:
     """Sizes of one training step. Counts are means, not whole numbers.
 
     Attributes:
-        episodes: played.
         rows: of the training batch before any filter.
         trained: rows left by the group filter; filters of single rows are not predicted.
         row_tokens: of a row, prompt and response.
@@ -68,8 +66,7 @@ class StepSizes:
         replay_period: steps from one replay to the next.
         drawn: rows of a replay, at most.
         replay_optimiser_steps: of a replay, in steps of their own (``sequential`` coupling).
-        store_rows: rows in the buffer at most.
-        store_bytes: of these rows.
+        store_rows, store_bytes: rows in the buffer at most.
     """
 
     episodes: int
@@ -100,12 +97,9 @@ def measure_row(prompt: float, response: float, written: float) -> float:
 def size_step(
     settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch: int, *, rewrites: bool = False
 ) -> StepSizes:
-    """Compute the sizes of a training step.
+    """Sizes of a training step with ``mini_batch`` rows in an optimiser step; turns are cut at the environment's limit.
 
-    Args:
-        texts: lengths; ``turns`` are cut at the limit of the environment.
-        mini_batch: rows of an optimiser step.
-        rewrites: the chat template changes earlier responses, so each turn of a conversation is a row too.
+    ``rewrites``: the chat template changes earlier responses, so each turn of a conversation is a row too.
     """
     episodes = shape.tasks * shape.group_size
     turns = min(texts.turns, shape.max_turns)

@@ -25,14 +25,10 @@ class Preparation:
     """What became of the lines.
 
     Attributes:
-        samples: those that are trained on.
-        tokens: of all of them.
-        learnt: tokens of the policy among these.
-        longest: tokens of the longest sample.
+        samples: those that are trained on, of ``tokens``, of which ``learnt`` are the policy's.
         lost: left out because their episode was lost.
         empty: left out because they hold no token of the policy's.
-        dropped: left out because they are too long.
-        truncated: cut off because they are too long.
+        dropped, truncated: left out or cut off because they are too long.
         unended: the last response does not end with an end token.
         misfits: the recorded tokens read differently from the messages.
         digest: SHA-256 over what was stored.
@@ -61,10 +57,9 @@ def prepare_samples(
     keep_lost: bool = False,
     observer: Observer | None = None,
 ) -> Preparation:
-    """Reads ``files`` of JSON lines and stores their samples in ``folder``.
+    """Read ``files`` of JSON lines and store their samples in ``folder``.
 
-    Raises:
-        SpearError: a file cannot be read or is empty, a line is not a sample or not for this model, nothing is left.
+    Raises SpearError if a file cannot be read or is empty, a line is not a sample for this model, or nothing is left.
     """
     sifter = _Sifter(files, reader, max_length, overlong, keep_lost, observer)
     write_store(folder, sifter.sift())

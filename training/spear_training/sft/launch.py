@@ -58,16 +58,12 @@ class SftSettings:
     Attributes:
         model: folder or name of any causal language model.
         data: files of ``spear collect``.
-        device: ``cpu`` or ``cuda``.
-        epochs: passes over the samples.
         batch: samples of an optimiser step.
         learning_rate: its highest value.
         max_length: longest sample in tokens; the model's context where that is shorter.
-        overlong: what happens to longer ones.
         keep_lost: learn from lost episodes too.
         seed: of the order of the samples.
-        dtype: of the computation on a CPU: ``auto``, ``float32`` or ``bfloat16``, see
-            :func:`spear_training.precision.choose_dtype`.
+        dtype: of the computation on a CPU, see :func:`spear_training.precision.choose_dtype`.
         overrides: Hydra-style, of any key of verl's configuration.
     """
 
@@ -111,16 +107,9 @@ def read_model(folder: Path) -> ModelFacts:
 
 
 def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest: int) -> DictConfig:
-    """verl's configuration of this fine-tuning.
+    """verl's configuration of this fine-tuning, whose longest sample has ``longest`` tokens.
 
-    Args:
-        settings: of the user; an override of the same key has the last word.
-        out: run folder.
-        facts: what else makes it this run: digests of model and samples.
-        longest: tokens of the longest sample, which a micro-batch must hold.
-
-    Raises:
-        SpearError: an override without a key, a value that cannot be had.
+    ``facts`` are what else makes it this run: digests of model and samples. Raises SpearError for an invalid override.
     """
     GlobalHydra.instance().clear()
     search = search_configs()
@@ -166,8 +155,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
 def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
     """Optimiser steps of an epoch and of the run.
 
-    Raises:
-        SpearError: a batch that does not divide over the ranks, or that is larger than the data.
+    Raises SpearError if a batch does not divide over the ranks, or is larger than the data.
     """
     batch, ranks = int(config.data.train_batch_size), int(config.trainer.n_gpus_per_node)
     if batch % ranks:
@@ -179,12 +167,9 @@ def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
 
 
 def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
-    """Prepares the samples, trains with a progress bar and returns the folder of the new model.
+    """Prepare the samples, train with a progress bar and return the folder of the new model.
 
     Run again with the same settings, it resumes after the last checkpoint.
-
-    Raises:
-        SpearError: anything a user can mend.
     """
     settings = replace(settings, model=Path(resolve_model(str(settings.model), console)))
     if out.resolve() == settings.model.resolve():

@@ -48,13 +48,7 @@ def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
 
 
 class SampleReader:
-    """Reads the samples of one model.
-
-    Args:
-        tokenizer: of the model.
-        vocabulary: rows of its embedding.
-        end_ids: ids that end a response.
-    """
+    """Reads the samples of one model, whose embedding has ``vocabulary`` rows; ``end_ids`` end a response."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -64,10 +58,7 @@ class SampleReader:
     def read(self, record: Mapping[str, Any]) -> Sample | None:
         """The sample in a line: its recorded ids where it has some, else its messages through the chat template.
 
-        None if it has no token of the policy's.
-
-        Raises:
-            SpearError: the line is not a sample, or none for this model.
+        None if it has no token of the policy's. Raises SpearError if the line is not a sample for this model.
         """
         if "input_ids" in record or "loss_mask" in record:
             sample = _read_tokens(record.get("input_ids"), record.get("loss_mask"))

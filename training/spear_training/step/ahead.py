@@ -35,14 +35,10 @@ class Batch(Generic[Playing]):
 
 
 class BatchesAhead(Generic[Playing]):
-    """Starts batches before their steps: with lead N, those of the N steps after the present one.
+    """Starts batches before their steps: with ``lead`` N, those of the N steps after the present one.
 
-    A batch starts at most N updates before its own step, so no token is more than N versions old.
-
-    Args:
-        lead: N; with 0 a batch is started by its own step.
-        draw: returns the tasks of the next batch.
-        begin: starts to play tasks as those of a step (from 1).
+    A batch starts at most N updates before its own step, so no token is more than N versions old. ``draw`` returns the
+    tasks of the next batch; ``begin`` starts to play tasks as those of a step (from 1).
     """
 
     def __init__(self, lead: int, draw: Callable[[], Tasks], begin: Callable[[int, Tasks], Playing]) -> None:
@@ -72,15 +68,10 @@ class BatchesAhead(Generic[Playing]):
 
 
 def summarize_versions(rollout: Rollout, version: int) -> dict[str, float]:
-    """Age of the weights that wrote a step's rows.
+    """Age of the weights that wrote a step's rows, in versions before ``version``, that at the start of the step.
 
-    Args:
-        rollout: of the step.
-        version: of the weights at the start of the step, its number less one.
-
-    Returns:
-        Mean and maximum over rows of the age of their oldest token, in versions, and the share of episodes with
-        several versions.
+    Mean and maximum over rows are of the age of their oldest token; another figure is the share of episodes with
+    several versions.
     """
     ages = version - rollout.rows.version[rollout.rows.version >= 0]
     if not len(ages):

@@ -102,12 +102,8 @@ def plan_rows(
 ) -> StepPlan:
     """Rewards, loss masks and kept groups of a step, without episodes with a fault or without rows.
 
-    Args:
-        rollout: all episodes of the step and their rows.
-        settings: of the algorithm.
-        mu: weight of the tool-call term at this step.
-        max_response_length: limit of the over-long filter, tokens.
-        chosen: groups that dynamic sampling keeps; None: all.
+    ``mu`` is the weight of the tool-call term, ``max_response_length`` the limit of the over-long filter in tokens, and
+    ``chosen`` are the groups that dynamic sampling keeps (None: all).
     """
     records, rows = rollout.records, rollout.rows
     rewards = tuple(reward_episode(record, settings.reward, mu) for record in records)

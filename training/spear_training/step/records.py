@@ -83,14 +83,7 @@ def tabulate(
     find_repetition: bool = False,
     pictures: bool = False,
 ) -> RowTable:
-    """Tabulate the rows of all episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``.
-
-    Args:
-        trajectories: episodes.
-        records: of the same episodes.
-        find_repetition: detect repetitive responses.
-        pictures: include the model's pictures.
-    """
+    """Tabulate the rows of episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``."""
     found = list(_walk_rows(trajectories, records))
     rows = [row for _, _, row, _ in found]
     owners = [record for record, _, _, _ in found]
@@ -169,12 +162,10 @@ class Rollout:
     """The episodes of a step or a validation.
 
     Attributes:
-        records: one an episode.
         rows: of episodes without a fault; their tokens may be stored separately.
         generations: number of responses, without those of retried episodes.
         retried: number of episodes played again after a fault.
         episodes: those to record.
-        prompt_tokens: of all prompts.
         cached_tokens: prompt tokens found in the engine's prefix cache.
         cacheable_tokens: prompt tokens that an engine with a cache had seen before in the same conversation.
         walks: of the episodes in which later groups may start, by :attr:`EpisodeRecord.trajectory`.

@@ -76,14 +76,7 @@ class UpdateSizes:
 
 
 class Updater:
-    """Makes the optimiser steps of a training step.
-
-    Args:
-        settings: of the algorithm.
-        state: with covariance bounds and the dealer's stream.
-        actor: the policy.
-        sizes: of an update.
-    """
+    """Makes the optimiser steps of a training step."""
 
     def __init__(self, settings: SpearSettings, state: SpearState, actor: Actor, sizes: UpdateSizes) -> None:
         self._settings = settings
@@ -92,13 +85,10 @@ class Updater:
         self._sizes = sizes
 
     def update(self, fresh: RowTable, drawn: RowTable | None, gamma: float, metrics: dict[str, Any]) -> None:
-        """Train on ``fresh`` rows and those ``drawn`` from the replay buffer.
+        """Train on ``fresh`` rows and those ``drawn`` from the replay buffer; log into ``metrics``.
 
-        Args:
-            fresh: with ``advantage`` and the columns of :meth:`Actor.collect`.
-            drawn: written back by the actor, with recalibrated advantages; None without replay.
-            gamma: weight of the replayed rows' loss.
-            metrics: to update.
+        ``fresh`` rows have ``advantage`` and the columns of :meth:`Actor.collect`. ``drawn`` ones were written back by
+        the actor, with recalibrated advantages; their loss weighs ``gamma``.
         """
         fresh = fresh.select((*TRAINED, *OPTIONAL)).add(replayed=np.zeros(len(fresh), dtype=bool))
         count = count_minibatches(len(fresh), self._sizes.rows_per_minibatch)

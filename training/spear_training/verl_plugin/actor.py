@@ -32,12 +32,7 @@ PROPORTIONAL = ("vanilla", "gspo", "cispo")
 class VerlActor:
     """:class:`spear_training.step.update.Actor` over verl's actor worker group and TransferQueue.
 
-    Args:
-        worker_group: verl's actor worker group, which holds the reference policy too.
-        config: full configuration.
-        settings: of the algorithm.
-        queue: the step's rows.
-        reference_in_actor: the reference is the actor without its LoRA adapter.
+    The group holds the reference policy too; with ``reference_in_actor`` that is the actor without its LoRA adapter.
     """
 
     def __init__(

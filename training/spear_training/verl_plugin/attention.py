@@ -50,17 +50,11 @@ def attend_rows(
     """Attention with transformers' interface in which each row only attends to itself.
 
     Args:
-        module: the layer.
         query: [1, heads, L, width], L tokens of all rows, or this rank's part of them.
         key, value: [1, key heads, L, width].
-        attention_mask: None.
         cu_seq_lens_q: where the rows begin and end [N + 1], int32; None for one row.
-        max_length_q: tokens of the longest.
         is_causal: False for the patches of a picture, which come one picture at a time.
         sliding_window: how many tokens a token sees, itself included; None for all before it.
-        scaling: of the scores.
-        dropout: of the weights.
-        options: what others read.
 
     Returns:
         [1, L, heads, width] and no weights.

@@ -58,12 +58,7 @@ def build_columns(rows: RowTable) -> TensorDict:
 def find_predictions(prompts: Array, lengths: Array) -> torch.Tensor:
     """Where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each.
 
-    Args:
-        prompts: P of each row [N].
-        lengths: R of each row [N].
-
-    Returns:
-        positions [sum of R], int64.
+    ``prompts`` has P and ``lengths`` R of each row [N]; the positions are int64 [sum of R].
     """
     starts = np.cumsum(prompts + lengths) - lengths - 1
     offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

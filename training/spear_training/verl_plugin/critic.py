@@ -46,14 +46,7 @@ def critic_loss(
 
 
 class VerlCritic:
-    """:class:`spear_training.step.step.Critic` over verl's critic worker group.
-
-    Args:
-        worker_group: verl's critic worker group.
-        config: full configuration.
-        rng: deals rows into mini-batches.
-        queue: the step's rows.
-    """
+    """:class:`spear_training.step.step.Critic` over verl's critic workers; ``rng`` deals rows into mini-batches."""
 
     def __init__(self, worker_group: Any, config: DictConfig, rng: np.random.Generator, queue: StepQueue) -> None:
         self._workers = worker_group

@@ -111,12 +111,8 @@ class OwnReplica(RolloutReplica):
 
 
 class OneServerClient(LLMServerClient):
-    """verl's client where one server answers everything, without a load balancer, which is a process that imports verl.
-
-    Args:
-        config: full configuration.
-        name: of the server.
-        server: its Ray actor.
+    """verl's client where one ``server`` answers everything, without a load balancer, which is a process that imports
+    verl.
     """
 
     def __init__(self, config: Any, name: str, server: Any) -> None:

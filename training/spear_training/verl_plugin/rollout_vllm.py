@@ -88,11 +88,7 @@ class VLLMServer(OwnServer):
         self._gate = Gate()
 
     async def start(self) -> None:
-        """Start vLLM, which takes the better part of a minute.
-
-        Raises:
-            SpearError: it did not start.
-        """
+        """Start vLLM, which takes the better part of a minute. Raises SpearError if it did not start."""
         options = self._options
         if options.kv_cache_gib is None:
             gib = size_cpu_cache(Path(self._model_path), options, self._max_batch, _CACHE_SHARE)
@@ -102,12 +98,7 @@ class VLLMServer(OwnServer):
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """Answer one request.
-
-        Raises:
-            EngineFault: vLLM failed or has died.
-            ContextExceededError: the prompt leaves no room for a token.
-        """
+        """Answer one request. Raises EngineFault if vLLM failed, ContextExceededError if the prompt leaves no room."""
         sampling = read_sampling(sampling_params, self._response_length)
         async with self._gate.answer():
             answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
@@ -120,18 +111,13 @@ class VLLMServer(OwnServer):
     async def update_weights(self, path: str, version: int | None) -> None:
         """Replace the weights by those at ``path`` when the responses under way have ended; forget the prefix cache.
 
-        Raises:
-            SpearError: vLLM did not take them, or it has died.
+        Raises SpearError if vLLM did not take them, or has died.
         """
         await self._change(self._get_engine().load_file, path)
         self.version = version
 
     async def sleep(self, *_: Any, **__: Any) -> None:
-        """Leave the cache's memory to the trainer; the next responses fill it again.
-
-        Raises:
-            SpearError: vLLM has died.
-        """
+        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has died."""
         await self._change(self._get_engine().release_memory)
 
     async def _change(self, function: Callable[..., None], *arguments: Any) -> None:

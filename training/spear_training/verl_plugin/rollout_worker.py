@@ -78,9 +78,7 @@ class EpisodeOrder:
 class CountingEngine:
     """Passes the calls of a batch on to an engine and counts them.
 
-    Attributes:
-        cache_tokens: of the engine's key-value cache that these calls may fill together; None where that is not known.
-        calls: so far.
+    They may fill ``cache_tokens`` of the engine's key-value cache together; None where that is not known.
     """
 
     def __init__(self, engine: Engine, cache_tokens: int | None) -> None:
@@ -107,8 +105,6 @@ class ServerEngine:
     An engine that has died ends the training: no further episode would be played.
 
     Args:
-        client: verl's client of its rollout servers.
-        end_ids: ids that end a response by themselves.
         tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
         image_token_id: of a model that reads pictures; no response may hold it

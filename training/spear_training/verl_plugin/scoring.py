@@ -56,11 +56,7 @@ class Learnt:
 def find_learnt(micro_batch: TensorDict, *, padded: bool) -> Learnt:
     """Find the tokens with mask 1 in ``input_ids`` and ``loss_mask``, of which the mask is as long as the response.
 
-    The first token of a row is predicted by nothing, and passed over.
-
-    Args:
-        micro_batch: jagged columns [N, *].
-        padded: whether the model reads padded or concatenated rows.
+    The first token of a row is predicted by nothing, and passed over. The model reads ``padded`` or concatenated rows.
     """
     ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
     lengths, responses = ids.offsets().diff(), mask.offsets().diff()
@@ -88,9 +84,7 @@ class Question:
 class ScoringHead:
     """A model's head, as its ``forward``; when :attr:`question` is set it answers that once instead of giving logits.
 
-    Args:
-        make_logits: the head's own forward, from hidden states [..., H] to logits [..., V].
-        vocabulary: V.
+    ``make_logits`` is the head's own forward, from hidden states [..., H] to logits [..., V] of the ``vocabulary``.
     """
 
     def __init__(self, make_logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> None:

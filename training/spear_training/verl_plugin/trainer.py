@@ -145,11 +145,7 @@ class SpearTrainer(PPOTrainerSync):
         return self.agent_loop_manager
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; whatever ends it, the rollout servers end in order.
-
-        Raises:
-            SpearError: a worker process died.
-        """
+        """verl's loop; whatever ends it, the rollout servers end in order. Raises SpearError if a worker died."""
         try:
             super().fit(agent_loop_manager)
         except (ray.exceptions.RayError, RuntimeError) as error:

@@ -149,10 +149,8 @@ def train_policy(
 ) -> WarmStartReport:
     """Collect rows, train, save a Hugging Face folder with ``warmstart.json`` under ``out``, and measure it.
 
-    The folder is complete or absent: it is written under a temporary name next to ``out`` and renamed.
-
-    Raises:
-        SpearError: an invalid setting; ``out`` exists (unless ``overwrite``) or cannot be written.
+    The folder is complete or absent: it is written under a temporary name next to ``out`` and renamed. Raises
+    SpearError for an invalid setting, or if ``out`` exists (unless ``overwrite``) or cannot be written.
     """
     folder = Path(out)
     if folder.exists() and not overwrite:
@@ -336,8 +334,7 @@ def fit(
 ) -> list[float]:
     """Supervised training in place on the rows of :func:`encode_rows`; return the loss of each optimiser step.
 
-    Args:
-        names: ids of the words permuted by ``settings.renamed``, see :func:`find_names`.
+    ``names`` are ids of the words permuted by ``settings.renamed``, see :func:`find_names`.
     """
     dice = torch.Generator().manual_seed(settings.seed)
     optimiser = torch.optim.AdamW(

@@ -87,11 +87,8 @@ def make_tiny_vision_policy(
 ) -> list[float]:
     """Write the policy's Hugging Face folder, for transformers, verl and vLLM; return the losses of its steps.
 
-    Args:
-        observe: called after each optimiser step with its number and the total.
-
-    Raises:
-        SpearError: ``out`` exists, the environment does not show pictures, or the expert won nothing.
+    ``observe`` is called after each optimiser step with its number and the total. Raises SpearError if ``out`` exists,
+    the environment does not show pictures, or the expert won nothing.
     """
     if out.exists():
         raise SpearError(f"{out} exists: choose another folder")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -151,9 +150,9 @@ class VerlActor:
         that nothing else changes.
         """
         rows, deal, ranks = update.rows, update.deal, self.ranks
-        columns = [name for name in TOKEN_COLUMNS if name in rows]
         steering = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], axis=1)
-        self._write_columns(rows, columns, steering)
+        tokens: dict[str, Array] = {TOKEN_COLUMNS[name]: getattr(rows, name) for name in TOKEN_COLUMNS if name in rows}
+        self._queue.put_tokens(rows.key.tolist(), rows.response_length, tokens, {STEERING: steering})
         silent = np.zeros(len(rows) + 1, dtype=bool)
         if self._skips_equal and "token_advantages" not in rows:
             silent[:-1] = (rows.advantage == 0) & ~rows.replayed
@@ -162,7 +161,7 @@ class VerlActor:
         padded = order[silent[order]]
         seeds = np.zeros((len(padded), STEERING_WIDTH))
         seeds[:, -1] = np.where(padded < 0, 0, rows.seed[padded])
-        names = [TOKEN_COLUMNS[name] for name in columns]
+        names = list(tokens)
         padding = iter(self._queue.add_padding(len(padded), names, {STEERING: seeds}))
         keys = [next(padding) if silent[row] else rows.key[row] for row in order.tolist()]
         longest = int((rows.prompt_length + rows.response_length).max())
@@ -186,13 +185,8 @@ class VerlActor:
         start = time.perf_counter()
         answer = self._workers.update_actor(name_rows(keys, (*self._queue.forward_columns, *names, STEERING), info))
         reduced = reduce_metrics(dict(tu.get(answer, "metrics")))
-        return {name: float(np.max(value)) for name, value in reduced.items()} | {
-            "seconds": time.perf_counter() - start
-        }
-
-    def _write_columns(self, rows: RowTable, columns: Sequence[str], steering: Array) -> None:
-        tokens: dict[str, Array] = {TOKEN_COLUMNS[name]: getattr(rows, name) for name in columns}
-        self._queue.put_tokens(rows.key.tolist(), rows.response_length, tokens, {STEERING: steering})
+        sums = {name: float(np.max(value)) for name, value in reduced.items()}
+        return sums | {"seconds": time.perf_counter() - start}
 
 
 def _compare_log_probs(actor: torch.Tensor, rollout: torch.Tensor) -> dict[str, float]:

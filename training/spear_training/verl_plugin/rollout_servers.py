@@ -27,7 +27,7 @@ CLOSE_SECONDS = 60.0
 
 
 def name_server(backend: str, replica_rank: int) -> str:
-    """Return the Ray actor name of a replica's server."""
+    """The Ray actor name of a replica's server."""
     return f"{backend}_server_{replica_rank}"
 
 
@@ -95,11 +95,6 @@ class OwnReplica(RolloutReplica):
     async def find_place(self) -> dict[str, Any]:
         """Ray's options that put the server where it belongs; on a CPU that is anywhere."""
         return {}
-
-    async def find_node(self) -> str:
-        """Ray's id of the node of the replica's first training worker."""
-        node: str = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
-        return node
 
     async def launch_servers(self) -> None:
         """Start the server and publish its handle."""

@@ -161,7 +161,8 @@ class VLLMReplica(OwnReplica):
 
     async def find_place(self) -> dict[str, Any]:
         """The node of the replica's first training worker, whose memory the server reads weights from."""
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(await self.find_node(), soft=False)}
+        node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
 class VLLMWeightSender(WeightSender):

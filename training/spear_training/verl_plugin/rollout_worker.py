@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,14 +24,7 @@ from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
 from spear_agents.end_tokens import require_end_ids
-from spear_agents.engines.base import (
-    Engine,
-    EngineFault,
-    Finish,
-    Generation,
-    Request,
-    Sampling,
-)
+from spear_agents.engines.base import Engine, EngineFault, Finish, Generation, Request, Sampling
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.stops import Decoder, StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision
@@ -124,7 +117,7 @@ class ServerEngine:
         self._end_ids = frozenset(end_ids)
         self._tokenizer = tokenizer
         self._seeded = seeded
-        self._bias = None if image_token_id is None else {image_token_id: -100.0}
+        self._bias = {} if image_token_id is None else {"logit_bias": {image_token_id: -100.0}}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -142,8 +135,7 @@ class ServerEngine:
         )
         if self._seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**63
-        if self._bias is not None:
-            parameters["logit_bias"] = self._bias
+        parameters |= self._bias
         if sampling.stop_strings:
             # A closing tag belongs to its action: without it every action would be unclosed.
             parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
@@ -190,29 +182,23 @@ class RolloutWorker(AgentLoopWorker):
         path = self.model_config.local_path
         self._reader = ImageReader(path) if has_vision(path) else None
         self._end_ids = require_end_ids(path, self.tokenizer)
-        engine: Engine
-        if config.actor_rollout_ref.rollout.name == HF:
-            engine = MicroBatcher(
-                self._generate_batch,
-                max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
-                deterministic=run.repeats,
-            )
+        rollout = config.actor_rollout_ref.rollout
+        self._engine: Engine
+        if rollout.name == HF:
+            batch = rollout.max_num_seqs
+            self._engine = MicroBatcher(self._generate_batch, max_batch=batch, deterministic=run.repeats)
         else:
-            engine = ServerEngine(
-                llm_client,
-                self._end_ids,
-                self.tokenizer,
-                seeded=run.deterministic,
-                image_token_id=self._reader.image_token_id if self._reader is not None else None,
+            image = self._reader.image_token_id if self._reader is not None else None
+            self._engine = ServerEngine(
+                llm_client, self._end_ids, self.tokenizer, seeded=run.deterministic, image_token_id=image
             )
-        self._engine = engine
         self._cache_tokens: int | None = None
         self._batches = 1 + run.rollout.staleness
         """That are played at a time."""
-        self._shares_cache = config.actor_rollout_ref.rollout.name == VLLM_CPU
-        self._workers = config.actor_rollout_ref.rollout.agent.num_workers
+        self._shares_cache = rollout.name == VLLM_CPU
+        self._workers = rollout.agent.num_workers
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+        self._replicas = max(1, ranks // rollout.tensor_model_parallel_size)
 
     async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
         """Answer a batch, an even share of it on each replica."""
@@ -221,20 +207,17 @@ class RolloutWorker(AgentLoopWorker):
         return [answer for part in await asyncio.gather(*map(self._ask_server, parts)) for answer in part]
 
     async def _ask_server(self, requests: list[Request]) -> list[Generation]:
-        server_id, server = await self.llm_client._acquire_server(requests[0].request_id)
-        try:
-            return await server.generate_batch.remote(requests)
-        finally:
-            self.llm_client._release_server(server_id, request_id=requests[0].request_id)
+        async with self._use_server(requests[0].request_id) as server:
+            answers: list[Generation] = await server.generate_batch.remote(requests)
+        return answers
 
-    async def _ask_cache(self) -> int | None:
-        """The tokens of the servers' caches that a batch of this worker may fill."""
-        server_id, server = await self.llm_client._acquire_server("cache")
+    @asynccontextmanager
+    async def _use_server(self, request_id: str) -> AsyncIterator[Any]:
+        server_id, server = await self.llm_client._acquire_server(request_id)
         try:
-            tokens: int | None = await server.get_cache_tokens.remote()
+            yield server
         finally:
-            self.llm_client._release_server(server_id, request_id="cache")
-        return None if tokens is None else tokens * self._replicas // (self._workers * self._batches)
+            self.llm_client._release_server(server_id, request_id=request_id)
 
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
         core: Any = env.unwrapped
@@ -251,12 +234,6 @@ class RolloutWorker(AgentLoopWorker):
             template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )
 
-    async def _open_player(self) -> Play:
-        """Our own loop, or the program; its gateway serves as long as this worker lives."""
-        if self._agent is None:
-            return play_episode
-        return await self._programs.enter_async_context(open_program(self._agent, self._agent_timeout))
-
     def _take_environment(self, split: str) -> gym.Env:
         idle = self._idle.setdefault(split, [])
         return idle.pop() if idle else make_environment(self._settings, split=split)
@@ -265,9 +242,15 @@ class RolloutWorker(AgentLoopWorker):
         """What all batches share, made by the first of them."""
         async with self._opening:
             if self._shares_cache and self._cache_tokens is None:
-                self._cache_tokens = await self._ask_cache()
+                async with self._use_server("cache") as server:
+                    tokens = await server.get_cache_tokens.remote()
+                if tokens is not None:
+                    self._cache_tokens = tokens * self._replicas // (self._workers * self._batches)
             if self._player is None:
-                self._player = await self._open_player()
+                self._player = play_episode
+                if self._agent is not None:  # its gateway serves as long as this worker lives
+                    program = open_program(self._agent, self._agent_timeout)
+                    self._player = await self._programs.enter_async_context(program)
             if self._prompts is None:
                 env = self._take_environment(split)
                 self._prompts = self._build_prompts(env)
@@ -351,11 +334,8 @@ class RolloutManager(AgentLoopManager):
         numbers: dict[str, int] = {}
         for order in orders:
             shares[numbers.setdefault(order.group, len(numbers)) % len(shares)].append(order)
-        return [
-            self._give(worker, (share, sampling, split, keep))
-            for worker, share in zip(self.agent_loop_workers, shares, strict=True)
-            if share
-        ]
+        workers = zip(self.agent_loop_workers, shares, strict=True)
+        return [self._give(worker, (share, sampling, split, keep)) for worker, share in workers if share]
 
     def collect(self, shares: Sequence[Share]) -> Rollout:
         """Wait for all workers. A worker's error is raised here.
@@ -372,8 +352,7 @@ class RolloutManager(AgentLoopManager):
     def _wait(self, share: Share) -> Rollout:
         while True:
             try:
-                played: Rollout = ray.get(share.future)
-                return played
+                return ray.get(share.future)
             except ray.exceptions.RayActorError:
                 left = [worker for worker in self.agent_loop_workers if worker is not share.worker]
                 if not left:

@@ -25,15 +25,13 @@ def list_algorithms(config_dir: Path | None = None) -> list[Algorithm]:
 
     A file starts with the comment ``TITLE: MEANING``; without it the name is the title.
     """
-    files = find_files("algorithm", config_dir)
-    return [_read_algorithm(name, files[name]) for name in sorted(files, key=_rank)]
+    files, found = find_files("algorithm", config_dir), []
+    for name in sorted(files, key=_rank):
+        title, _, meaning = next(iter(read_comment(files[name])), name).partition(": ")
+        found.append(Algorithm(name, title, meaning))
+    return found
 
 
 def _rank(name: str) -> tuple[int, str]:
     bases = [base for base in ORDER if f"{name}_".startswith(f"{base}_")]
     return (ORDER.index(max(bases, key=len)) if bases else len(ORDER), name)
-
-
-def _read_algorithm(name: str, file: Path) -> Algorithm:
-    title, _, meaning = next(iter(read_comment(file)), name).partition(": ")
-    return Algorithm(name, title, meaning)

@@ -72,7 +72,7 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
 
     found = survey_presets(config_dir)
     if as_json:
-        _print_json({"presets": [preset.describe() for preset in found]})
+        _print_json({"presets": [asdict(preset) for preset in found]})
         return
     rows = [
         (

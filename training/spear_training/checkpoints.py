@@ -15,6 +15,7 @@ import reprlib
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from importlib import metadata
@@ -177,18 +178,12 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
     state = read_state(folder)
     if resume is Resume.CHANGED:
         return
-    made_by = state.get("code")
-    if not isinstance(state.get("config"), dict) or not isinstance(made_by, dict):
+    old, new = state.get("code"), describe_code()
+    if not isinstance(state.get("config"), dict) or not isinstance(old, dict):
         raise SpearError(f"{folder / STATE} does not record its origin: {_ADVICE}")
     after = json.loads(json.dumps(dict(config)))
-    compare_configs(
-        folder.parent.parent,
-        state["config"],
-        after,
-        changeable=changeable,
-        advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to continue with the new ones",
-    )
-    old, new = made_by, describe_code()
+    advice = f"Name another --out, give the old settings to resume, or add {OVERRIDE} to continue with the new ones"
+    compare_configs(folder.parent.parent, state["config"], after, changeable=changeable, advice=advice)
     if old != new:
         version, source = (reprlib.repr(old.get(key)).strip("'") for key in ("version", "source"))
         raise SpearError(
@@ -201,10 +196,8 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
 # ---- files -----------------------------------------------------------------------------------------------------------
 def write_manifest(folder: Path) -> None:
     """Write the sizes of a finished checkpoint's files and, except for large ones, their SHA-256."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
-            files[path.relative_to(folder).as_posix()] = _measure(path)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    files = {path.relative_to(folder).as_posix(): _measure(path) for path in paths}
     write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
 
 
@@ -264,8 +257,18 @@ def check_files(folder: Path) -> None:
         raise SpearError(f"{folder / MANIFEST} cannot be read: {_ADVICE}") from error
     if wrong:
         raise SpearError(f"{folder / wrong[0]} is missing, torn or changed since it was written: {_ADVICE}")
+    import torch.distributed.tensor
+
     for path in sorted(folder.rglob("*.pt")):
-        _check_pickle(path)
+        try:
+            names = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - _KNOWN_NAMES
+        except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+            raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
+        if names:
+            raise SpearError(
+                f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
+                "it was not loaded; take a checkpoint that you trust"
+            )
 
 
 _ADVICE = "remove this checkpoint to resume from the previous one, or name another --out"
@@ -276,20 +279,6 @@ def _measure(path: Path) -> dict[str, Any]:
     if size > HASHED_BYTES:
         return {"bytes": size}
     return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-
-
-def _check_pickle(path: Path) -> None:
-    import torch.distributed.tensor
-
-    try:
-        names = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - _KNOWN_NAMES
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
-    if names:
-        raise SpearError(
-            f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
-            "it was not loaded; take a checkpoint that you trust"
-        )
 
 
 def keep_best(folder: Path, metric: str, value: float) -> bool:
@@ -313,10 +302,17 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
     """Step, metric and value of the best checkpoint; None without one."""
     try:
-        found = json.loads((checkpoints / BEST / "best.json").read_text("utf-8"))
-        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, OverflowError):
+        return parse_best((checkpoints / BEST / "best.json").read_bytes())
+    except OSError:
         return None
+
+
+def parse_best(content: bytes) -> dict[str, Any] | None:
+    """Step, metric and value in a file; None if it is damaged."""
+    with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
+        found = json.loads(content)
+        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
+    return None
 
 
 def _link(source: str, target: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -50,7 +51,10 @@ def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool =
             draft.mkdir(parents=True)
             _join_shards(source / "actor", draft)
         parameters, dtypes = _measure_weights(draft)
-        _name_type(draft / "config.json", dtypes)
+        if len(dtypes) == 1 and dtypes[0] in _TYPES:  # verl always writes bfloat16, and vLLM trusts it
+            settings = json.loads((draft / "config.json").read_text("utf-8"))
+            settings.pop("torch_dtype", None)
+            write_json(draft / "config.json", {**settings, "dtype": _TYPES[dtypes[0]]})
         draft.rename(out)
     except OSError as error:
         raise explain_unwritable(out, error) from error
@@ -80,8 +84,7 @@ def _join_shards(actor: Path, out: Path) -> None:
     """Let verl join the shards of all ranks, in a separate process: it takes the memory of the full model."""
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(actor), "--target_dir", str(out)]
-    hidden = {"VERL_USE_EXTERNAL_MODULES"}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_USE_EXTERNAL_MODULES"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         said = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1]
@@ -103,20 +106,9 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
             with safe_open(file, "pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 - no mapping
                     part = weights.get_slice(name)
-                    size = 1
-                    for length in part.get_shape():
-                        size *= length
-                    count += size
+                    count += math.prod(part.get_shape())
                     dtypes.add(str(part.get_dtype()))
         json.loads((folder / "config.json").read_text("utf-8"))
     except (SafetensorError, ValueError, RecursionError) as error:
         raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
     return count, tuple(sorted(dtypes))
-
-
-def _name_type(config: Path, dtypes: tuple[str, ...]) -> None:
-    """Set the type of the weights in ``config.json``: verl always writes bfloat16, and vLLM trusts it."""
-    if len(dtypes) == 1 and dtypes[0] in _TYPES:
-        settings = json.loads(config.read_text("utf-8"))
-        settings.pop("torch_dtype", None)
-        write_json(config, {**settings, "dtype": _TYPES[dtypes[0]]})

@@ -392,8 +392,12 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
         check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
 
     with hold_lock(out):  # the files of a running training must not change either
-        if store is not None and training.settings.resume is not Resume.CHANGED:
-            _check_stored_run(store, config, changeable)
+        checked = store if training.settings.resume is not Resume.CHANGED else None
+        if checked is not None and (stored := checked.read(CONFIG_FILE)) is not None:
+            # Checkpoints of this run would replace those of another.
+            before = flatten_config(OmegaConf.create(stored.decode("utf-8", "replace")))
+            advice = f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to continue there"
+            compare_configs(checked.url, before, flatten_config(config), changeable=changeable, advice=advice)
         fetched = fetch_newer(store, out, verify) if store is not None else None
         if fetched is not None and console is not None:
             console.print(f"fetched the checkpoint of step {fetched} from {url}", soft_wrap=True, highlight=False)
@@ -407,19 +411,6 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
         if store is not None and checkpoint is not None and fetched is None:
             publish_run(training, out, console)
     return checkpoint
-
-
-def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Sequence[str]) -> None:
-    """Check that the store is of this run: its checkpoints would replace those of another."""
-    content = store.read(CONFIG_FILE)
-    if content is not None:
-        compare_configs(
-            store.url,
-            flatten_config(OmegaConf.create(content.decode("utf-8", "replace"))),
-            flatten_config(config),
-            changeable=changeable,
-            advice=f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to continue there",
-        )
 
 
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:

@@ -34,7 +34,12 @@ def check_rollouts(config: DictConfig) -> None:
     model = config.actor_rollout_ref.model
     if name in ON_CPU and model.lora_rank > 0 and not OmegaConf.select(model, "lora.merge"):
         raise SpearError(f"rollouts by {name} take full weights: set actor_rollout_ref.model.lora.merge=true")
-    check_ahead(config)
+    ahead = config.spear.rollout.staleness
+    if ahead > 0 and device != "cpu":
+        raise SpearError(
+            f"spear.rollout.staleness={ahead} plays while the trainer computes, and on {device} both take turns on the "
+            "same devices: set spear.rollout.staleness=0"
+        )
     if name != VLLM_CPU:
         return
     own = OmegaConf.to_container(rollout.engine_kwargs.get(VLLM_CPU) or {}, resolve=True)
@@ -47,16 +52,6 @@ def check_rollouts(config: DictConfig) -> None:
     path = Path(config.actor_rollout_ref.model.path)
     if path.is_dir():  # one that a training makes for itself has what vLLM needs
         _check_model(path, config.data.max_prompt_length + config.data.max_response_length)
-
-
-def check_ahead(config: DictConfig) -> None:
-    """Raise SpearError if episodes are to be played while the trainer computes, on a device where both take turns."""
-    ahead, device = config.spear.rollout.staleness, config.trainer.device
-    if ahead > 0 and device != "cpu":
-        raise SpearError(
-            f"spear.rollout.staleness={ahead} plays while the trainer computes, and on {device} both take turns on the "
-            "same devices: set spear.rollout.staleness=0"
-        )
 
 
 def _check_model(path: Path, longest: int) -> None:

@@ -13,7 +13,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,6 +30,7 @@ from spear_training.checkpoints import (
     check_files,
     keep_best,
     list_whole,
+    parse_best,
     read_best,
     write_tracker,
 )
@@ -285,7 +286,7 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
     newest = stored[-1]
     _fetch_best(store, checkpoints, stored, newest, verify)
     folder = store.download(newest, checkpoints, verify)
-    best = _read_best_step(store)
+    best = parse_best(store.read(BEST_STEP) or b"")
     if best is not None and best["step"] == newest and read_best(checkpoints) is None:
         keep_best(folder, best["metric"], best["value"])
     metrics = out / METRICS_FOLDER
@@ -303,7 +304,7 @@ def _fetch_best(
     store: CheckpointStore, checkpoints: Path, stored: list[int], newest: int, verify: Callable[[Path], None]
 ) -> None:
     """Fetch the best checkpoint before the newest, so that a launch killed between them repeats both."""
-    best = _read_best_step(store)
+    best = parse_best(store.read(BEST_STEP) or b"")
     if best is None or best["step"] == newest or best["step"] not in stored or read_best(checkpoints) is not None:
         return
     if best["step"] in list_whole(checkpoints):
@@ -312,16 +313,6 @@ def _fetch_best(
     folder = store.download(best["step"], checkpoints, verify)
     keep_best(folder, best["metric"], best["value"])
     shutil.rmtree(folder)
-
-
-def _read_best_step(store: CheckpointStore) -> dict[str, Any] | None:
-    content = store.read(BEST_STEP)
-    if content is None:
-        return None
-    with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
-        found = json.loads(content)
-        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
-    return None
 
 
 class Uploads:

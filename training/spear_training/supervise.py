@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +154,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _find_marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(MARK) == mark:
                 yield process
-        except (psutil.Error, OSError):
-            continue
 
 
 def _end_all(mark: str) -> None:
@@ -169,24 +167,16 @@ def _end_all(mark: str) -> None:
     numbers = [process.pid for process in left]
     shared = find_shared_memory(numbers)
     try:
-        _end_processes(left, mark)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for process in left:
+                with suppress(psutil.Error):
+                    end(process)
+            left = psutil.wait_procs(left, timeout=5)[1]
+            # A dying daemon may have started more.
+            left += [process for process in _find_marked(mark) if process not in left]
     finally:
         for file in (*shared, *find_semaphores(numbers)):
             file.unlink(missing_ok=True)
-
-
-def _end_processes(left: list[psutil.Process], mark: str) -> None:
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for process in left:
-            try:
-                end(process)
-            except psutil.Error:
-                continue
-        left = psutil.wait_procs(left, timeout=5)[1]
-        # A dying daemon may have started more.
-        left += [process for process in _find_marked(mark) if process not in left]
-        if not left:
-            return
 
 
 def _explain_failure(out: Path, start: int) -> str:
@@ -210,6 +200,4 @@ def _find_error(log: Path, start: int) -> str:
     for line in own:
         if "SpearError" in line or "SettingsError" in line:
             return line.partition(": ")[2]
-    if own:
-        return own[-1][:300]
-    return "the process was killed" if not errors else errors[-1][:300]
+    return (own or errors or ["the process was killed"])[-1][:300]

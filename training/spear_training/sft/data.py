@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_training.sft.samples import Overlong, Sample, SampleReader
+from spear_training.sft.samples import Overlong, Sample, SampleReader, trim
 from spear_training.sft.store import write_store
 
 MISFITS = 0.5
@@ -63,49 +64,46 @@ def prepare_samples(
     """
     sifter = _Sifter(files, reader, max_length, overlong, keep_lost, observer)
     write_store(folder, sifter.sift())
-    return sifter.result()
+    counts: dict[str, Any] = sifter.counts
+    return Preparation(**counts, digest=sifter.hash.hexdigest())
 
 
+@dataclass
 class _Sifter:
     """Passes on the samples that are wanted and counts the others."""
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        reader: SampleReader,
-        max_length: int,
-        overlong: Overlong,
-        keep_lost: bool,
-        observer: Observer | None,
-    ) -> None:
-        self._files = files
-        self._reader = reader
-        self._max_length = max_length
-        self._overlong = overlong
-        self._keep_lost = keep_lost
-        self._observer = observer
-        self._counts = dict.fromkeys(vars(Preparation()), 0)
-        self._lines = 0
-        self._hash = hashlib.sha256()
+    files: Sequence[Path]
+    reader: SampleReader
+    max_length: int
+    overlong: Overlong
+    keep_lost: bool
+    observer: Observer | None
+    counts: Counter[str] = field(default_factory=Counter)
+    lines: int = 0
+    hash: Any = field(default_factory=hashlib.sha256)
 
     def sift(self) -> Iterator[Sample]:
-        counts = self._counts
+        counts = self.counts
         for where, record in self._read_lines():
-            if not self._keep_lost and record.get("won") is False:
+            if not self.keep_lost and record.get("won") is False:
                 counts["lost"] += 1
                 continue
             try:
-                sample = self._reader.read(record)
-                fits = sample is None or self._reader.fits(sample, record)
+                sample = self.reader.read(record)
+                fits = sample is None or self.reader.fits(sample, record)
             except SpearError as error:
                 raise SpearError(f"{where}: {error}") from error
             if sample is None:
                 counts["empty"] += 1
                 continue
             counts["misfits"] += not fits
-            counts["unended"] += not self._reader.ends(sample)
-            if len(sample.ids) > self._max_length:
-                sample = sample.shorten(self._max_length) if self._overlong is Overlong.TRUNCATE else None
+            counts["unended"] += not self.reader.ends(sample)
+            if len(sample.ids) > self.max_length:
+                sample = (
+                    trim(sample.ids[: self.max_length], sample.mask[: self.max_length])
+                    if self.overlong is Overlong.TRUNCATE
+                    else None
+                )
                 counts["truncated" if sample else "dropped"] += 1
             if sample is None:
                 continue
@@ -113,34 +111,36 @@ class _Sifter:
             counts["tokens"] += len(sample.ids)
             counts["learnt"] += sample.learnt
             counts["longest"] = max(counts["longest"], len(sample.ids))
-            self._hash.update(repr(sample).encode("ascii"))
+            self.hash.update(repr(sample).encode("ascii"))
             yield sample
         self._complain()
 
-    def result(self) -> Preparation:
-        counted: dict[str, Any] = dict(self._counts)
-        return replace(Preparation(**counted), digest=self._hash.hexdigest())
-
     def _read_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for path in self._files:
-            before = self._lines
+        for path in self.files:
+            before = self.lines
             try:
                 with path.open("rb") as file:
                     for number, line in enumerate(file, 1):
                         where = f"{path}, line {number}"
-                        self._lines += 1
-                        if self._observer is not None:
-                            self._observer(self._lines)
-                        yield where, _parse(line, where)
+                        self.lines += 1
+                        if self.observer is not None:
+                            self.observer(self.lines)
+                        try:
+                            record = json.loads(line)
+                        except (ValueError, RecursionError) as error:
+                            raise SpearError(f"{where} is not JSON: give files that `spear collect` wrote") from error
+                        if not isinstance(record, dict):
+                            raise SpearError(f"{where} is not a sample: give files that `spear collect` wrote")
+                        yield where, record
             except OSError as error:
                 raise SpearError(f"{path} cannot be read: {error.strerror}") from error
-            if self._lines == before:
+            if self.lines == before:
                 raise SpearError(f"{path} is empty: `spear collect ENV --out {path}` fills it")
 
     def _complain(self) -> None:
         """Raises SpearError where nothing is left, or where the tokens are another model's."""
-        counts, files = self._counts, ", ".join(map(str, self._files))
-        read = self._lines - counts["lost"]
+        counts, files = self.counts, ", ".join(map(str, self.files))
+        read = self.lines - counts["lost"]
         if counts["misfits"] > MISFITS * max(1, read):
             raise SpearError(
                 f"the token ids of {counts['misfits']:,} of {read:,} samples in {files} do not read as their messages "
@@ -149,20 +149,10 @@ class _Sifter:
         if counts["samples"]:
             return
         if not read:
-            raise SpearError(f"none of {self._lines:,} samples in {files} is of a won episode: collect from a player "
+            raise SpearError(f"none of {self.lines:,} samples in {files} is of a won episode: collect from a player "
                              "that wins, or give --keep-lost")  # fmt: skip
         raise SpearError(
             f"nothing to learn in {files}: of {read:,} samples {counts['dropped']:,} are longer than "
-            f"{self._max_length:,} tokens and {counts['empty']:,} hold no response; raise --max-length, or give "
+            f"{self.max_length:,} tokens and {counts['empty']:,} hold no response; raise --max-length, or give "
             "--overlong truncate"
         )
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise SpearError(f"{where} is not JSON: give files that `spear collect` wrote") from error
-    if not isinstance(record, dict):
-        raise SpearError(f"{where} is not a sample: give files that `spear collect` wrote")
-    return record

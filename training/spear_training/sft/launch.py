@@ -81,16 +81,8 @@ class SftSettings:
     overrides: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """What the files of a model say: rows of its embedding, its context in tokens."""
-
-    vocabulary: int
-    context: int
-
-
-def read_model(folder: Path) -> ModelFacts:
-    """The facts of a Hugging Face folder. Raises SpearError where it is none."""
+def read_model(folder: Path) -> tuple[int, int]:
+    """Rows of a model's embedding, and its context in tokens. Raises SpearError for a folder without a model."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config | (config.get("text_config") or {})
@@ -103,7 +95,7 @@ def read_model(folder: Path) -> ModelFacts:
         ) from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
-    return ModelFacts(vocabulary, context)
+    return vocabulary, context
 
 
 def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest: int) -> DictConfig:
@@ -174,10 +166,10 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     settings = replace(settings, model=Path(resolve_model(str(settings.model), console)))
     if out.resolve() == settings.model.resolve():
         raise SpearError(f"--out {out} is the model's own folder: name another")
-    facts = read_model(settings.model)
-    limit = min(settings.max_length, facts.context)
+    vocabulary, context = read_model(settings.model)
+    limit = min(settings.max_length, context)
     tokenizer = load_tokenizer(settings.model)
-    reader = SampleReader(tokenizer, facts.vocabulary, require_end_ids(settings.model, tokenizer))
+    reader = SampleReader(tokenizer, vocabulary, require_end_ids(settings.model, tokenizer))
     try:
         out.mkdir(parents=True, exist_ok=True)
         with hold_lock(out), _watch_lines(console) as observer:
@@ -199,13 +191,9 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             if fit is not None and fit.describe():
                 console.print(fit.describe(), soft_wrap=True, highlight=False)
             if path.is_file():
-                compare_configs(
-                    out,
-                    flatten_config(OmegaConf.load(path)),
-                    flatten_config(config),
-                    changeable=CHANGEABLE,
-                    advice="Name another --out, or give the old settings to resume",
-                )
+                before, after = flatten_config(OmegaConf.load(path)), flatten_config(config)
+                advice = "Name another --out, or give the old settings to resume"
+                compare_configs(out, before, after, changeable=CHANGEABLE, advice=advice)
             write_text(path, OmegaConf.to_yaml(config))
     except OSError as error:
         raise explain_unwritable(out, error) from error
@@ -219,9 +207,19 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         with show_progress(console, total, "starting verl", read_progress) as observe:
             supervise_training(out, config.trainer.device, observe, module="spear_training.sft.process")
     except KeyboardInterrupt:
-        console.print(f"stopped after step {_count_trained(out)}; {RESUME_HINT} from the last checkpoint")
+        step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
+        console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")
         raise
-    return _finish(out, total, found)
+    made = out / "checkpoints" / f"global_step_{total}" / "huggingface"
+    if not made.is_dir():
+        raise SpearError(f"the training ended before step {total}: see {out / LOG_FILE}")
+    try:
+        shutil.move(made, out / MODEL)
+    except OSError as error:
+        raise explain_unwritable(out / MODEL, error) from error
+    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
+    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
+    return out / MODEL
 
 
 def read_progress(history: list[dict[str, Any]]) -> Reading | None:
@@ -230,24 +228,6 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     if not steps:
         return None
     return steps[-1]["step"], f"loss {steps[-1]['train/loss'] or 0:.3f} · lr {steps[-1]['train/lr']:.1e}"
-
-
-def _count_trained(out: Path) -> int:
-    return max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
-
-
-def _finish(out: Path, total: int, found: Preparation) -> Path:
-    """Moves the model out of the last checkpoint, and says what came of it."""
-    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
-    made = out / "checkpoints" / f"global_step_{total}" / "huggingface"
-    if not made.is_dir():
-        raise SpearError(f"the training ended before step {total}: see {out / LOG_FILE}")
-    try:
-        shutil.move(made, out / MODEL)
-    except OSError as error:
-        raise explain_unwritable(out / MODEL, error) from error
-    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
-    return out / MODEL
 
 
 def describe(found: Preparation, limit: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from spear_agents.chat import Tokenizer
@@ -34,10 +36,6 @@ class Sample:
     def learnt(self) -> int:
         """Tokens in the loss."""
         return sum(self.mask)
-
-    def shorten(self, limit: int) -> Sample | None:
-        """The first ``limit`` tokens, or None where none of the policy's is among them."""
-        return trim(self.ids[:limit], self.mask[:limit])
 
 
 def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
@@ -151,20 +149,13 @@ def _read_messages(record: Mapping[str, Any]) -> list[Mapping[str, str]]:
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(_is_text(message.get(key)) for key in ("role", "content"))
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value is a text that a tokenizer takes: JSON may hold halves of surrogate pairs."""
-    return isinstance(value, str) and value == value.encode(errors="replace").decode()
+    texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
+    # JSON may hold halves of surrogate pairs, which no tokenizer takes.
+    return all(isinstance(text, str) and text == text.encode(errors="replace").decode() for text in texts)
 
 
 def _find_runs(sample: Sample) -> Iterator[tuple[int, ...]]:
     """Stretches of tokens of the policy."""
-    start = None
-    for place, bit in enumerate((*sample.mask, 0)):
-        if bit and start is None:
-            start = place
-        elif not bit and start is not None:
-            yield sample.ids[start:place]
-            start = None
+    for bit, pairs in groupby(zip(sample.mask, sample.ids, strict=True), key=itemgetter(0)):
+        if bit:
+            yield tuple(token for _, token in pairs)

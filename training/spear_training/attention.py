@@ -83,7 +83,8 @@ def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> 
                 check_exchange(str(OmegaConf.select(config, f"{node}.{_KEY}")), size, vision=vision)
                 if not OmegaConf.select(config, f"{node}.use_remove_padding"):
                     raise SpearError(f"{key}={size} takes rows without padding: set {node}.use_remove_padding=true")
-                _check_heads(Path(model) / "config.json", key, size)
+                if (Path(model) / "config.json").is_file():
+                    _check_heads(Path(model) / "config.json", key, size)
 
 
 def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
@@ -97,8 +98,6 @@ def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
 
 
 def _check_heads(path: Path, key: str, size: int) -> None:
-    if not path.is_file():
-        return
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     text = content | content.get("text_config", {})
     heads = int(text.get("num_attention_heads") or size)

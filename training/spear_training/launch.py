@@ -247,9 +247,9 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     override = override.replace("=~/", f"={Path.home()}/", 1)
     if any(f"{key}.".startswith(f"{node}.") for node in OPEN_NODES) and not override.startswith(("+", "~")):
         return f"++{override}"
-    if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
-        return override
     known = list(_list_keys(base))
+    if override.startswith(("+", "~")) or key.startswith("hydra.") or key in known:
+        return override
     near = [path for path in known if path.endswith(f".{key}")][:1]
     groups = GROUPS if "spear" in base else ()
     near = near or difflib.get_close_matches(key, [*groups, *known], 1, cutoff=0.6)
@@ -257,17 +257,6 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
     hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
     raise SpearError(f"{key!r} is not a key of the configuration; {hint}")
-
-
-def _exists(config: DictConfig, key: str) -> bool:
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node._content:
-            return False
-        if OmegaConf.is_interpolation(node, part) and not isinstance(node._get_node(part), DictConfig):
-            return part == key.rpartition(".")[2]
-        node = node._get_node(part)
-    return True
 
 
 def _list_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -88,15 +88,16 @@ class Archive(Generic[Task, State]):
 
     def draw(self, groups: int, rng: np.random.Generator) -> list[Branch[Task, State]]:
         """Draw states in which the first of ``groups`` groups start: ``share`` of them, or none without states."""
-        usable = [past for past in self._episodes if self._can_begin(past)]
+        reverse = self._settings.mode is BranchMode.SUCCESS
+        usable = [
+            past
+            for past in self._episodes
+            if self._settings.begins_in(won=past.won) and (past.back if reverse else 1) <= len(past.states)
+        ]
         return [
             self._choose(usable[int(rng.integers(len(usable)))])
             for _ in range(round(self._settings.share * groups) if usable else 0)
         ]
-
-    def _can_begin(self, past: _Past[Task, State]) -> bool:
-        left = past.back if self._settings.mode is BranchMode.SUCCESS else 1
-        return self._settings.begins_in(won=past.won) and left <= len(past.states)
 
     def _choose(self, past: _Past[Task, State]) -> Branch[Task, State]:
         turn = len(past.states) - past.back

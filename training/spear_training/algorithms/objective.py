@@ -259,7 +259,10 @@ def spear_loss(
         loss = loss * rollout_weights
     divergence = torch.zeros_like(loss)
     if kl_coefficient > 0.0:
-        divergence = _diverge(log_probs, ref_log_probs, on)
+        if ref_log_probs is None:
+            raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
+        # Zero off the mask: values there must not overflow, not even in the gradient.
+        divergence = kl_divergence(*(torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs)))
         loss = loss + kl_coefficient * divergence
     if weights is None:
         scale = float(loss_scale_factor) if loss_scale_factor is not None else float(max(1, loss.shape[1]))
@@ -284,15 +287,6 @@ def spear_loss(
         replay_ratio_squared=ratio.square().sum(),
         bounds=bounds,
     )
-
-
-def _diverge(log_probs: Tensor, ref_log_probs: Tensor | None, on: Tensor) -> Tensor:
-    """KL divergence of each token to the reference, 0 off the mask."""
-    if ref_log_probs is None:
-        raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
-    # Zero off the mask: values there must not overflow, not even in the gradient.
-    current, reference = (torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs))
-    return kl_divergence(current, reference)
 
 
 def _clip_covariances(

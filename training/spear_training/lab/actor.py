@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -95,16 +95,16 @@ class LabActor:
         steering = torch.from_numpy(stacked.astype(np.float32))
         found: list[dict[str, float]] = []
         for part in update.deal.minibatches * self._epochs:
-            sums: dict[str, float] = {}
+            sums: Counter[str] = Counter()  # of floats
             self._optimizer.zero_grad()
             for share in np.split(np.asarray(part), update.pieces):
                 members = torch.from_numpy(share[share >= 0])
                 if len(members):
                     taken = {name: column[members] for name, column in columns.items()}
-                    _add(sums, self._learn(inputs[members], steering[members], taken, update))
+                    sums.update(self._learn(inputs[members], steering[members], taken, update))
             norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._clip)
             self._optimizer.step()
-            found.append(sums | {"grad_norm": float(norm)})
+            found.append({**sums, "grad_norm": float(norm)})
         means = {name: float(np.mean([sums[name] for sums in found])) for name in found[0]}
         rate = {} if update.hold_learning_rate else {"lr": float(self._optimizer.param_groups[0]["lr"])}
         return means | rate | {"seconds": time.perf_counter() - start}
@@ -116,11 +116,6 @@ class LabActor:
         result = compute_loss(self._settings, log_probs, steering, cut, gamma=update.gamma, bounds=update.bounds)
         result.loss.backward()
         return measure_loss(result)
-
-
-def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        sums[name] = sums.get(name, 0.0) + value
 
 
 def _pad(values: Array, rows: RowTable) -> Tensor:

@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -252,14 +251,7 @@ class Comparison(Record, ABC):
     @classmethod
     def read(cls, path: Path) -> Comparison:
         """Read the comparison of a YAML file. Raises SpearError if it cannot be read or a setting is invalid."""
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeError) as error:
-            raise SpearError(f"{path} cannot be read: {error}") from None
-        except yaml.YAMLError as error:
-            raise SpearError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(content, dict):
-            raise SpearError(f"{path} is not a mapping of settings")
+        content = read_config(path)
         try:
             return cls.of(content)
         except SettingsError as error:

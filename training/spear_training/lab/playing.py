@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,40 @@ from spear_agents.trajectory import StopReason
 from spear_envs.core.rewards import FORMAT_BONUS, tool_call_reward
 from spear_envs.sokoban.levels import find_band
 from spear_training.algorithms import RowTable
-from spear_training.algorithms.branching import Archive
+from spear_training.algorithms.branching import Archive, Branch
 from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
 from spear_training.lab.actor import LabActor
 from spear_training.lab.policy import BoardPolicy
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Beginning
 from spear_training.lab.tree import TreeSettings
 from spear_training.step.records import EpisodeRecord, Rollout
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """States in which the G groups of a batch start.
+
+    Attributes:
+        levels, states: [G].
+        turns: [G] that are left, as after ``set_state`` of the environment.
+        began: [G] turns before the snapshot of a group; -1 for the level's own start.
+    """
+
+    levels: Array
+    states: Array
+    turns: Array
+    began: Array
+
+    @classmethod
+    def of(cls, levels: Array, starts: Array, turns: int, branches: Sequence[Branch[int, int]]) -> Beginning:
+        """Groups of these levels from their starts with ``turns`` turns; ``branches`` replace the first ones."""
+        levels, states = levels.copy(), starts.copy()
+        left, began = np.full(len(levels), turns), np.full(len(levels), -1)
+        for place, branch in enumerate(branches):
+            levels[place], states[place], began[place] = branch.task, branch.state, branch.turn
+            left[place] = turns - branch.turn
+        return cls(levels, states, left, began)
 
 
 class LabRollouts:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,10 @@ from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
 from spear_training.lab.rooms import Rooms
 from spear_training.lab.training import Training, train
 
-DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "training", "tree")
+if TYPE_CHECKING:
+    from spear_training.lab.trainer_runs import TrainerBench
+
+DECIDING = ("actor", "controls", "playing", "policy", "rooms", "training", "tree")
 PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
 """Modules that affect runs."""
 REGISTERED, RESULT = "registered.json", "result.json"
@@ -99,32 +102,18 @@ class Bench:
         return {**about, "code": digest_code(), **result, "cpu_seconds": round(time.process_time() - start, 2)}
 
 
-_BENCHES: dict[str, Bench] = {}
+AnyBench: TypeAlias = "Bench | TrainerBench"
+"""Makes runs: in this process, or by the trainer."""
+
+
+@lru_cache(maxsize=1)
+def _open_bench(written: str, folder: Path) -> Bench:
+    """The bench of a process of the pool."""
+    return Bench(LabComparison.from_mapping(json.loads(written)), folder)
 
 
 def _run_here(written: str, folder: Path, plan: RunPlan) -> dict[str, Any]:
-    """Make a run in a process of the pool."""
-    if written not in _BENCHES:
-        _BENCHES[written] = Bench(LabComparison.from_mapping(json.loads(written)), folder)
-    return _BENCHES[written].run(plan)
-
-
-class AnyBench(Protocol):
-    """Makes runs: :class:`Bench` in this process, or the trainer."""
-
-    alone: bool
-    tasks: list[str]
-
-    @property
-    def comparison(self) -> Comparison:
-        """What is run."""
-
-    @property
-    def start(self) -> float:
-        """Success of the first policy on the panel."""
-
-    def run(self, plan: RunPlan) -> dict[str, Any]:
-        """Make a run; return its result as plain values."""
+    return _open_bench(written, folder).run(plan)
 
 
 class Registry:
@@ -205,22 +194,18 @@ class Registry:
         yield [plan for seed in zip(*reported, strict=True) for plan in seed if self.read(plan) is None]
 
 
-def open_bench(registry: Registry, cache: Path) -> AnyBench:
-    """Open the bench of a comparison."""
-    comparison = registry.comparison
-    if isinstance(comparison, TrainerComparison):
-        from spear_training.lab.trainer_runs import TrainerBench  # imports transformers
-
-        return TrainerBench(comparison, cache, registry.out)
-    assert isinstance(comparison, LabComparison)
-    return Bench(comparison, cache)
-
-
 def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
     """Make all missing runs, then the file with all results."""
     cache = registry.out.parent / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    bench = open_bench(registry, cache)  # makes the data that all processes read
+    bench: AnyBench  # makes the data that all processes read
+    if isinstance(registry.comparison, TrainerComparison):
+        from spear_training.lab.trainer_runs import TrainerBench  # imports transformers
+
+        bench = TrainerBench(registry.comparison, cache, registry.out)
+    else:
+        assert isinstance(registry.comparison, LabComparison)
+        bench = Bench(registry.comparison, cache)
     for plans in registry.list_missing():
         for plan, result in _make(bench, cache, plans, jobs):
             registry.keep(plan, result)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from spear_agents.evaluation import run_evaluation
 from spear_agents.metrics import read_history
@@ -21,7 +23,7 @@ from spear_training.checkpoints import describe_code
 from spear_training.choices import quote_value
 from spear_training.lab.comparison import Panel, RunPlan, TrainerComparison
 from spear_training.lab.training import KEPT, StepLine, summarize_run
-from spear_training.launch import compose_training, prepare_run
+from spear_training.launch import compose_training, flatten_config, prepare_run
 from spear_training.supervise import supervise_training
 from spear_training.warmstart import choose_recipe, train_policy
 
@@ -176,6 +178,7 @@ def _describe_rooms(comparison: TrainerComparison) -> dict[str, Any]:
 def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -> tuple[str, ...]:
     """Arguments of ``spear train`` for a run from ``policy``, without the run folder."""
     arm, settings = comparison.arms[plan.arm], comparison.training
+    spear = flatten_config(OmegaConf.create(arm.compose(settings).to_mapping()))
     rooms = [f"spear.env.kwargs.{name}={value}" for name, value in _describe_rooms(comparison).items()]
     return (
         *HABITS,
@@ -189,14 +192,5 @@ def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -
         f"actor_rollout_ref.actor.optim.lr={plan.rate}",
         f"actor_rollout_ref.model.path={quote_value(str(policy.resolve()))}",
         f"spear.seed={plan.seed}",
-        *_flatten("spear", arm.compose(settings).to_mapping()),  # all, to override the demo's
+        *(f"spear.{key}={json.dumps(value)}" for key, value in spear.items()),  # all, to override the demo's
     )
-
-
-def _flatten(prefix: str, node: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name, value in node.items():
-        whole = not (isinstance(value, Mapping) and value)
-        key = f"{prefix}.{name}"
-        lines += [f"{key}={json.dumps(value)}"] if whole else _flatten(key, value)
-    return lines

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
 from spear_agents.snapshots import Snapshot
-from spear_agents.trajectory import Row, StopReason, Trajectory, Turn
+from spear_agents.trajectory import StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, has_repetition
 
 NOT_FINITE = "reward"
@@ -84,7 +84,12 @@ def tabulate(
     pictures: bool = False,
 ) -> RowTable:
     """Tabulate the rows of episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``."""
-    found = list(_walk_rows(trajectories, records))
+    found = [
+        (record, index, row, [trajectory.turns[place] for place in places])
+        for trajectory, record in zip(trajectories, records, strict=True)
+        if record.fault is None
+        for index, (row, places) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True))
+    ]
     rows = [row for _, _, row, _ in found]
     owners = [record for record, _, _, _ in found]
     members = [turns for _, _, _, turns in found]
@@ -121,23 +126,9 @@ def tabulate(
     return RowTable(**columns)
 
 
-def _walk_rows(
-    trajectories: Sequence[Trajectory], records: Sequence[EpisodeRecord]
-) -> Iterator[tuple[EpisodeRecord, int, Row, Sequence[Turn]]]:
-    for trajectory, record in zip(trajectories, records, strict=True):
-        if record.fault is not None:
-            continue
-        for index, (row, places) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True)):
-            yield record, index, row, [trajectory.turns[place] for place in places]
-
-
-def _find_ends(turns: Sequence[Turn]) -> list[int]:
+def _find_ends(turns: Sequence[Turn]) -> Iterator[int]:
     """Ends of the responses of a row's turns, in tokens of its response, which includes observations."""
-    ends, at = [], 0
-    for number, turn in enumerate(turns):
-        at += len(turn.response_ids) + (len(turn.prompt_ids) if number else 0)
-        ends.append(at)
-    return ends
+    return accumulate(len(turn.response_ids) + (len(turn.prompt_ids) if at else 0) for at, turn in enumerate(turns))
 
 
 def _list_versions(turns: Sequence[Turn]) -> set[int]:

@@ -67,7 +67,7 @@ class PlatformCPU(PlatformBase):
     current_device = _always("cpu")  # for `tensor.to`, where an index would fail
     visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")  # verl clears and sets it around its workers
     ray_resource_name = _always("GPU")  # verl counts only GPU and NPU, so the launcher gives Ray logical GPUs
-    ray_noset_envvars = staticmethod(list)
+    ray_noset_envvars: Any = staticmethod(list)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
     profiler_start = profiler_stop = cudart = _do_nothing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Beginning:
         return cls(levels, states, left, began)
 
 
+@dataclass
 class LabRollouts:
     """:class:`spear_training.step.step.Rollouts` of global step ``t``.
 
@@ -58,47 +59,43 @@ class LabRollouts:
             success.
     """
 
-    def __init__(
-        self,
-        t: int,
-        rooms: Rooms,
-        policy: BoardPolicy,
-        actor: LabActor,
-        source: TaskSource,
-        archive: Archive[int, int],
-        rng: np.random.Generator,
-        *,
-        groups: int,
-        members: int,
-        turns: int,
-        tree: TreeSettings | None = None,
-    ) -> None:
-        self._t, self._rooms, self._policy, self._actor = t, rooms, policy, actor
-        self._source, self._archive, self._rng = source, archive, rng
-        self._groups, self._members, self._turns, self._tree = groups, members, turns, tree
-        self.tokens = self.restored = self.episodes = 0
-        self.wins = 0.0
+    t: int
+    rooms: Rooms
+    policy: BoardPolicy
+    actor: LabActor
+    source: TaskSource
+    archive: Archive[int, int]
+    rng: np.random.Generator
+    _: KW_ONLY
+    groups: int
+    members: int
+    turns: int
+    tree: TreeSettings | None = None
+    tokens: int = 0
+    restored: int = 0
+    episodes: int = 0
+    wins: float = 0.0
 
     def play(self, number: int) -> Rollout:
         """Play a batch of tasks, and update curriculum and archive."""
-        drawn = self._source.draw(self._groups, self._rng)
-        branches = self._archive.draw(self._groups, self._rng)
-        begun = Beginning.of(drawn, self._rooms.start[drawn], self._turns, branches)
-        played = play_groups(self._rooms, self._policy, begun, self._members, self._rng, self._tree)
-        wins = (played.share * played.won).reshape(self._groups, self._members).sum(1)
-        episodes = self._members // (self._tree.leaves if self._tree else 1)
+        drawn = self.source.draw(self.groups, self.rng)
+        branches = self.archive.draw(self.groups, self.rng)
+        begun = Beginning.of(drawn, self.rooms.start[drawn], self.turns, branches)
+        played = play_groups(self.rooms, self.policy, begun, self.members, self.rng, self.tree)
+        wins = (played.share * played.won).reshape(self.groups, self.members).sum(1)
+        episodes = self.members // (self.tree.leaves if self.tree else 1)
         own = begun.began < 0
-        self._source.tell(begun.levels[own], wins[own], episodes)
+        self.source.tell(begun.levels[own], wins[own], episodes)
         for branch, won in zip(branches, wins.tolist(), strict=False):
-            self._archive.tell(branch.episode, won, episodes)
+            self.archive.tell(branch.episode, won, episodes)
         self._remember(begun, played)
         self.tokens += len(played.turn)
         self.restored += int((~own).sum())
         self.wins += float(wins[own].sum())
         self.episodes += int(own.sum()) * episodes
-        names = [f"{self._t}-{number * self._groups + group:05d}" for group in range(self._groups)]
-        records, rows = tabulate_play(self._rooms, begun, played, names, self._members)
-        return Rollout(records, self._actor.hold(rows), len(played.turn))
+        names = [f"{self.t}-{number * self.groups + group:05d}" for group in range(self.groups)]
+        records, rows = tabulate_play(self.rooms, begun, played, names, self.members)
+        return Rollout(records, self.actor.hold(rows), len(played.turn))
 
     def finish(self) -> None:
         """Nothing to give back."""
@@ -106,10 +103,10 @@ class LabRollouts:
     def _remember(self, begun: Beginning, played: Played) -> None:
         starts = np.searchsorted(played.episode, np.arange(len(played.won) + 1))
         for episode, won in enumerate(played.won.tolist()):
-            group = episode // self._members
+            group = episode // self.members
             if begun.began[group] < 0:
                 states = played.state[starts[episode] : starts[episode + 1]].tolist()
-                self._archive.remember(int(begun.levels[group]), states, states, won=won)
+                self.archive.remember(int(begun.levels[group]), states, states, won=won)
 
 
 class Played:

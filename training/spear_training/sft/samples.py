@@ -45,13 +45,13 @@ def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
     return Sample(tuple(ids[:end]), tuple(mask[:end])) if end else None
 
 
+@dataclass
 class SampleReader:
     """Reads the samples of one model, whose embedding has ``vocabulary`` rows; ``end_ids`` end a response."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: int, end_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._end_ids = frozenset(end_ids)
+    tokenizer: Tokenizer
+    vocabulary: int
+    end_ids: Sequence[int]
 
     def read(self, record: Mapping[str, Any]) -> Sample | None:
         """The sample in a line: its recorded ids where it has some, else its messages through the chat template.
@@ -62,10 +62,10 @@ class SampleReader:
             sample = _read_tokens(record.get("input_ids"), record.get("loss_mask"))
         else:
             sample = self._encode(_read_messages(record))
-        if sample is not None and not all(0 <= token < self._vocabulary for token in sample.ids):
-            wrong = next(token for token in sample.ids if not 0 <= token < self._vocabulary)
+        if sample is not None and not all(0 <= token < self.vocabulary for token in sample.ids):
+            wrong = next(token for token in sample.ids if not 0 <= token < self.vocabulary)
             raise SpearError(
-                f"token id {wrong} is outside the model's vocabulary of {self._vocabulary:,}: these are another "
+                f"token id {wrong} is outside the model's vocabulary of {self.vocabulary:,}: these are another "
                 "tokenizer's ids; run `spear collect --tokenizer MODEL`"
             )
         return sample
@@ -77,9 +77,9 @@ class SampleReader:
         said = _squeeze("".join(m["content"] for m in _read_messages(record) if m["role"] == "assistant"))
         place = 0
         for run in _find_runs(sample):
-            while run and run[-1] in self._end_ids:
+            while run and run[-1] in self.end_ids:
                 run = run[:-1]
-            text = _squeeze(self._tokenizer.decode(list(run), skip_special_tokens=False))
+            text = _squeeze(self.tokenizer.decode(list(run), skip_special_tokens=False))
             place = said.find(text, place)
             if place < 0:
                 return False
@@ -88,7 +88,7 @@ class SampleReader:
 
     def ends(self, sample: Sample) -> bool:
         """Whether the last response ends with an end token, which the policy has to learn."""
-        return sample.ids[-1] in self._end_ids
+        return sample.ids[-1] in self.end_ids
 
     def _encode(self, messages: Sequence[Mapping[str, str]]) -> Sample | None:
         """The messages as the model reads and writes them: each response is tokenised apart from what precedes it."""
@@ -106,10 +106,10 @@ class SampleReader:
                     "the chat template of this model rewrites responses or what comes before them, so that nobody "
                     "can say which tokens are the policy's: run `spear collect --tokenizer MODEL`"
                 )
-            read = self._tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)
-            written = self._tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+            read = self.tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)
+            written = self.tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
             # What the template adds after the end token (a line break) is not the policy's.
-            end = max((place for place, token in enumerate(written, 1) if token in self._end_ids), default=len(written))
+            end = max((place for place, token in enumerate(written, 1) if token in self.end_ids), default=len(written))
             ids += [*read, *written]
             mask += [0] * len(read) + [1] * end + [0] * (len(written) - end)
             shown = whole
@@ -117,7 +117,7 @@ class SampleReader:
 
     def _render(self, messages: Sequence[Mapping[str, str]], prompt: bool) -> str:
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
         except Exception as error:  # a template is a program: it may refuse with anything
             why = " ".join(str(error).split())
             raise SpearError(f"the model's chat template refuses these messages ({why}): take another model") from error

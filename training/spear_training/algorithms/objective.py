@@ -230,8 +230,7 @@ def spear_loss(
     Args:
         log_probs, old_log_probs: [B, T] float; gradients flow into the first only.
         advantages: [B] or [B, T]; recalibrated ones on replayed rows.
-        mask: [B, T], on for loss tokens.
-        replay: [B], on for replayed rows.
+        mask: [B, T], on for loss tokens; replay: [B], on for replayed rows.
         gamma: weight of the self-imitation term.
         policy: token losses of both terms (:func:`~spear_training.algorithms.losses.bind_policy_loss`).
         cov_ratio: lambda of the replayed rows' covariance clip, its other options at their defaults; or
@@ -255,8 +254,7 @@ def spear_loss(
     clips = ((cov or CovarianceClip(cov_ratio), replayed), (on_policy_cov, fresh))
     removed, bounds = _clip_covariances(log_probs, advantages, tokens, clips, generator)
     loss = torch.where(on & ~removed, tokens.loss, 0.0)
-    if rollout_weights is not None:
-        loss = loss * rollout_weights
+    loss = loss if rollout_weights is None else loss * rollout_weights
     divergence = torch.zeros_like(loss)
     if kl_coefficient > 0.0:
         if ref_log_probs is None:

@@ -33,14 +33,7 @@ from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.attention import check_sequence_parallel, resolve_attention
-from spear_training.checkpoints import (
-    OVERRIDE,
-    Resume,
-    check_files,
-    check_origin,
-    compare_configs,
-    repair_tracker,
-)
+from spear_training.checkpoints import OVERRIDE, Resume, check_files, check_origin, compare_configs, repair_tracker
 from spear_training.choices import GROUPS, check_choice, find_user_folder, search_configs
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment

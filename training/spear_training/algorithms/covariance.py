@@ -109,12 +109,7 @@ def _count_budget(tokens: Tensor, ratio: float, floor_one: bool) -> Tensor:
 
 
 def calibrate_covariance_bounds(
-    log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    lower_top: float = 0.02,
-    upper_top: float = 0.0002,
+    log_probs: Tensor, advantages: Tensor, mask: Tensor, *, lower_top: float = 0.02, upper_top: float = 0.0002
 ) -> tuple[float, float]:
     """Bounds of :func:`covariance_clip_mask` from the first training step (``sec:implementation_detail_appdx``).
 

@@ -15,12 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spear_training.algorithms.advantages import (
-    discount_rows,
-    gigpo_advantages,
-    group_advantages,
-    rloo_advantages,
-)
+from spear_training.algorithms.advantages import discount_rows, gigpo_advantages, group_advantages, rloo_advantages
 from spear_training.algorithms.critic import episode_advantages
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.registry import ESTIMATORS

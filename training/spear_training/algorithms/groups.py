@@ -106,10 +106,7 @@ class Grouping:
 
 
 def gather_groups(
-    rewards: Tensor,
-    group_ids: Ids,
-    trajectory_ids: Ids | None,
-    valid: Tensor | Sequence[Any] | None,
+    rewards: Tensor, group_ids: Ids, trajectory_ids: Ids | None, valid: Tensor | Sequence[Any] | None
 ) -> tuple[Grouping, Tensor]:
     """Group rows by id; units are the trajectories within a group, or the rows if ``trajectory_ids`` is None.
 

@@ -14,8 +14,8 @@ import pickle
 import reprlib
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import lru_cache
 from importlib import metadata
@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from spear_agents.files import write_json, write_text
+from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.errors import SpearError
 
 FORMAT = 4
@@ -139,8 +139,7 @@ def describe_code() -> dict[str, str]:
         assert spec is not None and spec.origin is not None, f"{room} is a package that this one needs"
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*.py")):
-            name = f"{room}/{path.relative_to(root).as_posix()}"
-            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(f"{room}/{path.relative_to(root).as_posix()}".encode() + b"\0" + path.read_bytes() + b"\0")
     try:
         version = metadata.version("spear-training")
     except metadata.PackageNotFoundError:
@@ -279,6 +278,24 @@ def _measure(path: Path) -> dict[str, Any]:
     if size > HASHED_BYTES:
         return {"bytes": size}
     return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """New folder under a temporary name, which becomes ``path`` when the block ends and is removed if it fails.
+
+    Raises SpearError if it cannot be written, or ``path`` is in the way.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        draft.rename(path)
+    except OSError as error:
+        raise explain_unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(draft)
 
 
 def keep_best(folder: Path, metric: str, value: float) -> bool:

@@ -70,10 +70,9 @@ def find_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:
 
 def list_choices(group: str, config_dir: Path | None = None) -> dict[str, str]:
     """Choices of one of :data:`GROUPS` with the comments of their files, sorted by name."""
-    found = find_files(group, config_dir)
     return {
         name: _LABELS.sub("", " ".join(read_comment(file)).partition(". ")[0].rstrip(".:"))
-        for name, file in found.items()
+        for name, file in find_files(group, config_dir).items()
     }
 
 

@@ -123,8 +123,7 @@ def _watch(progress: Progress, task: Any) -> Observer:
 def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float, Comparison]) -> dict[str, Any]:
     """Add the baselines, played once, and the subtasks to the comparisons; write ``results.json`` and ``.md``."""
     path = out / RESULTS
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    baselines = kept.get("baselines")
+    baselines = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}).get("baselines")
     if baselines is None:
         settings = replace(_settings(out, TEMPERATURES[0]), model=None, engine=EngineKind.RANDOM)
         kinds = (EngineKind.RANDOM, EngineKind.EXPERT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -14,9 +13,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from spear_agents.files import explain_unwritable, write_json
+from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
-from spear_training.checkpoints import BEST, check_files, is_finished, read_best, repair_tracker
+from spear_training.checkpoints import BEST, check_files, draft_folder, is_finished, read_best, repair_tracker
 
 WEIGHTS = "*.safetensors"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -42,25 +41,17 @@ def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool =
     if out.exists():
         raise SpearError(f"{out} exists: choose another folder")
     check_files(source)  # joining shards loads pickles
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with draft_folder(out) as draft:
         whole = source / "actor" / "huggingface"
         if any(whole.glob(WEIGHTS)):
-            shutil.copytree(whole, draft)
+            shutil.copytree(whole, draft, dirs_exist_ok=True)
         else:
-            draft.mkdir(parents=True)
             _join_shards(source / "actor", draft)
         parameters, dtypes = _measure_weights(draft)
         if len(dtypes) == 1 and dtypes[0] in _TYPES:  # verl always writes bfloat16, and vLLM trusts it
             settings = json.loads((draft / "config.json").read_text("utf-8"))
             settings.pop("torch_dtype", None)
             write_json(draft / "config.json", {**settings, "dtype": _TYPES[dtypes[0]]})
-        draft.rename(out)
-    except OSError as error:
-        raise explain_unwritable(out, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(draft)
     return Export(out, number, parameters, dtypes)
 
 

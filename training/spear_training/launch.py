@@ -118,8 +118,7 @@ def compose_training(
     resolve_correction(config)
     resolve_custom_reward(config)
     training = check_config(config)
-    fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)
-    return replace(training, fit=fit)
+    return replace(training, fit=fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE))
 
 
 def compose_config(

@@ -95,8 +95,7 @@ class Prover:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"it ended with {done.returncode}")
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return figures
+        return json.loads(done.stdout.splitlines()[-1])
 
     def _make_policy(self) -> dict[str, Any]:
         """Make a tiny policy for Sokoban on the CPU."""

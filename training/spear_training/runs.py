@@ -164,8 +164,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)
         if training.fit is not None and training.fit.describe():
             console.print(training.fit.describe(), soft_wrap=True, highlight=False)
-        shape = RunShape.of_config(config, training.environment.max_turns)
-        adviser = Adviser(console, settings.algorithm, shape)
+        adviser = Adviser(console, settings.algorithm, RunShape.of_config(config, training.environment.max_turns))
         adviser.review_start()
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:

@@ -90,8 +90,7 @@ def count_queue_rows(config: DictConfig, settings: SpearSettings, max_turns: int
     if settings.sil.enabled:
         per_unit = max_turns if settings.replay.unit is ReplayUnit.TRAJECTORY and shape.per_turn else 1
         replayed = settings.replay.capacity * per_unit
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return batches * shape.most_rows + replayed + ranks
+    return batches * shape.most_rows + replayed + config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
 def _count_episodes(config: DictConfig) -> int:

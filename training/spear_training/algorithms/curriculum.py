@@ -91,8 +91,7 @@ class TaskSource:
         """Success of the tasks of each task's difficulty [N]."""
         wins, losses = (np.bincount(self._bands, weights=counts) for counts in (self._wins, self._losses))
         # An unknown difficulty starts at one half, and so is explored.
-        mean: Array = ((wins + 0.5) / (wins + losses + 1.0))[self._bands]
-        return mean
+        return ((wins + 0.5) / (wins + losses + 1.0))[self._bands]
 
     def _differ(self, rate: Array) -> Array:
         return 1.0 - rate**self._group - (1.0 - rate) ** self._group

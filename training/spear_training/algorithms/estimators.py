@@ -109,8 +109,7 @@ def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
     )
     places = list(zip(rows.group[owner].tolist(), number.tolist(), strict=True))
     step = group_advantages(returns, places, normalize_std=choice.normalize_std, weight="row").numpy()
-    lengths = _measure_turns(rows)
-    return np.repeat(episode[owner] + choice.step_weight * step, lengths)
+    return np.repeat(episode[owner] + choice.step_weight * step, _measure_turns(rows))
 
 
 def _measure_turns(rows: RowTable) -> Array:

@@ -87,8 +87,7 @@ class Record:
 
     def to_mapping(self) -> dict[str, Any]:
         """The record as nested plain values (numbers, booleans, strings, ``None``): JSON-able and YAML-able."""
-        plain: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
-        return plain
+        return TypeAdapter(type(self)).dump_python(self, mode="json")
 
     @classmethod
     def keys(cls) -> Iterator[str]:

@@ -111,8 +111,7 @@ class LabActor:
 
     def _learn(self, inputs: Tensor, steering: Tensor, columns: dict[str, Tensor], update: Pass) -> dict[str, float]:
         log_probs = self._policy.score(inputs)
-        width = log_probs.shape[1]
-        cut = {name: column[:, :width] for name, column in columns.items()}
+        cut = {name: column[:, : log_probs.shape[1]] for name, column in columns.items()}
         result = compute_loss(self._settings, log_probs, steering, cut, gamma=update.gamma, bounds=update.bounds)
         result.loss.backward()
         return measure_loss(result)

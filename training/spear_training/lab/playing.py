@@ -236,13 +236,12 @@ def _record(
     played: Played, owned: Array, number: int, group: str, sample: int, task: Any, began: int | None
 ) -> EpisodeRecord:
     won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
-    terms = {"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS}
     return EpisodeRecord(
         group=group,
         sample=sample,
         task_id=task.id,
         subtask=find_band(task.content["optimal"]),
-        terms=terms,
+        terms={"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS},
         won=won,
         score=float(won),
         tool_calls=calls,

@@ -71,8 +71,7 @@ class Examiner:
 
     def examine(self, policy: BoardPolicy) -> Array:
         """Probability of winning each level [L]."""
-        chances = np.exp(policy.decide(self._codes).astype(np.float64))
-        return self._rooms.solve(*self._places, chances, self._turns)
+        return self._rooms.solve(*self._places, np.exp(policy.decide(self._codes).astype(np.float64)), self._turns)
 
 
 BATCH, RATE, SURE = 64, 1e-3, 20

@@ -116,8 +116,7 @@ def train(training: Training, examiner: Examiner, *, looks: int, budget: int) ->
         lines.append(training.step())
         passed = min(looks - 1, looks * training.tokens // budget)
         if len(curve) < passed:
-            value = float(examiner.examine(training.policy).mean())
-            curve += [(training.tokens, value)] * (passed - len(curve))
+            curve += [(training.tokens, float(examiner.examine(training.policy).mean()))] * (passed - len(curve))
     won = examiner.examine(training.policy)
     curve.append((training.tokens, float(won.mean())))
     return summarize_run(lines, won, curve) | {"restored_groups": training.restored}

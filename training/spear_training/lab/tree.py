@@ -64,8 +64,7 @@ def estimate_tree(rows: RowTable, settings: SpearSettings) -> Array:
     ).numpy()
     keys = heads * span + turns
     order = np.argsort(keys)
-    last: Array = advantages[order[np.searchsorted(keys[order], owner * span + rows.turn, side="right") - 1]]
-    return last
+    return advantages[order[np.searchsorted(keys[order], owner * span + rows.turn, side="right") - 1]]
 
 
 def _split(

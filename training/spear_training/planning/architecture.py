@@ -108,5 +108,4 @@ def find_folder(name: str) -> Path | None:
 def read_known() -> dict[str, dict[str, Any]]:
     """Models of ``models.yaml`` by name, with their ``parameters`` and ``config``; does not import torch."""
     text = (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
-    known: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return known
+    return yaml.safe_load(text)

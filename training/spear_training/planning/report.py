@@ -98,8 +98,7 @@ def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool
     folder = find_folder(name)
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
-    templates = getattr(find_creator(settings.env.id), "templates", {})
-    template = templates.get(settings.env.template, DefaultTemplate())
+    template = getattr(find_creator(settings.env.id), "templates", {}).get(settings.env.template, DefaultTemplate())
     keywords = config.data.apply_chat_template_kwargs
     taken = OmegaConf.to_container(keywords, resolve=True) if keywords else None
     return PromptBuilder(load_tokenizer(folder), template, Layout.CONVERSATION, template_kwargs=taken).splits

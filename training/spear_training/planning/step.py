@@ -102,10 +102,8 @@ def size_step(
     ``rewrites``: the chat template changes earlier responses, so each turn of a conversation is a row too.
     """
     episodes = shape.tasks * shape.group_size
-    turns = min(texts.turns, shape.max_turns)
-    rows = episodes * (turns if shape.per_turn or rewrites else 1)
-    groups = max(1, math.floor(settings.filter.groups * shape.tasks))
-    trained = rows * groups / shape.tasks
+    rows = episodes * (min(texts.turns, shape.max_turns) if shape.per_turn or rewrites else 1)
+    trained = rows * max(1, math.floor(settings.filter.groups * shape.tasks)) / shape.tasks
     kept = trained * texts.positive if settings.sil.enabled else 0.0
     first = period = None
     drawn, store, age = 0.0, 0.0, settings.replay.max_age
@@ -118,7 +116,6 @@ def size_step(
             drawn = min(store, settings.replay.capacity)
         else:
             store = kept * age
-    joint = settings.sil.coupling is Coupling.JOINT
     return StepSizes(
         episodes=episodes,
         rows=rows,
@@ -130,7 +127,7 @@ def size_step(
         first_replay=first,
         replay_period=period,
         drawn=drawn,
-        replay_optimiser_steps=0 if joint else count_minibatches(drawn, mini_batch),
+        replay_optimiser_steps=0 if settings.sil.coupling is Coupling.JOINT else count_minibatches(drawn, mini_batch),
         store_rows=store,
         store_bytes=store * measure_row(texts.prompt, texts.response, texts.written),
     )

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spear_agents.files import explain_unwritable
 from spear_envs.core.errors import SpearError
+from spear_training.checkpoints import draft_folder
 from spear_training.sft.samples import Overlong, Sample, SampleReader, trim
 
 MISFITS = 0.5
@@ -184,23 +182,15 @@ class SampleStore:
 
 def write_store(folder: Path, samples: Iterable[Sample]) -> None:
     """Write the samples to a folder, atomically. Raises SpearError if it cannot be written."""
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     tokens, mask, offsets = array("i"), array("B"), array("q", [0])
     for sample in samples:
         tokens.extend(sample.ids)
         mask.extend(sample.mask)
         offsets.append(len(tokens))
-    try:
-        draft.mkdir(parents=True)
+    with draft_folder(folder) as draft:
         for name, values in zip(ARRAYS, (tokens, mask, offsets), strict=True):
             np.save(draft / f"{name}.npy", np.frombuffer(values, dtype=values.typecode))
         shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-    except OSError as error:
-        raise explain_unwritable(folder, error) from error
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(draft)
 
 
 def open_store(folder: Path) -> SampleStore:

@@ -97,8 +97,7 @@ class SpearStep:
         with watch("gen"):  # 1. rollouts
             rollout, chosen = self._roll_out(rollouts, mu, metrics)
         with watch(DRIVER):  # 2.-5. rewards, faults, masks, group filter
-            limit = self.max_response_length
-            plan = plan_rows(rollout, settings, mu=mu, max_response_length=limit, chosen=chosen)
+            plan = plan_rows(rollout, settings, mu=mu, max_response_length=self.max_response_length, chosen=chosen)
             if state.baseline is not None:  # 8. (also if all rows are filtered)
                 state.baseline.extend(plan.baselines)
         if plan.rows.kept.any():
@@ -213,8 +212,7 @@ class SpearStep:
         if rollout.cached_tokens or rollout.cacheable_tokens:
             metrics["rollout/cached_prompt_share"] = rollout.cached_tokens / rollout.prompt_tokens
         if rollout.cacheable_tokens:
-            found = min(1.0, rollout.cached_tokens / rollout.cacheable_tokens)
-            metrics["rollout/forgotten_share"] = 1.0 - found
+            metrics["rollout/forgotten_share"] = 1.0 - min(1.0, rollout.cached_tokens / rollout.cacheable_tokens)
         # Every response must have been played as a turn.
         metrics["rollout/wasted_generations"] = float(rollout.generations - sum(r.turns for r in rollout.records))
 

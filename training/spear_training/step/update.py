@@ -119,10 +119,9 @@ class Updater:
     ) -> tuple[Pass, Sums]:
         replayed, sizes, rng = rows.replayed, self.sizes, self.state.rng
         pieces = -(-len(rows) // (count * sizes.rows_per_minibatch)) if replayed.any() else 1
-        lengths = rows.prompt_length + rows.response_length
         deal = deal_rows(
             [np.flatnonzero(~replayed), np.flatnonzero(replayed)],
-            lengths,
+            rows.prompt_length + rows.response_length,
             count=count,
             shares=self.actor.ranks * pieces,
             rng=rng,

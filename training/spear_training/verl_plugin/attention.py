@@ -109,8 +109,7 @@ def _attend_at_once(
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     parts = (part[0].transpose(0, 1) for part in (query, key, value))
     seen = (-1 if window is None else window - 1, 0)
-    rows = varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)
-    return rows[None]
+    return varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)[None]
 
 
 def _attend_row(

@@ -63,14 +63,12 @@ class VerlCritic:
         """Add ``mask`` and ``values`` to rows in the queue."""
         keys, lengths = rows.key.tolist(), rows.prompt_length + rows.response_length
         padding = self.queue.add_padding(-len(keys) % self._ranks)
-        limit = self.config.critic.forward_max_token_len_per_gpu
         info: dict[str, Any] = {
             "compute_loss": False,
             "temperature": self.config.actor_rollout_ref.rollout.temperature,
-            **cut_rows(int(lengths.max()), len(keys), self._ranks, limit),
+            **cut_rows(int(lengths.max()), len(keys), self._ranks, self.config.critic.forward_max_token_len_per_gpu),
         }
-        answer = self.workers.infer_batch(name_rows([*keys, *padding], self.queue.forward_columns, info))
-        ray.get(answer.futures)
+        ray.get(self.workers.infer_batch(name_rows([*keys, *padding], self.queue.forward_columns, info)).futures)
         data = self.queue.get(keys, ["values", "loss_mask"])
         values = data["values"].values()[find_predictions(rows.prompt_length, rows.response_length)]
         return rows.add(values=values.double().numpy(), mask=data["loss_mask"].values().bool().numpy())
@@ -79,11 +77,10 @@ class VerlCritic:
         """One pass of optimiser steps over the rows, in mini-batches as large as the actor's unless set otherwise."""
         critic, ranks = self.config.critic, self._ranks
         lengths = rows.prompt_length + rows.response_length
-        size = critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         deal = deal_rows(
             [np.arange(len(rows))],
             lengths,
-            count=count_minibatches(len(rows), size),
+            count=count_minibatches(len(rows), critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n),
             shares=ranks,
             rng=self.rng,
             balance=self.config.trainer.balance_batch,

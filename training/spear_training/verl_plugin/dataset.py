@@ -31,8 +31,7 @@ class TaskDataset(Dataset):
     @property
     def tasks(self) -> Sequence[Task]:
         """What is drawn from; those of a generated set are made."""
-        found: Sequence[Task] = self._tasks[: self._length]
-        return found
+        return self._tasks[: self._length]
 
     def __len__(self) -> int:
         return self._length

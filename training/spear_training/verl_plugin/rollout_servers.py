@@ -40,12 +40,11 @@ def register_backend(backend: str, replica: type[OwnReplica], sender: type[Weigh
 
 def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
     """verl's sampling parameters, which are vLLM's, as ours; without a limit a response has ``response_length``."""
-    limit = parameters.get("max_tokens") or parameters.get("max_new_tokens") or response_length
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),
         top_k=max(0, int(parameters.get("top_k", 0))),
-        max_tokens=int(limit),
+        max_tokens=int(parameters.get("max_tokens") or parameters.get("max_new_tokens") or response_length),
         stop_token_ids=tuple(parameters.get("stop_token_ids") or ()),
         stop_strings=tuple(parameters.get("stop") or ()),
         seed=parameters.get("seed"),

@@ -61,8 +61,7 @@ def find_learnt(micro_batch: TensorDict, *, padded: bool) -> Learnt:
     ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
     lengths, responses = ids.offsets().diff(), mask.offsets().diff()
     tokens = mask.values().bool().nonzero()[:, 0]
-    numbers = torch.arange(len(lengths), device=lengths.device)
-    rows = torch.repeat_interleave(numbers, responses)[tokens]
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), responses)[tokens]
     inside = tokens - mask.offsets()[rows] + (lengths - responses)[rows] - 1
     predicted = inside >= 0
     rows, inside = rows[predicted], inside[predicted]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from spear_agents.engines.hf import quiet_transformers
 from spear_agents.evaluation import choose_template, run_evaluation
-from spear_agents.files import explain_unwritable, write_json
+from spear_agents.files import write_json
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Part
 from spear_agents.trajectory import Layout
@@ -27,6 +25,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.records import STRICT, Record, number
+from spear_training.checkpoints import draft_folder
 from spear_training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
 from spear_training.warmstart.tokenizer import make_tokenizer
 
@@ -155,33 +154,16 @@ def train_policy(
     folder = Path(out)
     if folder.exists() and not overwrite:
         raise SpearError(f"{folder} exists: choose another folder or allow it to be overwritten")
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:  # before minutes of work, to report an unwritable folder at once
-        draft.mkdir(parents=True)
-    except OSError as error:
-        raise explain_unwritable(folder, error) from error
-    try:
+    with draft_folder(folder) as draft:
         report = _build(settings, draft, threads, observer or (lambda stage, done, total: None))
         if folder.exists():
             shutil.rmtree(folder)
-        draft.rename(folder)
-    except OSError as error:
-        raise explain_unwritable(folder, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(draft)
     return report
 
 
 def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Observer) -> WarmStartReport:
     start = time.process_time()
-    finished = 0
-
-    def count(won: bool) -> None:
-        nonlocal finished
-        finished += 1
-        observe("expert episodes", finished, settings.episodes)
-
+    numbers = count(1)
     rows = collect_expert_rows(
         settings.env_id,
         settings.env_kwargs,
@@ -193,7 +175,7 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
         history=settings.history,
         inadmissible=settings.inadmissible,
         answers=settings.answers,
-        on_episode=count,
+        on_episode=lambda won: observe("expert episodes", next(numbers), settings.episodes),
     )
     env = make_env(settings.env_id, "train", settings.env_kwargs)
     template = choose_template(env, settings.template)
@@ -437,14 +419,13 @@ def _measure_loss(
 def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
     """Success at temperature 1 on the panel."""
     splits = find_splits(settings.env_id)
-    split = settings.valid_split or (splits[1:] or splits)[0]
     evaluation = run_evaluation(
         EvalSettings(
             env_id=settings.env_id,
             engine=EngineKind.HF,
             model=str(folder),
             env_kwargs=settings.env_kwargs,
-            split=split,
+            split=settings.valid_split or (splits[1:] or splits)[0],
             tasks=str(settings.panel_tasks),
             episodes_per_task=settings.panel_samples,
             template=settings.template,

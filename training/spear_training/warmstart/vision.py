@@ -30,6 +30,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.records import STRICT, Record, number
+from spear_training.warmstart.policy import IGNORED
 from spear_training.warmstart.rows import ExpertRow, collect_expert_rows
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
@@ -47,7 +48,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-IGNORED = -100
 
 
 @dataclass(frozen=True, config=STRICT)

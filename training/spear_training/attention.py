@@ -1,7 +1,7 @@
 """The trainer's attention implementation, chosen and checked before Ray starts.
 
-PyPI has flash-attention only as a source package, and verl asks for it by default. Without it, rows without padding
-use :mod:`spear_training.verl_plugin.attention`, called ``sdpa`` in configurations.
+PyPI has flash-attention only as a source package; without it, rows without padding use
+:mod:`spear_training.verl_plugin.attention`, called ``sdpa`` in configurations.
 """
 
 from __future__ import annotations

@@ -147,7 +147,12 @@ def compose_config(
         raise SpearError(f"overrides do not fit the configuration: {first_line(error)}") from error
     settings = RunSettings.from_config(config)
     if others:
-        _check_changes(base, config)
+        before, after = flatten_config(base), flatten_config(config)
+        for key in before.keys() & after.keys():  # to replace an interpolation by its value is not a change
+            is_reference = isinstance(before[key], str) and "${" in before[key]
+            if is_reference and OmegaConf.select(base, key) == OmegaConf.select(config, key):
+                after[key] = before[key]
+        check_keys(before, after)
     with open_dict(config):
         for key, needed, _ in _list_derived(settings.algorithm):
             OmegaConf.update(config, key, bool(OmegaConf.select(config, key) or needed))
@@ -182,16 +187,6 @@ def _apply_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 def _compose_ours(choices: tuple[str, ...]) -> DictConfig:
     """:func:`_run_hydra` without folders, for readers: each call takes half a second."""
     return _run_hydra(choices, ())
-
-
-def _check_changes(base: DictConfig, config: DictConfig) -> None:
-    """Apply :func:`check_keys`, where replacing an interpolation by its value is not a change."""
-    before, after = flatten_config(base), flatten_config(config)
-    for key in before.keys() & after.keys():
-        is_reference = isinstance(before[key], str) and "${" in before[key]
-        if is_reference and before[key] != after[key] and OmegaConf.select(base, key) == OmegaConf.select(config, key):
-            after[key] = before[key]
-    check_keys(before, after)
 
 
 def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console: Console | None) -> str:

@@ -13,7 +13,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -85,12 +85,9 @@ class CheckpointStore:
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if it does not exist."""
-        with self._explain(f"{name} cannot be read"):
-            try:
-                content: bytes = self._fs.cat_file(self._at(name))
-            except FileNotFoundError:
-                return None
-            return content
+        with self._explain(f"{name} cannot be read"), suppress(FileNotFoundError):
+            return self._fs.cat_file(self._at(name))
+        return None
 
     # ---- up ----------------------------------------------------------------------------------------------------------
     def upload(self, folder: Path, step: int) -> bool:

@@ -1,6 +1,5 @@
 """Runs a training in a separate process, watches its metrics, and cleans up when it ends.
 
-verl and Ray write thousands of lines; they go to ``train.log`` in the run folder while the user sees a progress bar.
 The process and everything Ray starts for it carry a mark in their environment, by which leftovers are found and ended.
 """
 

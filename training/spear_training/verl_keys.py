@@ -1,9 +1,7 @@
 """Keys of verl's configuration with an effect here; changes of other keys are refused by name.
 
-`spear train` composes the full configuration of verl 0.9.1, but SPEAR's trainer replaces parts of verl: its losses,
-advantages, rewards, samplers and agent loops. If a key of theirs has an exact equivalent of ours, an override sets that
-(:mod:`spear_training.verl_aliases`). The tables below come from reading the rest of verl: the trainer's loop, the
-workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
+SPEAR's trainer replaces verl's losses, advantages, rewards, samplers and agent loops. A key of theirs with an exact
+equivalent of ours sets that (:mod:`spear_training.verl_aliases`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Tools for verl's own ``tool_agent_loop`` (``tool_config_path``): our sandbox and our retriever.
 
-That loop plays without an environment: it renders the chat template, calls tools, and leaves the reward to verl. The
-tools answer in the same words as our environments. Our trainer is not needed.
+They answer in the same words as our environments. Our trainer is not needed.
 """
 
 from __future__ import annotations

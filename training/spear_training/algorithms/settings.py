@@ -61,9 +61,7 @@ class SilSettings(Record):
         """gamma at global step ``t`` from 1 (``eq:gamma``), by the last step's metrics; 0 without self-imitation."""
         if not self.enabled:
             return 0.0
-        return _read_weight(
-            GAMMA, self.gamma, GAMMA.call(self.gamma, t, self.warmup_steps, metrics, **self.gamma_options)
-        )
+        return _weigh(GAMMA, self.gamma, t, self.warmup_steps, metrics, self.gamma_options)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -92,7 +90,7 @@ class RewardSettings(Record):
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the previous step."""
-        return _read_weight(MU, self.mu, MU.call(self.mu, t, self.decay_steps, metrics, **self.mu_options))
+        return _weigh(MU, self.mu, t, self.decay_steps, metrics, self.mu_options)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -307,8 +305,11 @@ class SpearSettings(Record):
         return SpearSettings.from_mapping(merged)
 
 
-def _read_weight(registry: Registry[Any], name: str, value: Any) -> float:
-    """Check a schedule's weight. Raises SettingsError unless it is a finite number of 0 or more."""
+def _weigh(
+    registry: Registry[Any], name: str, t: int, steps: int, metrics: Metrics, options: Mapping[str, Any]
+) -> float:
+    """Ask a schedule. Raises SettingsError unless its weight is a finite number of 0 or more."""
+    value = registry.call(name, t, steps, metrics, **options)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")
     return float(value)

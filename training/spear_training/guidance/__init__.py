@@ -1,7 +1,6 @@
 """Advice on settings that do not fit together: from the settings before a run, and from its metrics during the run.
 
-The rules come from the paper (``sec:discusshyper``) and from runs of tiny policies. Advice never stops a run: it says
-what was found and which setting to change.
+The rules come from the paper (``sec:discusshyper``) and from runs of tiny policies.
 """
 
 from spear_training.guidance.advice import Advice, RunShape

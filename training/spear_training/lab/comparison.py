@@ -128,22 +128,20 @@ class Arm(Record):
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
             made = made.override(layer)
-        if self.tree:
-            self._check_tree(self.tree, made, settings)
+        if tree := self.tree:
+            if made.advantage.estimator != "grpo":
+                raise SettingsError(
+                    "arm.tree compares siblings itself: take an algorithm of estimator grpo, not "
+                    f"{made.advantage.estimator}"
+                )
+            if settings.group % tree.leaves or tree.turns[-1] >= settings.turns:
+                raise SettingsError(
+                    f"arm.tree has {tree.leaves} leaves and splits before turn {tree.turns[-1]}: training.group "
+                    f"({settings.group}) must be a multiple of the leaves, training.turns ({settings.turns}) above the "
+                    "turn"
+                )
             made = made.override({"advantage": {"estimator": ESTIMATOR}})
         return made.override({"branch": self.branch.to_mapping(), "curriculum": self.curriculum.to_mapping()})
-
-    def _check_tree(self, tree: TreeSettings, made: SpearSettings, settings: TrainingSettings) -> None:
-        if made.advantage.estimator != "grpo":
-            raise SettingsError(
-                "arm.tree compares siblings itself: take an algorithm of estimator grpo, not "
-                f"{made.advantage.estimator}"
-            )
-        if settings.group % tree.leaves or tree.turns[-1] >= settings.turns:
-            raise SettingsError(
-                f"arm.tree has {tree.leaves} leaves and splits before turn {tree.turns[-1]}: training.group "
-                f"({settings.group}) must be a multiple of the leaves, training.turns ({settings.turns}) above the turn"
-            )
 
 
 def read_algorithm(name: str) -> list[Mapping[str, Any]]:

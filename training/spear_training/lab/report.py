@@ -104,7 +104,9 @@ class Findings:
         rows = [["arm", "rate", "success, %", "rollouts, %", "entropy, nats", "rows replayed", "steps"]]
         for name, runs in self.runs.items():
             success = estimate_crossed(self.table(name).tolist())
-            rolled, entropy = (_average_ends(runs, key) for key in ("rollouts", "entropy"))
+            rolled, entropy = (
+                np.mean([[run[key][0], run[key][-1]] for run in runs], 0) for key in ("rollouts", "entropy")
+            )
             rows.append(
                 [
                     self.comparison.arms[name].title or name,
@@ -130,11 +132,6 @@ class Findings:
             above = f"{found.above} of {self.comparison.seeds}"
             rows.append([*titles, shown, above, *(_count_seeds(found.deviation, points) for points in POINTS)])
         return rows
-
-
-def _average_ends(runs: Sequence[dict[str, Any]], key: str) -> np.ndarray:
-    """First and last value of a curve, means over runs."""
-    return np.mean([[run[key][0], run[key][-1]] for run in runs], 0)
 
 
 def _count_seeds(deviation: float, points: float) -> str:

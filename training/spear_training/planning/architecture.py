@@ -1,7 +1,6 @@
-"""Sizes of a model from its shape: parameters, and bytes of a token in the key-value cache.
+"""Sizes of a model from its shape: parameters, and numbers of a token in the key-value cache.
 
-Transformers builds the model on torch's meta device, without memory for weights, so all its architectures are
-supported. ``models.yaml`` lists the parameters of the configuration's models, which avoids importing torch.
+Transformers builds the model on torch's meta device, without memory for weights; ``models.yaml`` avoids torch.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
-from spear_training.sft.data import Observer, Preparation, prepare_samples
+from spear_training.sft.data import Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
 from spear_training.supervise import LOG_FILE, hold_lock, supervise_training
 
@@ -172,7 +170,12 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     reader = SampleReader(tokenizer, vocabulary, require_end_ids(settings.model, tokenizer))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with hold_lock(out), _watch_lines(console) as observer:
+        with hold_lock(out), console.status("reading samples", spinner="dots") as status:
+
+            def observe_lines(lines: int) -> None:
+                if lines % 1000 == 0:
+                    status.update(f"reading samples: {lines:,}")
+
             found = prepare_samples(
                 settings.data,
                 reader,
@@ -180,7 +183,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
                 max_length=limit,
                 overlong=settings.overlong,
                 keep_lost=settings.keep_lost,
-                observer=observer,
+                observer=observe_lines,
             )
             console.print(describe(found, limit), soft_wrap=True)
             identity = {"model_digest": digest_model(settings.model), "samples_digest": found.digest}
@@ -242,14 +245,3 @@ def describe(found: Preparation, limit: int) -> str:
     ]
     told = "".join(f"; {count:,} {what}" for count, what in parts if count)
     return f"{found.samples:,} samples of {found.tokens:,} tokens, {found.learnt:,} of them learnt{told}"
-
-
-@contextmanager
-def _watch_lines(console: Console) -> Iterator[Observer]:
-    with console.status("reading samples", spinner="dots") as status:
-
-        def observe(lines: int) -> None:
-            if lines % 1000 == 0:
-                status.update(f"reading samples: {lines:,}")
-
-        yield observe

@@ -1,7 +1,6 @@
 """Attention over concatenated rows without padding, with torch's own kernels.
 
-On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, else torch's attention row by row. Where
-ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
+Where ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
 """
 
 from __future__ import annotations
@@ -121,21 +120,15 @@ def _attend_row(
         # At the end, where no token looks. torch keeps a megabyte of kernels for each new length.
         row = tuple(torch.nn.functional.pad(part, (0, 0, 0, -length % PADDED)) for part in row)
     query, key, value = row
-    mask = _make_window(query, window)
-    causal = mask is None and query.shape[2] > 1
+    mask, padded = None, query.shape[2]
+    if window is not None and padded > window:  # a row that is longer than the window of its layer
+        seen = torch.ones(padded, padded, dtype=torch.bool, device=query.device)
+        mask = (seen.tril() & seen.triu(1 - window))[None, None]
+    causal = mask is None and padded > 1
     found = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
     )
     return found[:, :, :length].transpose(1, 2)
-
-
-def _make_window(query: torch.Tensor, width: int | None) -> torch.Tensor | None:
-    """Mask [1, 1, L, L] of a row that is longer than the window of its layer."""
-    length = query.shape[2]
-    if width is None or length <= width:
-        return None
-    seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
-    return (seen.tril() & seen.triu(1 - width))[None, None]
 
 
 AttentionInterface.register(PACKED, attend_rows)

@@ -1,8 +1,7 @@
 """What our own rollout backends share.
 
-verl's asynchronous rollout has three parts: a replica (starts the server), a server actor (generates, takes weights,
-and answers a few calls that only a GPU engine has work for) and an adapter inside the training worker (pushes the
-weights).
+verl's asynchronous rollout has three parts: a replica, which starts the server; a server actor; and an adapter inside
+the training worker, which pushes the weights.
 """
 
 from __future__ import annotations

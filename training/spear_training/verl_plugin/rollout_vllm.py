@@ -1,7 +1,6 @@
 """The rollout backend ``vllm_cpu``: vLLM on a CPU, one Ray actor a replica, token ids in and out, request by request.
 
-verl's own ``vllm`` backend asks for the distribution of that name, which no CPU build has. This one is
-:class:`spear_agents.engines.vllm.VLLMEngine` as a rollout server. The rollout workers speak to both in the same way.
+verl's own ``vllm`` backend asks for the distribution of that name, which no CPU build has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rollouts: workers that play episodes with ``spear_agents.episode`` and leave the rows in TransferQueue.
 
-A drop-in for verl's agent-loop manager (``rollout.agent.agent_loop_manager_class``). verl's own worker makes one
-TransferQueue write an episode and polls for the end; here each worker writes the rows of many episodes at once, and the
-manager's caller waits on one Ray future a worker.
+A drop-in for verl's agent-loop manager (``rollout.agent.agent_loop_manager_class``), which makes one TransferQueue
+write an episode and polls for the end; here each worker writes the rows of many episodes at once.
 """
 
 from __future__ import annotations

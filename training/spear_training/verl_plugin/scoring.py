@@ -1,8 +1,7 @@
 """Log-probs and entropy of the tokens that are learnt, without logits anywhere else.
 
-In a conversation nine tokens of ten are the environment's. Their hidden states are needed, their logits are not: a
-token's logits take more memory than all else that is kept of it. So the head of the model, where a micro-batch is to be
-scored, picks the positions that predict a token with mask 1, and makes logits for some of them at a time.
+In a conversation nine tokens of ten are the environment's, and a token's logits take more memory than all else that is
+kept of it. So the head picks the positions that predict a token with mask 1, and makes logits for some at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """SPEAR's training step on verl's workers, TransferQueue, checkpoints and loggers.
 
-The algorithm is :class:`~spear_training.step.step.SpearStep`. verl's own loop around it is unchanged: ``fit``
-prepares a step, runs it, checkpoints, pushes weights to the rollout engine, validates and logs.
+verl's own loop around :class:`~spear_training.step.step.SpearStep` is unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The warm start: a tiny language model that knows the form of a response and a little of the task.
-
-``tokenizer`` makes a word-level tokenizer from a prompt template, ``rows`` collects responses of a noisy expert,
-``policy`` trains a small model on them, ``recipes`` has the settings for each environment. The result is an ordinary
-Hugging Face folder.
-"""
+"""The warm start: a tiny language model that knows the form of a response and a little of the task."""
 
 from spear_training.warmstart.policy import PolicyShape, WarmStartReport, WarmStartSettings, train_policy
 from spear_training.warmstart.recipes import RECIPES, choose_recipe

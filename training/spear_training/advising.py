@@ -22,7 +22,7 @@ from spear_training.settings import RunSettings
 from spear_training.supervise import Observer
 
 
-@dataclass
+@dataclass(eq=False)
 class Adviser:
     """Prints each piece of advice about a run once."""
 

@@ -3,8 +3,6 @@
 The rules come from the paper (``sec:discusshyper``) and from runs of tiny policies.
 """
 
-from spear_training.guidance.advice import Advice, RunShape
-from spear_training.guidance.metrics import WINDOW, review_history
-from spear_training.guidance.settings import review_settings
-
-__all__ = ["WINDOW", "Advice", "RunShape", "review_history", "review_settings"]
+from spear_training.guidance.advice import Advice, RunShape  # noqa: F401
+from spear_training.guidance.metrics import WINDOW, review_history  # noqa: F401
+from spear_training.guidance.settings import review_settings  # noqa: F401

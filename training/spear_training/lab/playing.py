@@ -48,7 +48,7 @@ class Beginning:
         return cls(levels, states, left, began)
 
 
-@dataclass
+@dataclass(eq=False)
 class LabRollouts:
     """:class:`spear_training.step.step.Rollouts` of global step ``t``.
 

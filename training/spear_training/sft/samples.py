@@ -45,7 +45,7 @@ def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
     return Sample(tuple(ids[:end]), tuple(mask[:end])) if end else None
 
 
-@dataclass
+@dataclass(eq=False)
 class SampleReader:
     """Reads the samples of one model, whose embedding has ``vocabulary`` rows; ``end_ids`` end a response."""
 

@@ -73,7 +73,7 @@ class StepReport:
     seconds: dict[str, float]
 
 
-@dataclass
+@dataclass(eq=False)
 class SpearStep:
     """A training step over any policy and critic."""
 

@@ -75,7 +75,7 @@ class UpdateSizes:
     balance: bool = True
 
 
-@dataclass
+@dataclass(eq=False)
 class Updater:
     """Makes the optimiser steps of a training step."""
 

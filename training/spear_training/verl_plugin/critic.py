@@ -46,7 +46,7 @@ def critic_loss(
     return loss * data["dp_size"], {name: Metric(AggregationType.SUM, float(value)) for name, value in counts.items()}
 
 
-@dataclass
+@dataclass(eq=False)
 class VerlCritic:
     """:class:`spear_training.step.step.Critic` over verl's critic workers; ``rng`` deals rows into mini-batches."""
 

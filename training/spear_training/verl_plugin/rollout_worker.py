@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -67,61 +67,56 @@ class EpisodeOrder:
     begin: Snapshot | None = None
 
 
+@dataclass(eq=False)
 class CountingEngine:
     """Passes the calls of a batch on to an engine and counts them.
 
     They may fill ``cache_tokens`` of the engine's key-value cache together; None where that is not known.
     """
 
-    def __init__(self, engine: Engine, cache_tokens: int | None) -> None:
-        self._engine = engine
-        self.cache_tokens = cache_tokens
-        self.calls = 0
+    engine: Engine
+    cache_tokens: int | None
+    calls: int = 0
 
     def session(self) -> AbstractContextManager[None]:
         """The engine's own session."""
-        return open_session(self._engine)
+        return open_session(self.engine)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
         """Count, then ask the engine."""
         self.calls += 1
-        return await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        return await self.engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
 
 
+@dataclass(eq=False)
 class ServerEngine:
     """An :class:`~spear_agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches
     inside).
 
     An engine that has died ends the training: no further episode would be played.
 
-    Args:
+    Attributes:
+        end_ids: ids that end a response by themselves.
         tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
         image_token_id: of a model that reads pictures; no response may hold it
             (:meth:`spear_agents.engines.vision.ImageReader.forbid_places`).
     """
 
-    def __init__(
-        self,
-        client: Any,
-        end_ids: Iterable[int],
-        tokenizer: Decoder,
-        *,
-        seeded: bool = True,
-        image_token_id: int | None = None,
-    ) -> None:
-        self._client = client
-        self._end_ids = frozenset(end_ids)
-        self._tokenizer = tokenizer
-        self._seeded = seeded
-        self._bias = {} if image_token_id is None else {"logit_bias": {image_token_id: -100.0}}
+    client: Any
+    end_ids: Iterable[int]
+    tokenizer: Decoder
+    _: KW_ONLY
+    seeded: bool = True
+    image_token_id: int | None = None
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
         """Ask the server that verl's load balancer assigns to ``request_id``."""
+        ends = {*self.end_ids, *sampling.stop_token_ids}
         parameters: dict[str, Any] = dict(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -130,16 +125,17 @@ class ServerEngine:
             repetition_penalty=1.0,
             logprobs=True,
             # vLLM reads some of the files that name end tokens, not all.
-            stop_token_ids=sorted(self._end_ids.union(sampling.stop_token_ids)),
+            stop_token_ids=sorted(ends),
         )
-        if self._seeded and sampling.seed is not None:
+        if self.seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**63
-        parameters |= self._bias
+        if self.image_token_id is not None:
+            parameters["logit_bias"] = {self.image_token_id: -100.0}
         if sampling.stop_strings:
             # A closing tag belongs to its action: without it every action would be unclosed.
             parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
         try:
-            output = await self._client.generate(
+            output = await self.client.generate(
                 request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
                 prompt_ids=list(prompt_ids),
                 sampling_params=parameters,
@@ -150,9 +146,9 @@ class ServerEngine:
             raise
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
         finish = Finish.LENGTH
-        if output.token_ids and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids):
+        if output.token_ids and output.token_ids[-1] in ends:
             finish = Finish.STOP
-        elif StopFinder(self._tokenizer, sampling.stop_strings).is_reached(output.token_ids):
+        elif StopFinder(self.tokenizer, sampling.stop_strings).is_reached(output.token_ids):
             finish = Finish.STRING
         cached = output.extra_fields.get("cached_tokens")
         version = output.extra_fields.get("global_steps")

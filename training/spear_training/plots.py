@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
+from spear_agents.files import draft_file
 from spear_agents.metrics import PANELS, read_history
 
 SMOOTH = 5
@@ -16,7 +16,7 @@ SMOOTH = 5
 def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
     """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix sets the format).
 
-    Raises ValueError if the run does not have metrics yet.
+    Raises ValueError if the run does not have metrics yet, SpearError if the picture cannot be written.
     """
     history = read_history(out)
     if not any("training/global_step" in record for record in history):
@@ -52,10 +52,9 @@ def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
     if title:
         figure.suptitle(title, fontsize=11)
     path = Path(path)
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    figure.savefig(temporary, dpi=130)
+    with draft_file(path) as draft:
+        figure.savefig(draft, dpi=130, format=path.suffix[1:])
     pyplot.close(figure)
-    os.replace(temporary, path)
     return path
 
 

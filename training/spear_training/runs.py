@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spear_agents.files import explain_unwritable
 from spear_agents.metrics import read_history
+from spear_envs.core.errors import SpearError
 from spear_training.advising import Adviser
 from spear_training.guidance import RunShape
 from spear_training.launch import POLICY, compose_config, compose_training, flatten_config, prepare_run, publish_run
@@ -178,7 +178,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             if any("training/global_step" in record for record in read_history(out)):
                 try:
                     picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {settings.env.id}")
-                except OSError as error:  # must not hide the cause of the stop
-                    console.print(str(explain_unwritable(out / "curves.png", error)))
+                except SpearError as error:  # must not hide the cause of the stop
+                    console.print(str(error))
                 else:
                     console.print(f"curves: {picture}")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from spear_agents.files import draft_file, write_json
+from spear_agents.files import draft_file, write_json, write_text
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
 from spear_envs.sokoban.generate import Recipe
@@ -138,8 +138,7 @@ class Registry:
 
     def keep(self, plan: RunPlan, result: Mapping[str, Any]) -> None:
         """Write a result."""
-        with draft_file(self.out / "runs" / f"{plan.name}.json") as draft:
-            draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_text(self.out / "runs" / f"{plan.name}.json", json.dumps(result) + "\n")
 
     def list_tuning(self, arm: str) -> list[RunPlan]:
         """Runs that choose the rate of an arm; none for a single rate."""
@@ -183,8 +182,7 @@ class Registry:
             "tuning": [{name: run[name] for name in ("arm", "rate", "seed", "success")} for run in tuned if run],
             "runs": runs,
         }
-        with draft_file(self.out / RESULT) as draft:
-            draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_text(self.out / RESULT, json.dumps(content) + "\n")
 
     def list_missing(self) -> Iterator[list[RunPlan]]:
         """Missing runs: first those that choose rates, then the others, seed by seed."""

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,17 @@ class TrainerBench:
         if not self._policy.exists():
             recipe = replace(choose_recipe(ENV_ID), episodes=first.episodes, epochs=first.epochs, panel_tasks=0)
             train_policy(recipe, self._policy)
-        self._first: list[float] | None = None
         if self.start > first.most:
             raise SpearError(
                 f"the initial policy wins {self.start:.1%}, above start.most={first.most:.1%}: lower "
                 "start.episodes or start.epochs"
             )
 
-    @property
+    @cached_property
     def start(self) -> float:
         """Success of the first policy on the panel."""
-        if self._first is None:
-            self._first = self._examine(self._policy, self._out / "start", tuning=False)
-        return sum(self._first) / len(self._first)
+        first = self._examine(self._policy, self._out / "start", tuning=False)
+        return sum(first) / len(first)
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
         """Make or resume a run; return its result as plain values."""

@@ -179,14 +179,11 @@ class Rollout:
         rows = RowTable.join([part.rows for part in parts])
         place = {record.trajectory: number for number, record in enumerate(records)}
         order = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
+        counts = ("generations", "retried", "prompt_tokens", "cached_tokens", "cacheable_tokens")
         return cls(
             tuple(records),
             rows.take(np.argsort(order, kind="stable")),
-            sum(part.generations for part in parts),
-            sum(part.retried for part in parts),
-            tuple(episode for part in parts for episode in part.episodes),
-            sum(part.prompt_tokens for part in parts),
-            sum(part.cached_tokens for part in parts),
-            sum(part.cacheable_tokens for part in parts),
-            {name: walk for part in parts for name, walk in part.walks.items()},
+            episodes=tuple(episode for part in parts for episode in part.episodes),
+            walks={name: walk for part in parts for name, walk in part.walks.items()},
+            **{name: sum(getattr(part, name) for part in parts) for name in counts},
         )

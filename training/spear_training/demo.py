@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spear_agents.evaluation import SUMMARY, Observer, compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
 from spear_agents.files import write_json, write_text
 from spear_agents.metrics import read_history
 from spear_agents.records import EPISODES
@@ -110,14 +110,11 @@ def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
             if (folder / SUMMARY).is_file():
                 continue
             task = progress.add_task(f"temperature {temperature:g}", total=None)
-            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=_watch(progress, task))
 
+            def observe(done: int, total: int, trajectory: Trajectory | None, task: Any = task) -> None:
+                progress.update(task, completed=done, total=total)
 
-def _watch(progress: Progress, task: Any) -> Observer:
-    def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
-        progress.update(task, completed=done, total=total)
-
-    return observe
+            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=observe)
 
 
 def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float, Comparison]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from dataclasses import dataclass as plain_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 from pydantic import ValidationInfo, field_validator
@@ -23,10 +23,8 @@ from spear_training.algorithms.records import STRICT, Record, number
 
 
 @dataclass(frozen=True, config=STRICT)
-class EnvironmentSettings(Record):
+class EnvironmentSettings(Record, path="spear.env"):
     """The ``spear.env`` node: an environment id, its keywords, and the prompt."""
-
-    PATH: ClassVar[str] = "spear.env"
 
     id: str = "spear/Sokoban-v1"
     kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -25,10 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, config=STRICT)
-class RecordSettings(Record):
+class RecordSettings(Record, path="spear.record"):
     """The ``spear.record`` node: keep ``episodes`` (0 for none) at step 1 and every ``every`` steps after it."""
-
-    PATH: ClassVar[str] = "spear.record"
 
     every: int = number(10, at_least=1)
     episodes: int = number(4, at_least=0)

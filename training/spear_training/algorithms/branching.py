@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic.dataclasses import dataclass as checked
@@ -27,10 +27,8 @@ class BranchMode(str, Enum):
 
 
 @checked(frozen=True, config=STRICT)
-class BranchSettings(Record):
+class BranchSettings(Record, path="spear.branch"):
     """Groups that start in a state of an earlier episode, the same for all members, so that advantages refer to it."""
-
-    PATH: ClassVar[str] = "spear.branch"
 
     share: float = number(0.0, at_least=0, at_most=1)
     """Share of the groups of a step; 0 switches branching off."""

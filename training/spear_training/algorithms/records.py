@@ -47,6 +47,11 @@ class Record:
 
     PATH: ClassVar[str] = ""
 
+    def __init_subclass__(cls, path: str = "", **keywords: Any) -> None:
+        """Set the dotted ``path`` of the node, for messages."""
+        super().__init_subclass__(**keywords)
+        cls.PATH = path or cls.PATH
+
     def check(self) -> None:
         """Check fields that depend on each other."""
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, field
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -46,10 +46,8 @@ class Panel(str, Enum):
 
 
 @dataclass(frozen=True, config=STRICT)
-class LevelSettings(Record):
+class LevelSettings(Record, path="levels"):
     """Rooms of one box; a level's shortest solution has ``shortest`` to ``longest`` moves."""
-
-    PATH: ClassVar[str] = "levels"
 
     height: int = number(6, at_least=5, at_most=10)
     width: int = number(6, at_least=5, at_most=10)
@@ -66,10 +64,8 @@ class LevelSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class StartSettings(Record):
+class StartSettings(Record, path="start"):
     """The policy that all runs start from: clones a noisy expert until it wins ``success`` of the valid levels."""
-
-    PATH: ClassVar[str] = "start"
 
     success: float = number(0.03, above=0, below=1)
     levels: int = number(5000, at_least=1)
@@ -78,10 +74,8 @@ class StartSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class TrainingSettings(Record):
+class TrainingSettings(Record, path="training"):
     """What all arms share."""
-
-    PATH: ClassVar[str] = "training"
 
     levels: int = number(4000, at_least=1)
     """Number of training tasks; a run of fresh tasks has more than it draws."""
@@ -98,10 +92,8 @@ class TrainingSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Arm(Record):
+class Arm(Record, path="arm"):
     """One way to train: a choice of ``spear algorithms``, and its changes."""
-
-    PATH: ClassVar[str] = "arm"
 
     title: str = ""
     algorithm: str = "grpo"
@@ -157,10 +149,8 @@ def read_algorithm(name: str) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, config=STRICT)
-class TrainerStart(Record):
+class TrainerStart(Record, path="start"):
     """The policy that all trainings start from: the demo's warm start, trained so little that it hardly wins."""
-
-    PATH: ClassVar[str] = "start"
 
     episodes: int = number(800, at_least=1)
     """Episodes of the expert, on levels of 3 to 12 moves."""
@@ -189,7 +179,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Comparison(Record, ABC):
+class Comparison(Record, ABC, path="comparison"):
     """A comparison. The primary measure is the success on ``panel`` at the end of the budget.
 
     Attributes:
@@ -199,8 +189,6 @@ class Comparison(Record, ABC):
         seeds: reported runs of each arm.
         compare: pairs ``[arm, base]`` whose difference is reported.
     """
-
-    PATH: ClassVar[str] = "comparison"
 
     title: str
     arms: Mapping[str, Arm]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic.dataclasses import dataclass
@@ -17,10 +17,8 @@ Tasks = list[str]
 
 
 @dataclass(frozen=True, config=STRICT)
-class RolloutSettings(Record):
+class RolloutSettings(Record, path="spear.rollout"):
     """The ``spear.rollout`` node: a step may learn from episodes of weights ``staleness`` versions old."""
-
-    PATH: ClassVar[str] = "spear.rollout"
 
     staleness: int = number(0, at_least=0)
 

@@ -80,13 +80,9 @@ def summarize_plan(plan: StepPlan) -> dict[str, float]:
 def summarize_draw(draw: ReplayDraw, step: int) -> dict[str, float]:
     """Number and composition of the rows drawn from the replay buffer at global step ``step``."""
     rows = draw.rows
-    metrics = {
-        "replay/considered": float(draw.considered),
-        "replay/eligible": float(draw.eligible),
-        "replay/drawn": float(draw.drawn),
-        "replay/discarded": float(draw.discarded),
-        "replay/mean_age": draw.mean_age(step),
-    }
+    counts = ("considered", "eligible", "drawn", "discarded")
+    metrics = {f"replay/{name}": float(getattr(draw, name)) for name in counts}
+    metrics["replay/mean_age"] = draw.mean_age(step)
     if len(rows) and "won" in rows:
         metrics["replay/failed"] = float((~rows.won).mean())
     return metrics

@@ -13,10 +13,8 @@ from spear_training.algorithms.rows import Array
 from spear_training.verl_plugin.vision import PICTURES
 
 FORWARD_COLUMNS = ("input_ids", "position_ids", "loss_mask")
-"""What a worker reads for a forward pass. TransferQueue moves each row of each column by itself: every column costs."""
-
-TOKEN_COLUMNS = (*FORWARD_COLUMNS, "rollout_log_probs")
-"""What a rollout writes for each row. The response is the last part of ``input_ids``, as long as ``loss_mask``."""
+"""What a worker reads for a forward pass; the response is the last part of ``input_ids``, as long as ``loss_mask``.
+TransferQueue moves each row of each column by itself: every column costs."""
 
 
 def nest_flat(values: torch.Tensor, lengths: Sequence[int] | Array) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic.dataclasses import dataclass as checked
@@ -39,13 +39,11 @@ RARE = 0.1
 
 
 @checked(frozen=True, config=STRICT)
-class PolicyShape(Record):
+class PolicyShape(Record, path="spear.warm_start.shape"):
     """Size of the model (tied embeddings, no grouped heads). The default has 0.45 M parameters.
 
     The architecture is Qwen3, since transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
     """
-
-    PATH: ClassVar[str] = "spear.warm_start.shape"
 
     hidden: int = number(96, at_least=1)
     layers: int = number(4, at_least=1)
@@ -55,7 +53,7 @@ class PolicyShape(Record):
 
 
 @checked(frozen=True, config=STRICT)
-class WarmStartSettings(Record):
+class WarmStartSettings(Record, path="spear.warm_start"):
     """Settings of a warm start: the ``spear.warm_start`` node.
 
     Attributes:
@@ -78,8 +76,6 @@ class WarmStartSettings(Record):
         target: while the success on the panel is below it, another epoch follows at half the learning rate, at most
             ``extra_epochs``. The same recipe ends between 16 and 36 % depending on the seed; this reduces the spread.
     """
-
-    PATH: ClassVar[str] = "spear.warm_start"
 
     env_id: str
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -51,7 +51,7 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True, config=STRICT)
-class TinyVisionSettings(Record):
+class TinyVisionSettings(Record, path="spear.vision_start"):
     """Settings of a tiny vision-language policy: the ``spear.vision_start`` node.
 
     Attributes:
@@ -60,8 +60,6 @@ class TinyVisionSettings(Record):
         vocabulary: maximum tokens of the byte-level BPE.
         hidden: width of the text model and of the vision tower.
     """
-
-    PATH: ClassVar[str] = "spear.vision_start"
 
     env_id: str = "spear/Sokoban-v1"
     env_kwargs: Mapping[str, Any] = field(default_factory=lambda: {"modality": "image"})

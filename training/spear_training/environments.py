@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, field
 from dataclasses import dataclass as plain_dataclass
 from typing import Any
@@ -85,15 +86,13 @@ def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False
     """
     splits = []
     for split in (settings.valid_split, settings.train_split):
-        env: Any = make_environment(settings, split=split)
-        try:
+        made: Any = make_environment(settings, split=split)
+        with closing(made) as env:
             template = choose_template(env, settings.template)
             observation, info = env.reset(seed=0)
             obstacle = _find_obstacle(env.unwrapped) if branches else None
             splits.append(SplitFacts(split, len(env.tasks), env.tasks.fingerprint))
             max_turns = env.max_turns
-        finally:
-            env.close()
     context = PromptContext(
         instruction=info["instruction"],
         observation=text_of(observation),
@@ -122,8 +121,6 @@ def count_turns(settings: EnvironmentSettings) -> int:
     given = settings.kwargs.get("max_turns")
     if given is not None:
         return int(given)
-    env: Any = make_environment(settings, split=settings.valid_split)
-    try:
+    made: Any = make_environment(settings, split=settings.valid_split)
+    with closing(made) as env:
         return int(env.unwrapped.max_turns)
-    finally:
-        env.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, field
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
 from typing import Any
 
 import gymnasium as gym
@@ -73,10 +73,6 @@ class EnvironmentFacts:
     valid: SplitFacts
     obstacle: str | None = None
     """Why episodes cannot start in a state of another one; None if they can, or it was not checked."""
-
-    def describe_tasks(self) -> dict[str, Any]:
-        """The splits as plain values."""
-        return {"environment": self.id, "train": asdict(self.train), "valid": asdict(self.valid)}
 
 
 def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False) -> EnvironmentFacts:

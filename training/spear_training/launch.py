@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -383,7 +383,9 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
             check_files(folder)
             verify(folder)
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
-        write_json(out / TASKS_FILE, training.environment.describe_tasks())
+        played = training.environment
+        splits = {"train": asdict(played.train), "valid": asdict(played.valid)}
+        write_json(out / TASKS_FILE, {"environment": played.id, **splits})
         if store is not None and checkpoint is not None and fetched is None:
             publish_run(training, out, console)
     return checkpoint

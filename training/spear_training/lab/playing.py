@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -190,66 +189,55 @@ def tabulate_play(
     rooms: Rooms, begun: Beginning, played: Played, names: list[str], members: int
 ) -> tuple[tuple[EpisodeRecord, ...], RowTable]:
     """Make records and rows with tokens, like :func:`spear_training.step.records.tabulate`."""
-    owned = np.bincount(played.episode, minlength=len(played.won))
-    groups = np.repeat(np.asarray(names, dtype=object), members)
-    tasks = [rooms.tasks[level] for level in begun.levels.tolist()]
-    began = [None if turn < 0 else turn for turn in begun.began.tolist()]
-    records = [
-        _record(
-            played, owned, number, groups[number], number % members, tasks[number // members], began[number // members]
+    owned, records = np.bincount(played.episode, minlength=len(played.won)), []
+    for number in np.flatnonzero(played.share).tolist():
+        group, sample = divmod(number, members)
+        task, began = rooms.tasks[int(begun.levels[group])], int(begun.began[group])
+        won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
+        record = EpisodeRecord(
+            group=names[group],
+            sample=sample,
+            task_id=task.id,
+            subtask=find_band(task.content["optimal"]),
+            terms={"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS},
+            won=won,
+            score=float(won),
+            tool_calls=calls,
+            stop=(StopReason.WON if won else StopReason.TURN_LIMIT).value,
+            fault=None,
+            turns=turns,
+            well_formed_turns=turns,
+            valid_actions=calls,
+            rows=int(owned[number]),
+            began=None if began < 0 else began,
         )
-        for number in np.flatnonzero(played.share).tolist()
-    ]
-    trajectories = np.empty(len(groups), dtype=object)
-    trajectories[played.share > 0] = [record.trajectory for record in records]
+        records.append(record)
     owner, rows = played.episode, len(played.turn)
-    trajectories = trajectories[owner]
-    level = np.repeat(begun.levels, members)[owner]
-    cells, ones, yes = rooms.cells, np.ones(rows, dtype=np.int64), np.ones(rows, dtype=bool)
-    columns: dict[str, Any] = {
-        "key": [f"{name}_{turn}" for name, turn in zip(trajectories.tolist(), played.turn.tolist(), strict=True)],
-        "group": groups[owner],
-        "trajectory": trajectories,
-        "turn": played.turn,
-        "anchor": [f"{a}.{b}" for a, b in zip(level.tolist(), played.state.tolist(), strict=True)],
-        "prompt_length": cells * ones,
-        "response_length": ones,
-        "loss_tokens": ones,
-        "finished": yes,
-        "truncated": ~yes,
-        "void": ~yes,
-        "repetitive": ~yes,
-        "won": played.won[owner],
-        "tool_calls": played.calls[owner],
-        "step_reward": played.paid,
-        "turns": ones,
-        "turn_end": ones,
-        "turn_reward": played.paid,
-        "ids": np.concatenate([played.codes, played.action[:, None]], 1).ravel(),
-        "mask": yes,
-        "rollout_log_probs": played.log_prob,
-    }
-    return tuple(records), RowTable(**columns)
-
-
-def _record(
-    played: Played, owned: Array, number: int, group: str, sample: int, task: Any, began: int | None
-) -> EpisodeRecord:
-    won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
-    return EpisodeRecord(
-        group=group,
-        sample=sample,
-        task_id=task.id,
-        subtask=find_band(task.content["optimal"]),
-        terms={"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS},
-        won=won,
-        score=float(won),
-        tool_calls=calls,
-        stop=(StopReason.WON if won else StopReason.TURN_LIMIT).value,
-        fault=None,
-        turns=turns,
-        well_formed_turns=turns,
-        valid_actions=calls,
-        rows=int(owned[number]),
-        began=began,
+    trajectories = np.empty(len(played.won), dtype=object)
+    trajectories[played.share > 0] = [record.trajectory for record in records]
+    trajectories, level = trajectories[owner], np.repeat(begun.levels, members)[owner]
+    ones, yes = np.ones(rows, dtype=np.int64), np.ones(rows, dtype=bool)
+    table = RowTable(
+        key=[f"{name}_{turn}" for name, turn in zip(trajectories.tolist(), played.turn.tolist(), strict=True)],
+        group=np.repeat(np.asarray(names, dtype=object), members)[owner],
+        trajectory=trajectories,
+        turn=played.turn,
+        anchor=[f"{a}.{b}" for a, b in zip(level.tolist(), played.state.tolist(), strict=True)],
+        prompt_length=rooms.cells * ones,
+        response_length=ones,
+        loss_tokens=ones,
+        finished=yes,
+        truncated=~yes,
+        void=~yes,
+        repetitive=~yes,
+        won=played.won[owner],
+        tool_calls=played.calls[owner],
+        step_reward=played.paid,
+        turns=ones,
+        turn_end=ones,
+        turn_reward=played.paid,
+        ids=np.concatenate([played.codes, played.action[:, None]], 1).ravel(),
+        mask=yes,
+        rollout_log_probs=played.log_prob,
     )
+    return tuple(records), table

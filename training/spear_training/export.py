@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
-from spear_training.checkpoints import BEST, check_files, draft_folder, is_finished, read_best, repair_tracker
+from spear_training.checkpoints import BEST, check_files, draft_folder, list_whole, read_best, repair_tracker
 
 WEIGHTS = "*.safetensors"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -64,11 +64,11 @@ def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[P
     number = step if step is not None else repair_tracker(checkpoints)
     if number is None:
         raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet: name the folder of a training")
-    folder = checkpoints / f"global_step_{number}"
-    if not is_finished(folder) or not any(folder.glob("actor/*")):
-        steps = sorted(path.name.rpartition("_")[2] for path in checkpoints.glob("global_step_*") if is_finished(path))
-        raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {', '.join(steps)}")
-    return folder, number
+    whole = list_whole(checkpoints)
+    if number not in whole:
+        steps = ", ".join(map(str, whole))
+        raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {steps}")
+    return checkpoints / f"global_step_{number}", number
 
 
 def _join_shards(actor: Path, out: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -248,12 +249,10 @@ def _train_to_target(
 
 def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, both int64 [N, L], padded on the right; only responses and their end tokens are learnt."""
-    cache: dict[str, list[int]] = {}
 
+    @cache
     def encode(text: str) -> list[int]:
-        if text not in cache:
-            cache[text] = tokenizer.encode(text, add_special_tokens=False)
-        return cache[text]
+        return tokenizer.encode(text, add_special_tokens=False)
 
     end = tokenizer.eos_token_id
     every_ids, every_labels = [], []

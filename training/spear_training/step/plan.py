@@ -40,12 +40,11 @@ class EpisodeReward:
 def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -> EpisodeReward:
     """Compose the reward of an episode from its raw terms, with the trainer's own mu and scales."""
     calls = record.tool_calls if settings.tool_count is ToolCount.VALID else record.turns
+    form = 0.0
     if settings.format is FormatMode.BONUS:
         form = record.terms.get("format", 0.0)  # an episode that could not start lacks terms
     elif settings.format is FormatMode.PENALTY_PER_TURN:
         form = MALFORMED_PENALTY * (record.turns - record.well_formed_turns)
-    else:
-        form = 0.0
     # Linear: an environment's graded outcome (from -1 to 1) stays graded at the trainer's scale.
     share = (record.terms.get("outcome", -1.0) + 1.0) / 2.0
     outcome = settings.failure + share * (settings.success - settings.failure)

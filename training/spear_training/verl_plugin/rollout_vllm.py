@@ -43,35 +43,29 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._moved = asyncio.Condition()
+        self._door, self._idle = asyncio.Lock(), asyncio.Event()
+        self._idle.set()
         self._inside = 0
-        self._shut = False
 
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[None]:
         """Be inside while a response is written."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: not self._shut)
+        async with self._door:
             self._inside += 1
+            self._idle.clear()
         try:
             yield
         finally:
-            async with self._moved:
-                self._inside -= 1
-                self._moved.notify_all()
+            self._inside -= 1
+            if not self._inside:
+                self._idle.set()
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
         """Wait for exclusive use."""
-        async with self._moved:
-            self._shut = True
-            await self._moved.wait_for(lambda: not self._inside)
-        try:
+        async with self._door:
+            await self._idle.wait()
             yield
-        finally:
-            async with self._moved:
-                self._shut = False
-                self._moved.notify_all()
 
 
 @ray.remote(num_cpus=0)

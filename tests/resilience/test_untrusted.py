@@ -129,7 +129,7 @@ def test_damaged_checkpoints_are_told_in_one_sentence(
 def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
     from spear_envs.bm25.build import build_index
     from spear_envs.bm25.index import SearchIndex
-    from spear_training.sft.store import ARRAYS, open_store
+    from spear_training.sft.data import ARRAYS, open_store
 
     bombs = np.array([Bomb(tmp_path / "trace")], dtype=object)
     for name in ARRAYS:

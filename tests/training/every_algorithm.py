@@ -24,7 +24,7 @@ if __name__ == "__main__":
 import spear_training.verl_plugin.platform  # noqa: E402, F401, I001
 from verl.trainer.ppo.v1 import register_trainer  # noqa: E402
 
-from spear_training.catalogue import list_algorithms  # noqa: E402
+from spear_training.choices import list_algorithms  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
 from spear_training.settings import RunSettings  # noqa: E402
 from spear_training.step.state import SpearState  # noqa: E402

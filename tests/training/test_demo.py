@@ -35,7 +35,7 @@ class Stage:
         self.trainings: list[tuple[str, ...]] = []
         self.evaluations: list[str] = []
 
-    def make_policy(self, folder: Path, console: Console) -> None:
+    def make_policy(self, recipe: object, folder: Path, console: Console) -> None:
         self.policies += 1
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
@@ -64,7 +64,7 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     made = Stage()
-    monkeypatch.setattr(demo, "_make_policy", made.make_policy)
+    monkeypatch.setattr(demo, "make_policy", made.make_policy)
     monkeypatch.setattr(demo, "_settings", made.settings)
     monkeypatch.setattr(demo, "run_training", made.run_training)
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +22,41 @@ from spear_training.settings import RunSettings
 from spear_training.supervise import Observer
 
 
+@dataclass(eq=False)
 class Adviser:
     """Prints each piece of advice about a run once."""
 
-    def __init__(self, console: Console, settings: SpearSettings, shape: RunShape) -> None:
-        self._console = console
-        self._settings = settings
-        self._shape = shape
-        self.told: set[str] = set()
-        """Topics already printed."""
-        self._steps = 0
+    console: Console
+    settings: SpearSettings
+    shape: RunShape
+    told: set[str] = field(default_factory=set)
+    """Topics already printed."""
+    steps: int = 0
 
     def review_start(self) -> None:
         """Print advice on the settings."""
-        self._tell(review_settings(self._settings, self._shape))
+        self._tell(review_settings(self.settings, self.shape))
 
     def watch(self, observer: Observer) -> Observer:
         """Wrap ``observer``: also print advice from the metrics after each step."""
 
         def observe(history: list[dict[str, Any]]) -> None:
             observer(history)
-            if len(history) != self._steps:
-                self._steps = len(history)
+            if len(history) != self.steps:
+                self.steps = len(history)
                 self.review_steps(history)
 
         return observe
 
     def review_steps(self, history: list[dict[str, Any]]) -> None:
         """Print new advice from the metrics."""
-        self._tell(review_history(history, self._settings))
+        self._tell(review_history(history, self.settings))
 
     def _tell(self, found: Iterable[Advice]) -> None:
         for advice in found:
             if advice.topic not in self.told:
                 self.told.add(advice.topic)
-                self._console.print(f"[yellow]advice[/yellow] {escape(str(advice))}", highlight=False)
+                self.console.print(f"[yellow]advice[/yellow] {escape(str(advice))}", highlight=False)
 
 
 @click.command("advise")

@@ -1,7 +1,7 @@
 """The trainer's attention implementation, chosen and checked before Ray starts.
 
-PyPI has flash-attention only as a source package, and verl asks for it by default. Without it, rows without padding
-use :mod:`spear_training.verl_plugin.attention`, called ``sdpa`` in configurations.
+PyPI has flash-attention only as a source package; without it, rows without padding use
+:mod:`spear_training.verl_plugin.attention`, called ``sdpa`` in configurations.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def find_flash_fault() -> str | None:
 def choose_attention(wanted: str, device: str) -> str:
     """Resolve ``wanted`` on ``device``: ``auto`` is flash-attention on a GPU if it can be imported, else torch's.
 
-    Raises:
-        SpearError: flash-attention is requested but not available.
+    Raises SpearError if flash-attention is requested but not available.
     """
     fault = "it needs a GPU" if device == "cpu" else find_flash_fault() if wanted in (AUTO, FLASH) else None
     if wanted == AUTO:
@@ -71,10 +70,8 @@ def resolve_attention(config: DictConfig, *nodes: str, device: str) -> None:
 def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> None:
     """Raise SpearError, with the key to change, unless ranks that share a sequence can attend to all of it.
 
-    Args:
-        config: of a training, with its attention resolved.
-        model: of the policy; the heads of a folder must divide.
-        vision: whether it reads pictures.
+    The attention of ``config`` must be resolved. If ``model`` is a folder, its heads must divide; ``vision``: it reads
+    pictures.
     """
     for node, places in _PARTS.items():
         if node == CRITIC and not config.critic.enable:
@@ -86,7 +83,8 @@ def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> 
                 check_exchange(str(OmegaConf.select(config, f"{node}.{_KEY}")), size, vision=vision)
                 if not OmegaConf.select(config, f"{node}.use_remove_padding"):
                     raise SpearError(f"{key}={size} takes rows without padding: set {node}.use_remove_padding=true")
-                _check_heads(Path(model) / "config.json", key, size)
+                if (Path(model) / "config.json").is_file():
+                    _check_heads(Path(model) / "config.json", key, size)
 
 
 def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
@@ -100,8 +98,6 @@ def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
 
 
 def _check_heads(path: Path, key: str, size: int) -> None:
-    if not path.is_file():
-        return
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     text = content | content.get("text_config", {})
     heads = int(text.get("num_attention_heads") or size)

@@ -43,7 +43,7 @@ def algorithms(as_json: bool, config_dir: Path | None) -> None:
       spear algorithms
       spear algorithms --config-dir mine
     """
-    from spear_training.catalogue import list_algorithms
+    from spear_training.choices import list_algorithms
 
     found = list_algorithms(config_dir)
     if as_json:
@@ -72,7 +72,7 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
 
     found = survey_presets(config_dir)
     if as_json:
-        _print_json({"presets": [preset.describe() for preset in found]})
+        _print_json({"presets": [asdict(preset) for preset in found]})
         return
     rows = [
         (

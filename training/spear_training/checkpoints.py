@@ -14,7 +14,8 @@ import pickle
 import reprlib
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import lru_cache
 from importlib import metadata
@@ -27,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from spear_agents.files import write_json, write_text
+from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.errors import SpearError
 
 FORMAT = 4
@@ -69,8 +70,7 @@ class Resume(str, Enum):
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write nested plain data with tensors and arrays in it, as JSON and safetensors.
 
-    Raises:
-        OSError: the folder cannot be written; an earlier file stays unchanged.
+    An earlier file stays unchanged if this raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
@@ -139,8 +139,7 @@ def describe_code() -> dict[str, str]:
         assert spec is not None and spec.origin is not None, f"{room} is a package that this one needs"
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*.py")):
-            name = f"{room}/{path.relative_to(root).as_posix()}"
-            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(f"{room}/{path.relative_to(root).as_posix()}".encode() + b"\0" + path.read_bytes() + b"\0")
     try:
         version = metadata.version("spear-training")
     except metadata.PackageNotFoundError:
@@ -151,14 +150,9 @@ def describe_code() -> dict[str, str]:
 def compare_configs(
     run: Path | str, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
 ) -> None:
-    """Raise SpearError with the first difference between two configurations.
+    """Raise SpearError with the first difference, by flat key, between the settings of a run and those to go on with.
 
-    Args:
-        run: folder of the run, for the message.
-        before: the settings it was started with, by flat key.
-        after: those it continues with.
-        changeable: keys and nodes that may differ.
-        advice: end of the message.
+    Keys and nodes in ``changeable`` may differ. The message begins with ``run`` and ends with ``advice``.
     """
     changed = [
         key
@@ -176,27 +170,19 @@ def compare_configs(
 
 
 def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, changeable: Sequence[str]) -> None:
-    """Raise SpearError if the checkpoint is of another configuration or code and ``resume`` does not allow it.
+    """Raise SpearError if the checkpoint is of other settings or code and ``resume`` does not allow it.
 
-    Args:
-        config: the settings of the resuming run, by flat key.
-        changeable: keys and nodes that may always differ.
+    ``config`` has the settings of the resuming run by flat key; keys and nodes in ``changeable`` may always differ.
     """
     state = read_state(folder)
     if resume is Resume.CHANGED:
         return
-    made_by = state.get("code")
-    if not isinstance(state.get("config"), dict) or not isinstance(made_by, dict):
+    old, new = state.get("code"), describe_code()
+    if not isinstance(state.get("config"), dict) or not isinstance(old, dict):
         raise SpearError(f"{folder / STATE} does not record its origin: {_ADVICE}")
     after = json.loads(json.dumps(dict(config)))
-    compare_configs(
-        folder.parent.parent,
-        state["config"],
-        after,
-        changeable=changeable,
-        advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to continue with the new ones",
-    )
-    old, new = made_by, describe_code()
+    advice = f"Name another --out, give the old settings to resume, or add {OVERRIDE} to continue with the new ones"
+    compare_configs(folder.parent.parent, state["config"], after, changeable=changeable, advice=advice)
     if old != new:
         version, source = (reprlib.repr(old.get(key)).strip("'") for key in ("version", "source"))
         raise SpearError(
@@ -209,10 +195,8 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
 # ---- files -----------------------------------------------------------------------------------------------------------
 def write_manifest(folder: Path) -> None:
     """Write the sizes of a finished checkpoint's files and, except for large ones, their SHA-256."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
-            files[path.relative_to(folder).as_posix()] = _measure(path)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    files = {path.relative_to(folder).as_posix(): _measure(path) for path in paths}
     write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
 
 
@@ -259,8 +243,7 @@ def repair_tracker(checkpoints: Path) -> int | None:
 def check_files(folder: Path) -> None:
     """Check a finished checkpoint against its manifest, and its pickles for unexpected names, without loading them.
 
-    Raises:
-        SpearError: a file is missing, torn, changed, or would run other code.
+    Raises SpearError if a file is missing, torn, changed, or would run other code.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
@@ -273,8 +256,18 @@ def check_files(folder: Path) -> None:
         raise SpearError(f"{folder / MANIFEST} cannot be read: {_ADVICE}") from error
     if wrong:
         raise SpearError(f"{folder / wrong[0]} is missing, torn or changed since it was written: {_ADVICE}")
+    import torch.distributed.tensor
+
     for path in sorted(folder.rglob("*.pt")):
-        _check_pickle(path)
+        try:
+            names = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - _KNOWN_NAMES
+        except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+            raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
+        if names:
+            raise SpearError(
+                f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
+                "it was not loaded; take a checkpoint that you trust"
+            )
 
 
 _ADVICE = "remove this checkpoint to resume from the previous one, or name another --out"
@@ -287,18 +280,22 @@ def _measure(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def _check_pickle(path: Path) -> None:
-    import torch.distributed.tensor
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """New folder under a temporary name, which becomes ``path`` when the block ends and is removed if it fails.
 
+    Raises SpearError if it cannot be written, or ``path`` is in the way.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        names = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - _KNOWN_NAMES
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
-    if names:
-        raise SpearError(
-            f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
-            "it was not loaded; take a checkpoint that you trust"
-        )
+        draft.mkdir(parents=True)
+        yield draft
+        draft.rename(path)
+    except OSError as error:
+        raise explain_unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(draft)
 
 
 def keep_best(folder: Path, metric: str, value: float) -> bool:
@@ -322,10 +319,17 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
     """Step, metric and value of the best checkpoint; None without one."""
     try:
-        found = json.loads((checkpoints / BEST / "best.json").read_text("utf-8"))
-        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, OverflowError):
+        return parse_best((checkpoints / BEST / "best.json").read_bytes())
+    except OSError:
         return None
+
+
+def parse_best(content: bytes) -> dict[str, Any] | None:
+    """Step, metric and value in a file; None if it is damaged."""
+    with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
+        found = json.loads(content)
+        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
+    return None
 
 
 def _link(source: str, target: str) -> None:

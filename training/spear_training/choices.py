@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ OFFICIAL = "official"
 """Folder of presets as the authors' published code has them."""
 CONFIG_DIR = "SPEAR_CONFIG_DIR"
 """Variable with a folder like :data:`CONFIG` of a user's own choices."""
+ORDER = ("grpo", "rloo", "ppo", "gigpo", "gigpo_nostd", "drbot", "drbot_gigpo")
+"""First in a list of algorithms: the base algorithms in the order of the paper's table (``tab:ALFWorldwebshop``)."""
 HEADER = "# @package _global_"
 _LABELS = re.compile(r" \((?:tab|ablation):\w+\)")
 """Places in the paper's source, for readers of the file."""
@@ -39,10 +42,7 @@ def find_user_folder(config_dir: Path | None = None) -> list[Path]:
 def search_configs(*folders: Path) -> str:
     """Hydra's override that adds verl's configuration, and ``folders``, to where it looks.
 
-    Hydra's own ``pkg://`` would import verl, which takes three seconds and with it all that verl imports.
-
-    Raises:
-        SpearError: verl is not installed.
+    Hydra's own ``pkg://`` would import verl, which takes three seconds. Raises SpearError if verl is not installed.
     """
     verl = find_spec("verl")
     if verl is None or verl.origin is None:
@@ -59,11 +59,7 @@ def quote_value(text: str) -> str:
 def find_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     """Files of the choices of one of :data:`GROUPS`, sorted by name: ours, and those in ``config_dir/GROUP``.
 
-    Args:
-        config_dir: None for the folder in ``SPEAR_CONFIG_DIR``, if set.
-
-    Raises:
-        SpearError: the folder does not exist, or a file in it has the name of one of ours.
+    Raises SpearError if that folder does not exist, or a file in it has the name of one of ours.
     """
     ours = {path.stem: path for path in (CONFIG / group).glob("*.yaml")}
     theirs = {path.stem: path for folder in find_user_folder(config_dir) for path in (folder / group).glob("*.yaml")}
@@ -74,10 +70,9 @@ def find_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:
 
 def list_choices(group: str, config_dir: Path | None = None) -> dict[str, str]:
     """Choices of one of :data:`GROUPS` with the comments of their files, sorted by name."""
-    found = find_files(group, config_dir)
     return {
         name: _LABELS.sub("", " ".join(read_comment(file)).partition(". ")[0].rstrip(".:"))
-        for name, file in found.items()
+        for name, file in find_files(group, config_dir).items()
     }
 
 
@@ -90,6 +85,32 @@ def read_comment(file: Path) -> list[str]:
         if not line.startswith(HEADER):
             lines.append(line.lstrip("# "))
     return lines
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm: its name on the command line, its name in the paper, and its meaning."""
+
+    name: str
+    title: str
+    meaning: str
+
+
+def list_algorithms(config_dir: Path | None = None) -> list[Algorithm]:
+    """List the algorithms: the paper's, each base one followed by its extensions, then others by name.
+
+    A file starts with the comment ``TITLE: MEANING``; without it the name is the title.
+    """
+    files, found = find_files("algorithm", config_dir), []
+    for name in sorted(files, key=_rank):
+        title, _, meaning = next(iter(read_comment(files[name])), name).partition(": ")
+        found.append(Algorithm(name, title, meaning))
+    return found
+
+
+def _rank(name: str) -> tuple[int, str]:
+    bases = [base for base in ORDER if f"{name}_".startswith(f"{base}_")]
+    return (ORDER.index(max(bases, key=len)) if bases else len(ORDER), name)
 
 
 def check_choice(group: str, choice: str, config_dir: Path | None = None) -> None:

@@ -33,7 +33,14 @@ def train(
     The same command resumes a stopped run.
     """
     if list_only:
-        _print_choices(Console(), config_dir)
+        from spear_training.choices import GROUPS, list_choices
+
+        console = Console()
+        for group in GROUPS:
+            console.print(f"[bold]{group}[/bold]")
+            for name, title in list_choices(group, config_dir).items():
+                console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
+        console.print("A preset of the paper with the values of the authors' code: preset=official/NAME")
         return
     from omegaconf import OmegaConf
 
@@ -49,16 +56,6 @@ def train(
     from spear_training.runs import run_training
 
     run_training(overrides, out, Console(), config_dir)
-
-
-def _print_choices(console: Console, config_dir: Path | None) -> None:
-    from spear_training.choices import GROUPS, list_choices
-
-    for group in GROUPS:
-        console.print(f"[bold]{group}[/bold]")
-        for name, title in list_choices(group, config_dir).items():
-            console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
-    console.print("A preset of the paper with the values of the authors' code: preset=official/NAME")
 
 
 @click.command("demo")

@@ -45,8 +45,7 @@ class CustomReward:
     async def score_all(self, trajectories: Sequence[Trajectory], tasks: TaskSet, split: str) -> list[Trajectory]:
         """Add the score :data:`CUSTOM` to the episodes, except those cut short by a fault.
 
-        Raises:
-            SpearError: the function failed, or did not return a finite number; names its file and line, and the task.
+        Raises SpearError, with file, line and task, if the function failed or did not return a finite number.
         """
         return list(await asyncio.gather(*(self._score(episode, tasks, split) for episode in trajectories)))
 
@@ -60,7 +59,9 @@ class CustomReward:
             else:
                 answer = await asyncio.to_thread(self.function, **arguments)
         except Exception as error:
-            raise SpearError(f"{self._find_line(error)}: {_describe(error)} (task {episode.task_id})") from error
+            line = _find_line(error, self.path)  # of the user's file; none if the function was called wrongly
+            place = f"line {line.lineno}, in {line.name}" if line else self.name
+            raise SpearError(f"{self.path}, {place}: {_describe(error)} (task {episode.task_id})") from error
         score: Any = answer.get("score") if isinstance(answer, Mapping) else answer
         try:
             number = float(score)  # also a tensor or a number of numpy
@@ -72,11 +73,6 @@ class CustomReward:
                 "number nor a dict with one under 'score'"
             )
         return replace(episode, reward_terms={**episode.reward_terms, CUSTOM: number})
-
-    def _find_line(self, error: BaseException) -> str:
-        """The line of the user's file with an error; the function if it was called wrongly."""
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
-        return f"{self.path}, line {lines[-1].lineno}, in {lines[-1].name}" if lines else f"{self.path}, {self.name}"
 
 
 def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, Any]:
@@ -100,10 +96,9 @@ def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, A
 
 
 def resolve_custom_reward(config: DictConfig) -> None:
-    """Make the path of the function absolute, since workers run in other folders, and check that it exists.
+    """Make the path of the function absolute, since workers run in other folders.
 
-    Raises:
-        SpearError: the file or function does not exist, or the file cannot be loaded.
+    Raises SpearError if the file or the function does not exist, or the file cannot be loaded.
     """
     node = config.reward.custom_reward_function
     if isinstance(node, DictConfig) and node.path is not None:
@@ -135,13 +130,18 @@ def _load_function(path: Path, name: str) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f", line {lines[-1].lineno}" if lines else ""
+        line = _find_line(error, path)
+        where = f", line {line.lineno}" if line else ""
         raise SpearError(f"{path}{where} cannot be loaded: {_describe(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise SpearError(f"{path} has no function {name!r}: see reward.custom_reward_function.name")
     return function
+
+
+def _find_line(error: BaseException, path: Path) -> traceback.FrameSummary | None:
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None
 
 
 def _describe(error: Exception) -> str:

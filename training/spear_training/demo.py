@@ -6,19 +6,20 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spear_agents.evaluation import SUMMARY, Observer, compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
 from spear_agents.files import write_json, write_text
 from spear_agents.metrics import read_history
 from spear_agents.records import EPISODES
 from spear_agents.replay_gif import render_episode_gif
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.statistics import Comparison, Estimate, Part
+from spear_agents.statistics import Comparison, Estimate
 from spear_agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
@@ -34,21 +35,17 @@ RESULTS = "results.json"
 
 
 def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
-    """Warm start, evaluate, train, evaluate again, draw; stages with existing results are skipped.
+    """Warm start, evaluate, train, evaluate again, draw; stages with existing results in ``out`` are skipped.
 
-    Args:
-        out: folder of all results.
-        steps: training steps; the demo's schedules are made for 60.
-        seed: of the training.
-
-    Raises:
-        SpearError: any error that the user can fix.
+    The schedules are made for 60 training ``steps``. Raises SpearError for any error that the user can fix.
     """
     start = time.monotonic()
     policy = out / "warmstart"
     _announce(console, 1, "warm start: a small policy from a noisy expert", policy)
     if not (policy / "config.json").is_file():
-        _make_policy(policy, console)
+        from spear_training.warmstart import choose_recipe
+
+        make_policy(choose_recipe(ENV_ID), policy, console)
     _announce(console, 2, "evaluation of the warm start on the test panel", out / "eval")
     _evaluate(out, "before", policy, console)
 
@@ -85,18 +82,6 @@ def _announce(console: Console, number: int, what: str, where: Path) -> None:
     console.print(f"[bold]{number}/5[/bold] {what} [dim]({where})[/dim]")
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-
-
-def _make_policy(folder: Path, console: Console) -> None:
-    from spear_training.warmstart import choose_recipe
-
-    make_policy(choose_recipe(ENV_ID), folder, console)
-
-
 def _settings(model: Path, temperature: float) -> EvalSettings:
     return EvalSettings(
         ENV_ID,
@@ -118,58 +103,50 @@ def _folder(out: Path, name: str, temperature: float) -> Path:
 
 def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
     """Play the full test panel at both temperatures, resumably."""
-    with _bar(console) as progress:
+    columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
         for temperature in TEMPERATURES:
             folder = _folder(out, name, temperature)
             if (folder / SUMMARY).is_file():
                 continue
             task = progress.add_task(f"temperature {temperature:g}", total=None)
-            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=_watch(progress, task))
 
+            def observe(done: int, total: int, trajectory: Trajectory | None, task: Any = task) -> None:
+                progress.update(task, completed=done, total=total)
 
-def _watch(progress: Progress, task: Any) -> Observer:
-    def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
-        progress.update(task, completed=done, total=total)
-
-    return observe
+            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=observe)
 
 
 def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float, Comparison]) -> dict[str, Any]:
     """Add the baselines, played once, and the subtasks to the comparisons; write ``results.json`` and ``.md``."""
     path = out / RESULTS
-    baselines: dict[str, Part] = {}
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if "baselines" not in kept:
+    baselines = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}).get("baselines")
+    if baselines is None:
         settings = replace(_settings(out, TEMPERATURES[0]), model=None, engine=EngineKind.RANDOM)
-        baselines = {kind.value: play_baseline(settings, kind) for kind in (EngineKind.RANDOM, EngineKind.EXPERT)}
-    summary = json.loads((_folder(out, "before", TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))
+        kinds = (EngineKind.RANDOM, EngineKind.EXPERT)
+        baselines = {kind.value: play_baseline(settings, kind).to_json() for kind in kinds}
+    parts = {
+        name: json.loads((_folder(out, folder, TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))
+        for name, folder in (("before", "before"), ("after", after))
+    }
+    seconds = [step["perf/step_seconds"] for step in read_history(out / "train") if "perf/step_seconds" in step]
     results = {
         "environment": ENV_ID,
         "split": "test",
-        "fingerprint": summary["fingerprint"],
+        "fingerprint": parts["before"]["fingerprint"],
         "samples_per_task": SAMPLES,
         "steps": steps,
         "comparison": {f"{temperature:g}": part.to_json() for temperature, part in comparisons.items()},
-        "subtasks": _compare_subtasks(out, after),
-        "baselines": kept.get("baselines") or {name: part.to_json() for name, part in baselines.items()},
-        "step_seconds_median": _median_step(out),
+        "subtasks": {
+            subtask: {name: part["subtasks"][subtask]["success"] for name, part in parts.items()}
+            for subtask in parts["before"]["subtasks"]
+        },
+        "baselines": baselines,
+        "step_seconds_median": round(median_high(seconds), 2),
     }
     write_json(path, results)
     write_text(out / "results.md", _write_table(results, comparisons))
     return results
-
-
-def _median_step(out: Path) -> float:
-    seconds = sorted(r["perf/step_seconds"] for r in read_history(out / "train") if "perf/step_seconds" in r)
-    return round(seconds[len(seconds) // 2], 2)
-
-
-def _compare_subtasks(out: Path, after: str) -> dict[str, dict[str, Any]]:
-    parts = {
-        name: json.loads((_folder(out, folder, TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))["subtasks"]
-        for name, folder in (("before", "before"), ("after", after))
-    }
-    return {subtask: {name: parts[name][subtask]["success"] for name in parts} for subtask in parts["before"]}
 
 
 def _percent(estimate: Estimate) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from contextlib import closing
 from dataclasses import dataclass as plain_dataclass
-from typing import Any, ClassVar
+from dataclasses import field
+from typing import Any
 
 import gymnasium as gym
 from pydantic import ValidationInfo, field_validator
@@ -23,10 +24,8 @@ from spear_training.algorithms.records import STRICT, Record, number
 
 
 @dataclass(frozen=True, config=STRICT)
-class EnvironmentSettings(Record):
+class EnvironmentSettings(Record, path="spear.env"):
     """The ``spear.env`` node: an environment id, its keywords, and the prompt."""
-
-    PATH: ClassVar[str] = "spear.env"
 
     id: str = "spear/Sokoban-v1"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -75,32 +74,21 @@ class EnvironmentFacts:
     obstacle: str | None = None
     """Why episodes cannot start in a state of another one; None if they can, or it was not checked."""
 
-    def describe_tasks(self) -> dict[str, Any]:
-        """The splits as plain values."""
-        return {"environment": self.id, "train": asdict(self.train), "valid": asdict(self.valid)}
-
 
 def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False) -> EnvironmentFacts:
-    """Make the environment of each split once and inspect it.
+    """Make the environment of each split once and inspect it; ``branches``: also whether episodes can start in states.
 
-    Args:
-        settings: of the environment.
-        branches: also check whether episodes can start in states of others.
-
-    Raises:
-        SpearError: the environment cannot be made, or does not have the template.
+    Raises SpearError if the environment cannot be made, or does not have the template.
     """
     splits = []
     for split in (settings.valid_split, settings.train_split):
-        env: Any = make_environment(settings, split=split)
-        try:
+        made: Any = make_environment(settings, split=split)
+        with closing(made) as env:
             template = choose_template(env, settings.template)
             observation, info = env.reset(seed=0)
             obstacle = _find_obstacle(env.unwrapped) if branches else None
             splits.append(SplitFacts(split, len(env.tasks), env.tasks.fingerprint))
             max_turns = env.max_turns
-        finally:
-            env.close()
     context = PromptContext(
         instruction=info["instruction"],
         observation=text_of(observation),
@@ -129,8 +117,6 @@ def count_turns(settings: EnvironmentSettings) -> int:
     given = settings.kwargs.get("max_turns")
     if given is not None:
         return int(given)
-    env: Any = make_environment(settings, split=settings.valid_split)
-    try:
+    made: Any = make_environment(settings, split=settings.valid_split)
+    with closing(made) as env:
         return int(env.unwrapped.max_turns)
-    finally:
-        env.close()

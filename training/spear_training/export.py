@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from spear_agents.files import explain_unwritable, write_json
+from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
-from spear_training.checkpoints import BEST, check_files, is_finished, read_best, repair_tracker
+from spear_training.checkpoints import BEST, check_files, draft_folder, list_whole, read_best, repair_tracker
 
 WEIGHTS = "*.safetensors"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -34,36 +34,24 @@ class Export:
 def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> Export:
     """Write the policy of a checkpoint of ``run`` to the new folder ``out`` for transformers and vLLM, atomically.
 
-    Args:
-        run: a run folder of ``spear train``.
-        out: must not exist.
-        step: of the checkpoint; None for the latest.
-        best: take the one that was best on the validation panel instead.
-
-    Raises:
-        SpearError: the checkpoint is missing or torn, ``out`` exists or cannot be written, or verl cannot join the
-            shards.
+    The checkpoint is the latest, that of ``step``, or the ``best`` on the validation panel. Raises SpearError if it is
+    missing or torn, ``out`` exists or cannot be written, or verl cannot join the shards.
     """
     source, number = _find_checkpoint(run / "checkpoints", step, best)
     if out.exists():
         raise SpearError(f"{out} exists: choose another folder")
     check_files(source)  # joining shards loads pickles
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with draft_folder(out) as draft:
         whole = source / "actor" / "huggingface"
         if any(whole.glob(WEIGHTS)):
-            shutil.copytree(whole, draft)
+            shutil.copytree(whole, draft, dirs_exist_ok=True)
         else:
-            draft.mkdir(parents=True)
             _join_shards(source / "actor", draft)
         parameters, dtypes = _measure_weights(draft)
-        _name_type(draft / "config.json", dtypes)
-        draft.rename(out)
-    except OSError as error:
-        raise explain_unwritable(out, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(draft)
+        if len(dtypes) == 1 and dtypes[0] in _TYPES:  # verl always writes bfloat16, and vLLM trusts it
+            settings = json.loads((draft / "config.json").read_text("utf-8"))
+            settings.pop("torch_dtype", None)
+            write_json(draft / "config.json", {**settings, "dtype": _TYPES[dtypes[0]]})
     return Export(out, number, parameters, dtypes)
 
 
@@ -76,19 +64,18 @@ def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[P
     number = step if step is not None else repair_tracker(checkpoints)
     if number is None:
         raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet: name the folder of a training")
-    folder = checkpoints / f"global_step_{number}"
-    if not is_finished(folder) or not any(folder.glob("actor/*")):
-        steps = sorted(path.name.rpartition("_")[2] for path in checkpoints.glob("global_step_*") if is_finished(path))
-        raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {', '.join(steps)}")
-    return folder, number
+    whole = list_whole(checkpoints)
+    if number not in whole:
+        steps = ", ".join(map(str, whole))
+        raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {steps}")
+    return checkpoints / f"global_step_{number}", number
 
 
 def _join_shards(actor: Path, out: Path) -> None:
     """Let verl join the shards of all ranks, in a separate process: it takes the memory of the full model."""
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(actor), "--target_dir", str(out)]
-    hidden = {"VERL_USE_EXTERNAL_MODULES"}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_USE_EXTERNAL_MODULES"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         said = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1]
@@ -110,20 +97,9 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
             with safe_open(file, "pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 - no mapping
                     part = weights.get_slice(name)
-                    size = 1
-                    for length in part.get_shape():
-                        size *= length
-                    count += size
+                    count += math.prod(part.get_shape())
                     dtypes.add(str(part.get_dtype()))
         json.loads((folder / "config.json").read_text("utf-8"))
     except (SafetensorError, ValueError, RecursionError) as error:
         raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
     return count, tuple(sorted(dtypes))
-
-
-def _name_type(config: Path, dtypes: tuple[str, ...]) -> None:
-    """Set the type of the weights in ``config.json``: verl always writes bfloat16, and vLLM trusts it."""
-    if len(dtypes) == 1 and dtypes[0] in _TYPES:
-        settings = json.loads(config.read_text("utf-8"))
-        settings.pop("torch_dtype", None)
-        write_json(config, {**settings, "dtype": _TYPES[dtypes[0]]})

@@ -6,7 +6,7 @@ Files are read without Hydra, torch or verl, so that a listing starts quickly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,23 +55,19 @@ class PresetListing:
         """Needs that are missing or unknown."""
         return tuple(need for need in self.needs if not need.here)
 
-    def describe(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
-
 
 def survey_models(config_dir: Path | None = None) -> list[ModelListing]:
     """List the models, sorted by name."""
-    return [_describe_model(name, title, config_dir) for name, title in list_choices("model", config_dir).items()]
-
-
-def _describe_model(name: str, title: str, config_dir: Path | None) -> ModelListing:
-    path = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
-    if path is None:
-        return ModelListing(name, title, Place.MADE)
-    if path in KNOWN:
-        return describe_known(path, name)
-    return describe_hub(path, name, title, read_known().get(path, {}).get("parameters"))
+    found = []
+    for name, title in list_choices("model", config_dir).items():
+        path = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
+        if path is None:
+            found.append(ModelListing(name, title, Place.MADE))
+        elif path in KNOWN:
+            found.append(describe_known(path, name))
+        else:
+            found.append(describe_hub(path, name, title, read_known().get(path, {}).get("parameters")))
+    return found
 
 
 def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,7 @@ from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.attention import check_sequence_parallel, resolve_attention
-from spear_training.checkpoints import (
-    OVERRIDE,
-    Resume,
-    check_files,
-    check_origin,
-    compare_configs,
-    repair_tracker,
-)
+from spear_training.checkpoints import OVERRIDE, Resume, check_files, check_origin, compare_configs, repair_tracker
 from spear_training.choices import GROUPS, check_choice, find_user_folder, search_configs
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
@@ -106,10 +99,8 @@ def compose_training(
 ) -> Training:
     """Compose and check the configuration of ``overrides`` for a run in ``out``.
 
-    A missing model of the catalogue is fetched, shown on ``console``.
-
-    Raises:
-        SpearError: as :func:`compose_config` and :func:`check_config`, or a model is not named.
+    A missing model of the catalogue is fetched, shown on ``console``. Raises SpearError as :func:`compose_config` and
+    :func:`check_config`, or if a model is not named.
     """
     config = compose_config(overrides, out, check=False, config_dir=config_dir)
     settings = RunSettings.from_config(config)
@@ -127,8 +118,7 @@ def compose_training(
     resolve_correction(config)
     resolve_custom_reward(config)
     training = check_config(config)
-    fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)
-    return replace(training, fit=fit)
+    return replace(training, fit=fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE))
 
 
 def compose_config(
@@ -136,12 +126,8 @@ def compose_config(
 ) -> DictConfig:
     """Compose the configuration of ``overrides`` (Hydra's ``GROUP=CHOICE``, ``KEY=VALUE``) for the run folder ``out``.
 
-    Args:
-        check: also check it, as :func:`compose_training` does.
-        config_dir: a user's own choices, as in :func:`spear_training.choices.find_files`.
-
-    Raises:
-        SpearError: an unknown choice or key, or a value of the wrong kind; names the nearest valid one.
+    ``check``: also check it, as :func:`compose_training` does; ``config_dir``: a user's own choices. Raises SpearError
+    for an unknown choice or key, or a value of the wrong kind; names the nearest valid one.
     """
     if check:
         return compose_training(overrides, out, config_dir=config_dir).config
@@ -161,7 +147,12 @@ def compose_config(
         raise SpearError(f"overrides do not fit the configuration: {first_line(error)}") from error
     settings = RunSettings.from_config(config)
     if others:
-        _check_changes(base, config)
+        before, after = flatten_config(base), flatten_config(config)
+        for key in before.keys() & after.keys():  # to replace an interpolation by its value is not a change
+            is_reference = isinstance(before[key], str) and "${" in before[key]
+            if is_reference and OmegaConf.select(base, key) == OmegaConf.select(config, key):
+                after[key] = before[key]
+        check_keys(before, after)
     with open_dict(config):
         for key, needed, _ in _list_derived(settings.algorithm):
             OmegaConf.update(config, key, bool(OmegaConf.select(config, key) or needed))
@@ -198,16 +189,6 @@ def _compose_ours(choices: tuple[str, ...]) -> DictConfig:
     return _run_hydra(choices, ())
 
 
-def _check_changes(base: DictConfig, config: DictConfig) -> None:
-    """Apply :func:`check_keys`, where replacing an interpolation by its value is not a change."""
-    before, after = flatten_config(base), flatten_config(config)
-    for key in before.keys() & after.keys():
-        is_reference = isinstance(before[key], str) and "${" in before[key]
-        if is_reference and before[key] != after[key] and OmegaConf.select(base, key) == OmegaConf.select(config, key):
-            after[key] = before[key]
-    check_keys(before, after)
-
-
 def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console: Console | None) -> str:
     name = config.actor_rollout_ref.model.path
     if name is None and settings.makes_policy:
@@ -239,8 +220,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
 def check_override(override: str, base: DictConfig, keys: str = "`spear train --print-config`") -> str:
     """Convert an override to Hydra's form.
 
-    Raises:
-        SpearError: an unknown key; names the nearest one, or the command that lists them (``keys``).
+    Raises SpearError for an unknown key; names the nearest one, or the command that lists them (``keys``).
     """
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
@@ -254,9 +234,9 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     override = override.replace("=~/", f"={Path.home()}/", 1)
     if any(f"{key}.".startswith(f"{node}.") for node in OPEN_NODES) and not override.startswith(("+", "~")):
         return f"++{override}"
-    if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
-        return override
     known = list(_list_keys(base))
+    if override.startswith(("+", "~")) or key.startswith("hydra.") or key in known:
+        return override
     near = [path for path in known if path.endswith(f".{key}")][:1]
     groups = GROUPS if "spear" in base else ()
     near = near or difflib.get_close_matches(key, [*groups, *known], 1, cutoff=0.6)
@@ -264,17 +244,6 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
     hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
     raise SpearError(f"{key!r} is not a key of the configuration; {hint}")
-
-
-def _exists(config: DictConfig, key: str) -> bool:
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node._content:
-            return False
-        if OmegaConf.is_interpolation(node, part) and not isinstance(node._get_node(part), DictConfig):
-            return part == key.rpartition(".")[2]
-        node = node._get_node(part)
-    return True
 
 
 def _list_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -297,8 +266,7 @@ def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
 def check_config(config: DictConfig) -> Training:
     """Check a configuration, starting only the environment.
 
-    Raises:
-        SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
+    Raises SpearError if a setting is unknown, out of range or not supported, or the environment cannot be made.
     """
     settings = RunSettings.from_config(config)
     for key, needed, advice in _list_derived(settings.algorithm):
@@ -376,11 +344,9 @@ def _check_hardware(config: DictConfig) -> None:
 def prepare_run(training: Training, out: Path, console: Console | None = None) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
-    With a store, a newer checkpoint there is fetched, and one missing there is uploaded.
-
-    Raises:
-        SpearError: the folder cannot be written, is a run of another configuration or in use by another training, the
-            engine is not installed, or the store fails.
+    With a store, a newer checkpoint there is fetched, and one missing there is uploaded. Raises SpearError if the
+    folder cannot be written, is a run of another configuration or in use by another training, the engine is not
+    installed, or the store fails.
     """
     config = training.config
     require_backend(config)
@@ -402,8 +368,12 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
         check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
 
     with hold_lock(out):  # the files of a running training must not change either
-        if store is not None and training.settings.resume is not Resume.CHANGED:
-            _check_stored_run(store, config, changeable)
+        checked = store if training.settings.resume is not Resume.CHANGED else None
+        if checked is not None and (stored := checked.read(CONFIG_FILE)) is not None:
+            # Checkpoints of this run would replace those of another.
+            before = flatten_config(OmegaConf.create(stored.decode("utf-8", "replace")))
+            advice = f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to continue there"
+            compare_configs(checked.url, before, flatten_config(config), changeable=changeable, advice=advice)
         fetched = fetch_newer(store, out, verify) if store is not None else None
         if fetched is not None and console is not None:
             console.print(f"fetched the checkpoint of step {fetched} from {url}", soft_wrap=True, highlight=False)
@@ -413,31 +383,16 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
             check_files(folder)
             verify(folder)
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
-        write_json(out / TASKS_FILE, training.environment.describe_tasks())
+        played = training.environment
+        splits = {"train": asdict(played.train), "valid": asdict(played.valid)}
+        write_json(out / TASKS_FILE, {"environment": played.id, **splits})
         if store is not None and checkpoint is not None and fetched is None:
             publish_run(training, out, console)
     return checkpoint
 
 
-def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Sequence[str]) -> None:
-    """Check that the store is of this run: its checkpoints would replace those of another."""
-    content = store.read(CONFIG_FILE)
-    if content is not None:
-        compare_configs(
-            store.url,
-            flatten_config(OmegaConf.create(content.decode("utf-8", "replace"))),
-            flatten_config(config),
-            changeable=changeable,
-            advice=f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to continue there",
-        )
-
-
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:
-    """Upload the newest checkpoint of a run to its store, if that lacks it.
-
-    Raises:
-        SpearError: the store fails; the checkpoint stays where it is.
-    """
+    """Upload the newest checkpoint of a run to its store, if that lacks it. Raises SpearError if the store fails."""
     url, step = training.settings.checkpoint_store, repair_tracker(out / "checkpoints")
     if url is None or step is None:
         return

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from spear_agents.files import draft_file
 from spear_agents.metrics import PANELS, read_history
 
 SMOOTH = 5
@@ -18,10 +16,9 @@ SMOOTH = 5
 def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
     """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix sets the format).
 
-    Raises:
-        ValueError: the run does not have metrics yet.
+    Raises ValueError if the run does not have metrics yet, SpearError if the picture cannot be written.
     """
-    history = [record for record in read_history(out)]
+    history = read_history(out)
     if not any("training/global_step" in record for record in history):
         raise ValueError(f"{out} has no training step yet")
     import matplotlib
@@ -32,9 +29,10 @@ def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
     figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
     for axis, (name, series) in zip(axes.flat, PANELS, strict=True):
         for number, (key, label) in enumerate(series):
-            steps, values = _collect(history, key)
-            if not len(steps):
+            points = [(record["step"], record[key]) for record in history if record.get(key) is not None]
+            if not points:
                 continue
+            steps, values = np.asarray(points, dtype=float).T
             colour = f"C{number}"
             if key == "success/all":
                 axis.plot(steps, values, ".", color=colour, alpha=0.35, markersize=4)
@@ -54,16 +52,10 @@ def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
     if title:
         figure.suptitle(title, fontsize=11)
     path = Path(path)
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    figure.savefig(temporary, dpi=130)
+    with draft_file(path) as draft:
+        figure.savefig(draft, dpi=130, format=path.suffix[1:])
     pyplot.close(figure)
-    os.replace(temporary, path)
     return path
-
-
-def _collect(history: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(record["step"], record[key]) for record in history if record.get(key) is not None]
-    return np.asarray([step for step, _ in pairs]), np.asarray([value for _, value in pairs], dtype=float)
 
 
 def smooth(values: np.ndarray, steps: int = SMOOTH) -> np.ndarray:

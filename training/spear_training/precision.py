@@ -26,17 +26,11 @@ def measure_weights(folder: Path) -> int:
 
 
 def choose_dtype(chosen: str, weights: float) -> str:
-    """What ``chosen`` means for a model on this CPU.
+    """What ``chosen`` (``auto``, ``float32`` or ``bfloat16``) means for a model on this CPU.
 
     ``auto`` is bfloat16 where this CPU multiplies matrices of it faster than those of float32, which a short trial
-    tells. A tiny model stays float32, and so does one that is not made yet.
-
-    Args:
-        chosen: ``auto``, ``float32`` or ``bfloat16``.
-        weights: bytes of the model's weights; 0 for one that is not made yet.
-
-    Raises:
-        SpearError: no such type.
+    tells. A tiny model stays float32, and so does one that is not made yet (0 bytes of ``weights``). Raises SpearError
+    for another type.
     """
     if chosen in DTYPES:
         return chosen
@@ -48,10 +42,7 @@ def choose_dtype(chosen: str, weights: float) -> str:
 def resolve_dtype(config: DictConfig, weights: float, earlier: Path | None = None) -> None:
     """Write what ``auto`` means for the rollouts into a configuration; on a GPU it is the trainer's type.
 
-    Args:
-        config: composed.
-        weights: bytes of the model's weights.
-        earlier: configuration of the run that this one resumes; its choice stays.
+    ``weights`` are bytes. The choice of ``earlier``, the configuration of a resumed run, stays.
     """
     rollout = config.actor_rollout_ref.rollout
     if config.trainer.device == "cpu":
@@ -89,11 +80,7 @@ def prefers_bfloat16() -> bool:
 
 
 def check_precision(config: DictConfig) -> None:
-    """Check that rollouts and trainer of a training on a CPU compute alike.
-
-    Raises:
-        SpearError: they do not.
-    """
+    """Raise SpearError unless rollouts and trainer of a training on a CPU compute alike."""
     node = config.actor_rollout_ref
     names = {"fp32": "float32", "bf16": "bfloat16"}
     for part, settings in (("actor", node.actor.fsdp_config), ("ref", node.ref.fsdp_config)):

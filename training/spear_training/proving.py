@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
@@ -24,7 +27,6 @@ REPORT = "prove-gpu.json"
 POLICY = "policy"
 PATIENCE_S = 600
 PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "flash-attn")
-DEVICES = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,8 @@ class Proof:
 
 @dataclass(frozen=True)
 class Prover:
-    """Runs the steps on one device.
-
-    Attributes:
-        out: folder of the report and the runs.
-        device: ``cuda``, or ``cpu`` to test the steps themselves, at small sizes.
+    """Runs the steps on ``cuda``, or at small sizes on ``cpu`` to test the steps themselves; ``out`` is for report and
+    runs.
     """
 
     out: Path
@@ -98,8 +97,7 @@ class Prover:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"it ended with {done.returncode}")
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return figures
+        return json.loads(done.stdout.splitlines()[-1])
 
     def _make_policy(self) -> dict[str, Any]:
         """Make a tiny policy for Sokoban on the CPU."""
@@ -161,18 +159,12 @@ class LeftOut(Exception):
 
 def _kill(training: subprocess.Popen[bytes]) -> None:
     """Kill the training and its processes at once, like a power failure."""
-    try:
-        import psutil
-
+    with suppress(psutil.NoSuchProcess):
         family = [*psutil.Process(training.pid).children(recursive=True), psutil.Process(training.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=30)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(family, timeout=30)
 
 
 def _find_version(name: str) -> str | None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -25,10 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, config=STRICT)
-class RecordSettings(Record):
+class RecordSettings(Record, path="spear.record"):
     """The ``spear.record`` node: keep ``episodes`` (0 for none) at step 1 and every ``every`` steps after it."""
-
-    PATH: ClassVar[str] = "spear.record"
 
     every: int = number(10, at_least=1)
     episodes: int = number(4, at_least=0)
@@ -39,12 +37,9 @@ class RecordSettings(Record):
 
 
 class EpisodeRecorder:
-    """Appends episodes to ``episodes.jsonl`` in a folder of a run. Failures here do not stop the training.
+    """Appends episodes to ``episodes.jsonl`` in a ``folder`` of a run. Failures here do not stop the training.
 
-    Args:
-        out: run folder.
-        identity: ``model``, ``env_kwargs`` and ``split``, for the page.
-        folder: within the run; the page shows it next to the step.
+    The page shows ``identity`` (``model``, ``env_kwargs`` and ``split``) and the name of the folder.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], folder: str = FOLDER) -> None:

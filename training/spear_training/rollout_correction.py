@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from omegaconf import DictConfig, open_dict
 from pydantic.dataclasses import dataclass
@@ -23,7 +23,7 @@ _NODE = "algorithm.rollout_correction"
 
 
 @dataclass(frozen=True, config=STRICT)
-class RolloutCorrection(Record):
+class RolloutCorrection(Record, path=_NODE):
     """Importance weights and rejections of sampled tokens, r = pi_trainer / pi_rollout; names and meanings are verl's.
 
     Attributes:
@@ -37,8 +37,6 @@ class RolloutCorrection(Record):
         rollout_rs_threshold: one for all rejections or one for each, by commas; of r, "LOWER_UPPER" or the upper one,
             for k1; the maximum divergence for k2 and k3.
     """
-
-    PATH: ClassVar[str] = _NODE
 
     rollout_is: str | None = None
     rollout_is_threshold: str | float = 2.0
@@ -70,8 +68,7 @@ class RolloutCorrection(Record):
     def from_node(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
         """Read verl's node, which has other keys too; None if it changes nothing.
 
-        Raises:
-            SpearError: an invalid value, or weights without the trainer's own log-probs.
+        Raises SpearError for an invalid value, or weights without the trainer's own log-probs.
         """
         made = cls(**{name: node[name] for name in cls.__dataclass_fields__ if name in node})
         if made.rollout_is is None and made.rollout_rs is None:

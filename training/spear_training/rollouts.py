@@ -23,11 +23,7 @@ _KEY = "actor_rollout_ref.rollout"
 
 
 def check_rollouts(config: DictConfig) -> None:
-    """Check the choice of the rollout backend against the device, the model and the sampling.
-
-    Raises:
-        SpearError: it cannot play this training; says which key to change.
-    """
+    """Raise SpearError, with the key to change, if the backend cannot play this training."""
     rollout = config.actor_rollout_ref.rollout
     device, name = config.trainer.device, rollout.name
     if device == "cpu" and name not in ON_CPU:
@@ -38,7 +34,12 @@ def check_rollouts(config: DictConfig) -> None:
     model = config.actor_rollout_ref.model
     if name in ON_CPU and model.lora_rank > 0 and not OmegaConf.select(model, "lora.merge"):
         raise SpearError(f"rollouts by {name} take full weights: set actor_rollout_ref.model.lora.merge=true")
-    check_ahead(config)
+    ahead = config.spear.rollout.staleness
+    if ahead > 0 and device != "cpu":
+        raise SpearError(
+            f"spear.rollout.staleness={ahead} plays while the trainer computes, and on {device} both take turns on the "
+            "same devices: set spear.rollout.staleness=0"
+        )
     if name != VLLM_CPU:
         return
     own = OmegaConf.to_container(rollout.engine_kwargs.get(VLLM_CPU) or {}, resolve=True)
@@ -51,20 +52,6 @@ def check_rollouts(config: DictConfig) -> None:
     path = Path(config.actor_rollout_ref.model.path)
     if path.is_dir():  # one that a training makes for itself has what vLLM needs
         _check_model(path, config.data.max_prompt_length + config.data.max_response_length)
-
-
-def check_ahead(config: DictConfig) -> None:
-    """Check that episodes can be played while the trainer computes, where that is asked for.
-
-    Raises:
-        SpearError: the engine and the trainer take turns on their devices.
-    """
-    ahead, device = config.spear.rollout.staleness, config.trainer.device
-    if ahead > 0 and device != "cpu":
-        raise SpearError(
-            f"spear.rollout.staleness={ahead} plays while the trainer computes, and on {device} both take turns on the "
-            "same devices: set spear.rollout.staleness=0"
-        )
 
 
 def _check_model(path: Path, longest: int) -> None:
@@ -81,11 +68,7 @@ def _check_model(path: Path, longest: int) -> None:
 
 
 def require_backend(config: DictConfig) -> None:
-    """Look whether the rollout backend is installed here.
-
-    Raises:
-        SpearError: it is not; names the extra.
-    """
+    """Raise SpearError, with the extra, if the rollout backend is not installed here."""
     name = config.actor_rollout_ref.rollout.name
     if name == VLLM_CPU and find_spec("vllm") is None:
         raise SpearError(

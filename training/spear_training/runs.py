@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
-from spear_agents.files import explain_unwritable
 from spear_agents.metrics import read_history
+from spear_envs.core.errors import SpearError
 from spear_training.advising import Adviser
-from spear_training.dry_run import choose_warm_start, show_cuts
 from spear_training.guidance import RunShape
-from spear_training.launch import POLICY, compose_training, prepare_run, publish_run
+from spear_training.launch import POLICY, compose_config, compose_training, flatten_config, prepare_run, publish_run
 from spear_training.plots import plot_curves
 from spear_training.rollout_correction import describe_staleness
+from spear_training.settings import RunSettings
 from spear_training.sizing import describe_workers
 from spear_training.supervise import Observer, supervise_training
 
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
     from spear_training.warmstart.vision import TinyVisionSettings
 
 RESUME_HINT = "the same command resumes it"
+NOT_CUT = (
+    "data.spear_env.",
+    "actor_rollout_ref.model.",
+    "critic.model.",
+    "spear.warm_start",
+    "spear.vision_start",
+    "trainer.default_local",
+)
+"""Keys that a tiny policy changes without reducing anything, or that repeat another key."""
 Reading = tuple[int, str]
 """Progress of a training: its last step and a few figures."""
 
@@ -37,11 +47,7 @@ def show_progress(
 ) -> Iterator[Observer]:
     """Show a progress bar; yield the observer of :func:`spear_training.supervise.supervise_training`.
 
-    Args:
-        console: to draw on.
-        total: steps of the training.
-        start: text before the first step.
-        read: reads the progress from the history; None before the first step.
+    ``start`` is the text before the first step; ``read`` reads the progress from the history, None before that step.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -76,11 +82,7 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
 
 
 def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
-    """Make a tiny policy with a progress bar, replacing ``folder``.
-
-    Raises:
-        SpearError: an invalid setting, or ``folder`` cannot be written.
-    """
+    """Make a tiny policy with a progress bar, replacing ``folder``. Raises SpearError for an invalid setting."""
     from spear_training.warmstart import WarmStartSettings, train_policy  # imports torch and transformers
     from spear_training.warmstart.vision import make_tiny_vision_policy
 
@@ -99,12 +101,48 @@ def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, 
             make_tiny_vision_policy(settings, folder, lambda done, total: observe("training steps", done, total))
 
 
-def run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None = None) -> None:
-    """Compose, check, train with a progress bar, and draw the curves; make the policy first if needed.
+def choose_warm_start(settings: RunSettings) -> WarmStartSettings | TinyVisionSettings:
+    """Settings of the policy that a training makes first: the environment's recipe, with the training's prompts.
 
-    Raises:
-        SpearError: any error that the user can fix.
+    Raises SettingsError if ``spear.warm_start`` or ``spear.vision_start`` is invalid.
     """
+    from spear_training.warmstart import choose_recipe  # imports torch and transformers
+    from spear_training.warmstart.vision import TinyVisionSettings
+
+    env = settings.env
+    played: dict[str, Any] = {"env_kwargs": env.kwargs, "template": env.template}
+    if settings.vision_start is not None:
+        return TinyVisionSettings(env.id, **{**played, **settings.vision_start})
+    played |= {"layout": env.layout, "history": env.history}
+    return replace(choose_recipe(env.id), **{**played, **(settings.warm_start or {})})
+
+
+def list_cuts(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, Any, Any]]:
+    """Keys changed by ``model=tiny`` or ``tiny_vl`` in ``overrides``: key, the preset's value, the value here."""
+    without = [override for override in overrides if not override.startswith("model=")]
+    before, after = (
+        flatten_config(compose_config(chosen, Path("x"), check=False, config_dir=config_dir))
+        for chosen in (without, overrides)
+    )
+    return [
+        (key, before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not key.startswith(NOT_CUT)
+    ]
+
+
+def show_cuts(overrides: Sequence[str], console: Console, config_dir: Path | None = None) -> None:
+    """Print what this dry run reduces."""
+    table = Table(title="Dry run: reduced settings (all others are the preset's)", title_justify="left", box=None)
+    for column in ("setting", "preset", "here"):
+        table.add_column(column)
+    for key, before, after in list_cuts(overrides, config_dir):
+        table.add_row(key, *("–" if value is None else str(value) for value in (before, after)))
+    console.print(table)
+
+
+def run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None = None) -> None:
+    """Compose, check, train with a progress bar, and draw the curves; make the policy first if needed."""
     training = compose_training(overrides, out, config_dir=config_dir, console=console)
     config, settings = training.config, training.settings
     total = int(config.trainer.total_training_steps)
@@ -124,8 +162,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)
         if training.fit is not None and training.fit.describe():
             console.print(training.fit.describe(), soft_wrap=True, highlight=False)
-        shape = RunShape.of_config(config, training.environment.max_turns)
-        adviser = Adviser(console, settings.algorithm, shape)
+        adviser = Adviser(console, settings.algorithm, RunShape.of_config(config, training.environment.max_turns))
         adviser.review_start()
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
@@ -139,7 +176,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             if any("training/global_step" in record for record in read_history(out)):
                 try:
                     picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {settings.env.id}")
-                except OSError as error:  # must not hide the cause of the stop
-                    console.print(str(explain_unwritable(out / "curves.png", error)))
+                except SpearError as error:  # must not hide the cause of the stop
+                    console.print(str(error))
                 else:
                     console.print(f"curves: {picture}")

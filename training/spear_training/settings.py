@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic.dataclasses import dataclass
@@ -18,10 +18,8 @@ from spear_training.step.ahead import RolloutSettings
 
 
 @dataclass(frozen=True, config=STRICT)
-class RunSettings(Record):
+class RunSettings(Record, path="spear"):
     """Settings of a run and its algorithm."""
-
-    PATH: ClassVar[str] = "spear"
 
     env: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     seed: int = number(0, at_least=0)
@@ -60,9 +58,7 @@ class RunSettings(Record):
     def from_config(cls, config: DictConfig) -> RunSettings:
         """Read the ``spear`` node of a composed configuration.
 
-        Raises:
-            SettingsError: an unknown key, or a value of the wrong type or out of range.
-            SpearError: an unknown environment.
+        Raises SettingsError for an unknown key or a wrong value, SpearError for an unknown environment.
         """
         node: Any = OmegaConf.to_container(config.spear, resolve=True)
         own = {item.name: node.pop(item.name) for item in fields(cls) if item.name in node}

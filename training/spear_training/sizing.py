@@ -24,16 +24,15 @@ TURNS_OF_A_GPU = 800
 """Expected maximum turns a second of one GPU's engine."""
 HEADROOM = 2
 """Workers idle half of the time, so that bursts of responses are handled at once."""
-WHOLE_NUMBERS = (
-    "trainer.log_val_generations",
-    "trainer.total_training_steps",
-    "data.train_batch_size",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    WORKERS,
-)
-"""Integer keys that verl does not check; a wrong one would fail in the middle of a run's start."""
-MAY_BE_ZERO = ("trainer.log_val_generations",)
+WHOLE_NUMBERS = {
+    "trainer.log_val_generations": 0,
+    "trainer.total_training_steps": 1,
+    "data.train_batch_size": 1,
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    WORKERS: 1,
+}
+"""Integer keys that verl does not check, and their least values; a wrong one would fail in a run's start."""
 
 
 def size_workers(config: DictConfig) -> None:
@@ -91,8 +90,7 @@ def count_queue_rows(config: DictConfig, settings: SpearSettings, max_turns: int
     if settings.sil.enabled:
         per_unit = max_turns if settings.replay.unit is ReplayUnit.TRAJECTORY and shape.per_turn else 1
         replayed = settings.replay.capacity * per_unit
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return batches * shape.most_rows + replayed + ranks
+    return batches * shape.most_rows + replayed + config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
 def _count_episodes(config: DictConfig) -> int:
@@ -103,8 +101,7 @@ def _count_episodes(config: DictConfig) -> int:
 
 def check_whole_numbers(config: DictConfig) -> None:
     """Raise SpearError if a number of tasks, episodes, steps or workers is not a whole one of at least 1."""
-    for key in WHOLE_NUMBERS:
+    for key, least in WHOLE_NUMBERS.items():
         value = OmegaConf.select(config, key)
-        least = 0 if key in MAY_BE_ZERO else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")

@@ -30,6 +30,7 @@ from spear_training.checkpoints import (
     check_files,
     keep_best,
     list_whole,
+    parse_best,
     read_best,
     write_tracker,
 )
@@ -49,13 +50,10 @@ OPTIONS: dict[str, Any] = {
 
 
 class CheckpointStore:
-    """The folder of one run in an object store.
+    """The folder of one run in an object store: ``url`` of any file system of fsspec, such as ``s3://BUCKET/RUN``.
 
-    Args:
-        url: of any file system of fsspec, such as ``s3://BUCKET/RUN``; credentials come from the environment.
-
-    Raises:
-        SpearError: the address is invalid, contains a password, or its file system is not installed.
+    Credentials come from the environment. Raises SpearError if the address is invalid, contains a password, or its file
+    system is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -87,12 +85,9 @@ class CheckpointStore:
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if it does not exist."""
-        with self._explain(f"{name} cannot be read"):
-            try:
-                content: bytes = self._fs.cat_file(self._at(name))
-            except FileNotFoundError:
-                return None
-            return content
+        with self._explain(f"{name} cannot be read"), suppress(FileNotFoundError):
+            return self._fs.cat_file(self._at(name))
+        return None
 
     # ---- up ----------------------------------------------------------------------------------------------------------
     def upload(self, folder: Path, step: int) -> bool:
@@ -117,12 +112,7 @@ class CheckpointStore:
             self._fs.pipe_file(self._at(name), content)
 
     def prune(self, keep: int | None, spare: int | None) -> None:
-        """Remove all but the latest ``keep`` checkpoints and that of step ``spare``, and unfinished ones.
-
-        Args:
-            keep: None or 0 for all.
-            spare: the best one.
-        """
+        """Remove unfinished checkpoints, and all but the latest ``keep`` (None or 0: all) and step ``spare``'s."""
         steps = self._list_steps()
         whole = sorted(step for step, names in steps.items() if MANIFEST in names)
         kept = {*(whole[-keep:] if keep else whole), spare}
@@ -137,13 +127,8 @@ class CheckpointStore:
     def download(self, step: int, checkpoints: Path, verify: Callable[[Path], None] | None = None) -> Path:
         """Download a checkpoint into ``checkpoints``, atomically; files of an interrupted download are kept.
 
-        Args:
-            step: of the checkpoint.
-            checkpoints: folder of checkpoints.
-            verify: may refuse a folder with our own small files, before the large ones are fetched.
-
-        Raises:
-            SpearError: it has changed since it was written, or does not fit on the disk.
+        ``verify`` may refuse a folder with our own small files, before the large ones are fetched. Raises SpearError if
+        the checkpoint has changed since it was written, or does not fit on the disk.
         """
         place, draft = f"{PREFIX}{step}", checkpoints / f".{PREFIX}{step}.part"
         manifest = self.read(f"{place}/{MANIFEST}")
@@ -289,13 +274,7 @@ def bring_config(store: CheckpointStore, out: Path) -> None:
 def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None]) -> int | None:
     """Fetch the newest checkpoint of the store, with the best and the metrics, if the run folder's is older.
 
-    Args:
-        store: of the run.
-        out: run folder.
-        verify: refuses a checkpoint of another run, from its small files.
-
-    Returns:
-        its step; None without a download.
+    ``verify`` refuses a checkpoint of another run, from its small files. Returns its step; None without a download.
     """
     checkpoints = out / "checkpoints"
     stored, own = store.list_whole(), list_whole(checkpoints)
@@ -304,7 +283,7 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
     newest = stored[-1]
     _fetch_best(store, checkpoints, stored, newest, verify)
     folder = store.download(newest, checkpoints, verify)
-    best = _read_best_step(store)
+    best = parse_best(store.read(BEST_STEP) or b"")
     if best is not None and best["step"] == newest and read_best(checkpoints) is None:
         keep_best(folder, best["metric"], best["value"])
     metrics = out / METRICS_FOLDER
@@ -322,7 +301,7 @@ def _fetch_best(
     store: CheckpointStore, checkpoints: Path, stored: list[int], newest: int, verify: Callable[[Path], None]
 ) -> None:
     """Fetch the best checkpoint before the newest, so that a launch killed between them repeats both."""
-    best = _read_best_step(store)
+    best = parse_best(store.read(BEST_STEP) or b"")
     if best is None or best["step"] == newest or best["step"] not in stored or read_best(checkpoints) is not None:
         return
     if best["step"] in list_whole(checkpoints):
@@ -333,25 +312,10 @@ def _fetch_best(
     shutil.rmtree(folder)
 
 
-def _read_best_step(store: CheckpointStore) -> dict[str, Any] | None:
-    content = store.read(BEST_STEP)
-    if content is None:
-        return None
-    with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
-        found = json.loads(content)
-        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
-    return None
-
-
 class Uploads:
-    """Uploads checkpoints to a store during the training, one at a time.
+    """Uploads checkpoints to a store, if there is one, during the training, one at a time; ``keep`` of them stay.
 
     Failures do not stop the training: the checkpoint is on the disk, the log says so, and the launcher tries again.
-
-    Args:
-        store: None for a run without one.
-        out: run folder.
-        keep: number of checkpoints to keep, as locally.
     """
 
     def __init__(self, store: CheckpointStore | None, out: Path, keep: int | None) -> None:

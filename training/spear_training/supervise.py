@@ -1,6 +1,5 @@
 """Runs a training in a separate process, watches its metrics, and cleans up when it ends.
 
-verl and Ray write thousands of lines; they go to ``train.log`` in the run folder while the user sees a progress bar.
 The process and everything Ray starts for it carry a mark in their environment, by which leftovers are found and ended.
 """
 
@@ -17,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +99,9 @@ def supervise_training(
 ) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
 
-    Args:
-        out: run folder.
-        device: ``cpu`` or ``cuda``.
-        observer: called with the growing history.
-        module: the training's process, called with the run folder.
-        poll_seconds: interval at which metrics are read.
-
-    Raises:
-        SpearError: the training failed, with its own error and the place of the log.
-        KeyboardInterrupt: the training was stopped cleanly; the same command resumes it.
+    ``module`` is the training's process, called with the run folder; ``observer`` is called with the growing history.
+    Raises SpearError with the training's own error and the place of the log, or KeyboardInterrupt if it was stopped
+    cleanly; the same command resumes it.
     """
     mark = uuid.uuid4().hex
     out = out.resolve()
@@ -161,11 +153,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _find_marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(MARK) == mark:
                 yield process
-        except (psutil.Error, OSError):
-            continue
 
 
 def _end_all(mark: str) -> None:
@@ -176,24 +166,16 @@ def _end_all(mark: str) -> None:
     numbers = [process.pid for process in left]
     shared = find_shared_memory(numbers)
     try:
-        _end_processes(left, mark)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for process in left:
+                with suppress(psutil.Error):
+                    end(process)
+            left = psutil.wait_procs(left, timeout=5)[1]
+            # A dying daemon may have started more.
+            left += [process for process in _find_marked(mark) if process not in left]
     finally:
         for file in (*shared, *find_semaphores(numbers)):
             file.unlink(missing_ok=True)
-
-
-def _end_processes(left: list[psutil.Process], mark: str) -> None:
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for process in left:
-            try:
-                end(process)
-            except psutil.Error:
-                continue
-        left = psutil.wait_procs(left, timeout=5)[1]
-        # A dying daemon may have started more.
-        left += [process for process in _find_marked(mark) if process not in left]
-        if not left:
-            return
 
 
 def _explain_failure(out: Path, start: int) -> str:
@@ -217,6 +199,4 @@ def _find_error(log: Path, start: int) -> str:
     for line in own:
         if "SpearError" in line or "SettingsError" in line:
             return line.partition(": ")[2]
-    if own:
-        return own[-1][:300]
-    return "the process was killed" if not errors else errors[-1][:300]
+    return (own or errors or ["the process was killed"])[-1][:300]

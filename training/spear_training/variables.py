@@ -66,8 +66,7 @@ def write_secrets(out: Path, secrets: Mapping[str, str]) -> Path:
 def read_secrets() -> None:
     """Add the secrets of this training to the environment, without replacing variables.
 
-    Raises:
-        SpearError: the file cannot be read on this node.
+    Raises SpearError if the file cannot be read on this node.
     """
     name = os.environ.get(SECRETS_VARIABLE)
     if name is None:

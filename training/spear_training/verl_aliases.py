@@ -96,12 +96,8 @@ def _rename(key: str, aliases: Mapping[str, str]) -> str | None:
 def translate_overrides(overrides: Sequence[str], estimator: str) -> list[str]:
     """Translate overrides of verl's keys to their equivalents; others stay unchanged.
 
-    Args:
-        overrides: ``KEY=VALUE`` of a user, in Hydra's form.
-        estimator: the advantage estimator, unless an override sets it.
-
-    Raises:
-        SpearError: two names of one setting have different values.
+    ``estimator`` is the advantage estimator, unless an override sets it. Raises SpearError if two names of one setting
+    have different values.
     """
     values = {key.lstrip("+"): value for key, equals, value in (text.partition("=") for text in overrides) if equals}
     for name in ("spear.advantage.estimator", "algorithm.adv_estimator"):

@@ -1,9 +1,7 @@
 """Keys of verl's configuration with an effect here; changes of other keys are refused by name.
 
-`spear train` composes the full configuration of verl 0.9.1, but SPEAR's trainer replaces parts of verl: its losses,
-advantages, rewards, samplers and agent loops. If a key of theirs has an exact equivalent of ours, an override sets that
-(:mod:`spear_training.verl_aliases`). The tables below come from reading the rest of verl: the trainer's loop, the
-workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
+SPEAR's trainer replaces verl's losses, advantages, rewards, samplers and agent loops. A key of theirs with an exact
+equivalent of ours sets that (:mod:`spear_training.verl_aliases`).
 """
 
 from __future__ import annotations
@@ -63,8 +61,8 @@ class Readers:
         return [f"{node}.{name}" for node, names in self.keys.items() for name in names.split()]
 
 
-def _plays_by(*names: str) -> Callable[[Flat], bool]:
-    return lambda flat: flat.get(_ROLLOUT_NAME) in names
+def _where(key: str, *values: str) -> tuple[str, Callable[[Flat], bool]]:
+    return f"{key}={' or '.join(values)}", lambda flat: flat.get(key) in values
 
 
 READERS = (
@@ -105,8 +103,7 @@ READERS = (
             "critic.model": _MODEL,
             "trainer": "max_critic_ckpt_to_keep",
         },
-        "spear.advantage.estimator=gae",
-        lambda flat: flat.get("spear.advantage.estimator") == "gae",
+        *_where("spear.advantage.estimator", "gae"),
     ),
     Readers(
         {
@@ -119,20 +116,11 @@ READERS = (
     ),
     Readers(
         dict.fromkeys((f"{_AR}.actor.fsdp_config", f"{_AR}.ref.fsdp_config", "critic.fsdp"), _FSDP1),
-        f"{_STRATEGY}=fsdp",
-        lambda flat: flat.get(_STRATEGY) == "fsdp",
+        *_where(_STRATEGY, "fsdp"),
     ),
-    Readers(
-        {"data": "shuffle dataloader_num_workers"},
-        "spear.curriculum.choice=uniform",
-        lambda flat: flat.get("spear.curriculum.choice") == "uniform",
-    ),
-    Readers(
-        {f"{_AR}.rollout": "trace.*"},
-        f"{_ROLLOUT_NAME}={VLLM} or {VLLM_CPU}",
-        _plays_by(VLLM, VLLM_CPU),
-    ),
-    Readers({f"{_AR}.rollout.engine_kwargs": f"{VLLM_CPU}.*"}, f"{_ROLLOUT_NAME}={VLLM_CPU}", _plays_by(VLLM_CPU)),
+    Readers({"data": "shuffle dataloader_num_workers"}, *_where("spear.curriculum.choice", "uniform")),
+    Readers({f"{_AR}.rollout": "trace.*"}, *_where(_ROLLOUT_NAME, VLLM, VLLM_CPU)),
+    Readers({f"{_AR}.rollout.engine_kwargs": f"{VLLM_CPU}.*"}, *_where(_ROLLOUT_NAME, VLLM_CPU)),
     Readers(
         {
             f"{_AR}.rollout": "data_parallel_size expert_parallel_size gpu_memory_utilization ignore_eos enforce_eager "
@@ -144,8 +132,7 @@ READERS = (
             f"{_AR}.rollout.checkpoint_engine": "update_weights_bucket_megabytes",
             f"{_AR}.model": "lora.fully_sharded_loras",
         },
-        f"{_ROLLOUT_NAME}={VLLM}",
-        _plays_by(VLLM),
+        *_where(_ROLLOUT_NAME, VLLM),
     ),
 )
 """Keys that verl or our plugin reads. No other key may be changed."""
@@ -238,25 +225,18 @@ for _readers in READERS:
 
 def find_readers(key: str) -> list[Readers]:
     """Readers of ``key``; empty if there are none."""
-    pattern = find_pattern(key, _READ)
-    return [] if pattern is None else _READ[pattern]
+    return _READ.get(find_pattern(key, _READ) or "", [])
 
 
 def find_advice(key: str) -> str | None:
     """Advice on an override of ``key``, or None."""
-    pattern = find_pattern(key, ADVICE)
-    return explain_alias(key) or (None if pattern is None else ADVICE[pattern])
+    return explain_alias(key) or ADVICE.get(find_pattern(key, ADVICE) or "")
 
 
 def check_keys(before: Flat, after: Flat) -> None:
-    """Check a user's changes.
+    """Raise SpearError, with what to set instead, if a user changed a key of verl that has no effect here.
 
-    Args:
-        before: the configuration of the choices only (preset, algorithm, model, cluster, environment).
-        after: with the user's ``KEY=VALUE``.
-
-    Raises:
-        SpearError: a changed key of verl has no effect here; names what to set instead.
+    ``before`` is the configuration of the choices only (preset, algorithm, model, cluster, environment).
     """
     missing = object()
     for key in dict.fromkeys([*before, *after]):
@@ -264,17 +244,13 @@ def check_keys(before: Flat, after: Flat) -> None:
             continue
         readers = find_readers(key)
         if not readers:
-            raise SpearError(_explain_unread(key, known=key in before))
+            advice = find_advice(key)
+            if advice is not None or key in before:
+                raise SpearError(f"{key} cannot be changed here: {advice or UNREAD}")
+            near = difflib.get_close_matches(key, [pattern.removesuffix(".*") for pattern in _READ], 1, cutoff=0.8)
+            raise SpearError(f"{key}: {UNREAD}" + (f"; did you mean {near[0]}?" if near else ""))
         if not any(reader.holds(after) for reader in readers):
             needs = " or ".join(str(reader.needs) for reader in readers)
             raise SpearError(f"{key} cannot be changed here: it takes {needs}")
         if key in CHOICES and after.get(key) not in CHOICES[key]:
             raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {after.get(key)!r}")
-
-
-def _explain_unread(key: str, *, known: bool) -> str:
-    advice = find_advice(key)
-    if advice is not None or known:
-        return f"{key} cannot be changed here: {advice or UNREAD}"
-    near = difflib.get_close_matches(key, [pattern.removesuffix(".*") for pattern in _READ], 1, cutoff=0.8)
-    return f"{key}: {UNREAD}" + (f"; did you mean {near[0]}?" if near else "")

@@ -1,7 +1,6 @@
 """Tools for verl's own ``tool_agent_loop`` (``tool_config_path``): our sandbox and our retriever.
 
-That loop plays without an environment: it renders the chat template, calls tools, and leaves the reward to verl. The
-tools answer in the same words as our environments. Our trainer is not needed.
+They answer in the same words as our environments. Our trainer is not needed.
 """
 
 from __future__ import annotations
@@ -131,12 +130,8 @@ class _ServiceTool(BaseTool, ABC):
 class CodeInterpreterTool(_ServiceTool):
     """``code_interpreter`` of ``spear/CodeInterpreter-v0``: the same programs, limits and words.
 
-    Args:
-        config: see :class:`CodeSettings`.
-        tool_schema: another description for the model, with the name and argument it uses.
-
-    Raises:
-        SpearError: a setting that does not exist or cannot be, or no sandbox answers.
+    ``config`` is a :class:`CodeSettings`; ``tool_schema`` another description for the model, with the name and argument
+    it uses. Raises SpearError for an invalid setting, or if no sandbox answers.
     """
 
     _trial = "print(1)"
@@ -161,12 +156,8 @@ class CodeInterpreterTool(_ServiceTool):
 class SearchTool(_ServiceTool):
     """``search`` of ``spear/SearchR1-v0``: the same passages, in the same words.
 
-    Args:
-        config: see :class:`SearchSettings`.
-        tool_schema: another description for the model.
-
-    Raises:
-        SpearError: a setting that does not exist or cannot be, or no retriever answers.
+    ``config`` is a :class:`SearchSettings`; ``tool_schema`` another description for the model. Raises SpearError for an
+    invalid setting, or if no retriever answers.
     """
 
     _trial = "ready"

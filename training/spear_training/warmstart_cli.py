@@ -69,17 +69,9 @@ def warmstart(
         shape=replace(recipe.shape, **shape),
         **chosen,
     )
-    console = Console()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_interactive,
-    ) as progress:
+    console, text = Console(), TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as progress:
         bar = progress.add_task("expert episodes", total=settings.episodes)
         report = train_policy(
             settings,

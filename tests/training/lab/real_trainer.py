@@ -53,7 +53,7 @@ def make_worker(folder: str, settings: Any) -> Any:
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
-    from spear_training.verl_plugin.loss import actor_loss
+    from spear_training.verl_plugin.actor import actor_loss
     from spear_training.verl_plugin.workers import SpearTrainingWorker
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)

@@ -11,10 +11,9 @@ from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.levels import WORDS
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.lab.playing import play_groups, tabulate_play
+from spear_training.lab.playing import Beginning, play_groups, tabulate_play
 from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
 from spear_training.lab.rooms import FAR, Rooms
-from spear_training.lab.sources import Beginning
 
 TURNS = 12
 

@@ -15,9 +15,9 @@ from spear_training.algorithms import SettingsError, policy_loss
 from spear_training.algorithms.branching import Branch
 from spear_training.lab.comparison import Arm, TrainingSettings
 from spear_training.lab.controls import weigh_positive
+from spear_training.lab.playing import Beginning
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Beginning
 from spear_training.lab.training import Training, train
 
 SETTINGS = TrainingSettings(

@@ -15,10 +15,9 @@ from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
 from spear_training.algorithms.estimators import estimate_grpo
 from spear_training.lab.comparison import Arm, Comparison, TrainingSettings
-from spear_training.lab.playing import Played, play_groups, tabulate_play
+from spear_training.lab.playing import Beginning, Played, play_groups, tabulate_play
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Beginning
 from spear_training.lab.training import Training
 from spear_training.lab.tree import ESTIMATOR, TreeSettings, estimate_tree
 from spear_training.step.plan import reward_episode

@@ -20,7 +20,6 @@ from spear_training.planning.fitting import (
     ACTOR_KEYS,
     BUCKET,
     ENOUGH,
-    PAD_KEYS,
     Wish,
     find_room,
     fit_training,
@@ -115,7 +114,7 @@ def compose(*overrides: str) -> Any:
 
 
 def read(config: Any) -> tuple[int, bool]:
-    return tuple(OmegaConf.select(config, key) for key in ACTOR_KEYS)  # type: ignore[return-value]
+    return tuple(OmegaConf.select(config, key) for key in ACTOR_KEYS[:2])  # type: ignore[return-value]
 
 
 BF16 = "actor_rollout_ref.rollout.dtype=bfloat16"
@@ -151,9 +150,9 @@ def test_on_a_cpu_a_large_policy_takes_little_memory_unless_the_user_says_otherw
 
 def test_on_a_cpu_micro_batches_of_a_large_policy_have_few_shapes(tmp_path: Path) -> None:
     def read_padding(config: Any) -> tuple[Any, ...]:
-        return tuple(OmegaConf.select(config, key) for key in PAD_KEYS)
+        return tuple(OmegaConf.select(config, key) for key in ACTOR_KEYS[2:])
 
-    config, own, earlier, exact = compose(BF16), compose(BF16, f"{PAD_KEYS[0]}=false"), compose(BF16), compose()
+    config, own, earlier, exact = compose(BF16), compose(BF16, f"{ACTOR_KEYS.pad}=false"), compose(BF16), compose()
     exact.actor_rollout_ref.rollout.dtype = "float32"
     before = read_padding(config)
     assert before == (False, 1024)
@@ -161,7 +160,7 @@ def test_on_a_cpu_micro_batches_of_a_large_policy_have_few_shapes(tmp_path: Path
     assert read_padding(exact) == before, "in float32 torch keeps nothing of a shape"
     fit_training(config, (), 100 * GIB)
     assert read_padding(config) == (True, BUCKET) and config.actor_rollout_ref.actor.fsdp_config.pad_to_length
-    fit_training(own, (f"{PAD_KEYS[0]}=false",), 100 * GIB)
+    fit_training(own, (f"{ACTOR_KEYS.pad}=false",), 100 * GIB)
     assert read_padding(own) == before
     OmegaConf.save(earlier, tmp_path / "config.yaml")
     fit_training(earlier, (), 100 * GIB, tmp_path / "config.yaml")

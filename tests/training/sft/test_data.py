@@ -15,9 +15,8 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
-from spear_training.sft.data import Preparation, prepare_samples
+from spear_training.sft.data import Preparation, open_store, prepare_samples, write_store
 from spear_training.sft.samples import Overlong, Sample, SampleReader
-from spear_training.sft.store import open_store, write_store
 from tests.agents.test_evaluation import SplitCorridor
 from tests.training.sft.conftest import write_lines
 

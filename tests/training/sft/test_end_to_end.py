@@ -20,7 +20,7 @@ from spear_agents.engines.hf import HFModel
 from spear_agents.evaluation import run_evaluation
 from spear_agents.metrics import read_history
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_training.sft.store import open_store
+from spear_training.sft.data import open_store
 from spear_training.warmstart import PolicyShape, WarmStartSettings, train_policy
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from spear_training import precision
 from spear_training.sft import launch
 from spear_training.sft.data import Preparation
 from spear_training.sft.launch import (
-    ModelFacts,
     SftSettings,
     compose_sft,
     count_steps,
@@ -55,9 +54,9 @@ def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     config = {"vocab_size": 9, "max_position_embeddings": 50}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_model(tmp_path) == ModelFacts(9, 50)
+    assert read_model(tmp_path) == (9, 50)
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
-    assert read_model(tmp_path) == ModelFacts(9, 50), "of a model that also sees"
+    assert read_model(tmp_path) == (9, 50), "of a model that also sees"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"vocab_size": null}'])

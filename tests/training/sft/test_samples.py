@@ -75,9 +75,9 @@ def test_messages_without_a_response_are_no_sample(reader: SampleReader) -> None
 
 def test_a_sample_is_cut_at_its_end(reader: SampleReader) -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 0, 1, 0, 1))
-    assert sample.shorten(9) == sample
-    assert sample.shorten(4) == Sample((1, 2, 3), (0, 0, 1))
-    assert sample.shorten(2) is None
+    assert trim(sample.ids[:9], sample.mask[:9]) == sample
+    assert trim(sample.ids[:4], sample.mask[:4]) == Sample((1, 2, 3), (0, 0, 1))
+    assert trim(sample.ids[:2], sample.mask[:2]) is None
 
 
 def test_tokens_that_read_otherwise_than_their_messages_are_noticed(reader: SampleReader, tokenizer: Any) -> None:

@@ -86,7 +86,7 @@ def test_each_row_has_a_seed_of_its_own_and_each_update_others() -> None:
     assert made[1].rows.seed.tolist() == seeds.tolist() and made[1].deal == made[0].deal
     again = Update(make_rows(40), None)
     again.updater.update(make_rows(40), None, 0.3, {})
-    assert again.updater._actor.log[1].update.rows.seed.tolist() != seeds.tolist()  # type: ignore[attr-defined]
+    assert again.updater.actor.log[1].update.rows.seed.tolist() != seeds.tolist()  # type: ignore[attr-defined]
 
 
 def test_replayed_rows_take_the_columns_of_fresh_ones() -> None:
@@ -104,7 +104,7 @@ def test_bounds_move_with_each_replay_and_are_given_to_the_next() -> None:
     assert Update(make_rows(8), None).state.bounds is None, "nothing was replayed"
     assert Update(make_rows(8), make_rows(4, first=8), cov={"ratio": 0.0}).state.bounds is None
     made.updater.update(make_rows(8), make_rows(4, first=8), 0.3, {})
-    assert made.updater._actor.log[1].update.bounds == pytest.approx(BOUNDS)  # type: ignore[attr-defined]
+    assert made.updater.actor.log[1].update.bounds == pytest.approx(BOUNDS)  # type: ignore[attr-defined]
 
 
 def test_what_is_logged_is_shares_of_tokens() -> None:

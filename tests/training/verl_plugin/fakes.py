@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict
 
 from spear_training.verl_plugin import queue
+from spear_training.verl_plugin.actor import STEERING
 from spear_training.verl_plugin.columns import nest_flat
 from spear_training.verl_plugin.critic import WEIGHT
-from spear_training.verl_plugin.loss import STEERING
 
 
 class FakeQueue:

@@ -175,7 +175,7 @@ def take_step(folder: str, attention: str, sequence: int) -> list[float]:
 
     from spear_training import attention as choice
     from spear_training.algorithms import SpearSettings
-    from spear_training.verl_plugin.loss import actor_loss
+    from spear_training.verl_plugin.actor import actor_loss
     from tests.training.verl_plugin.test_invariance import PADDING, ROWS, make_rows, take
 
     if attention == "flash_attention_2":
@@ -266,7 +266,7 @@ def train_once(engine: Any) -> None:
     from verl.utils import tensordict_utils as tu
 
     from spear_training.algorithms import SpearSettings
-    from spear_training.verl_plugin.loss import actor_loss
+    from spear_training.verl_plugin.actor import actor_loss
     from tests.training.verl_plugin.test_invariance import PADDING, ROWS, make_rows, take
 
     settings = SpearSettings.from_mapping({"cov": {"ratio": 0.0}})

@@ -17,9 +17,8 @@ from verl.utils.metric import Metric
 from spear_training.algorithms import ReplayBuffer, RowTable, SpearSettings, policy_loss, spear_loss
 from spear_training.step.state import SpearState
 from spear_training.step.update import Updater, UpdateSizes
-from spear_training.verl_plugin.actor import VerlActor
+from spear_training.verl_plugin.actor import VerlActor, actor_loss
 from spear_training.verl_plugin.columns import build_columns, nest_flat
-from spear_training.verl_plugin.loss import actor_loss
 from spear_training.verl_plugin.queue import StepQueue
 from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.verl_plugin.fakes import FakeQueue

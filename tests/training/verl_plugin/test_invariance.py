@@ -15,8 +15,8 @@ from torch import nn
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings, weigh_rows
+from spear_training.verl_plugin.actor import STEERING, actor_loss
 from spear_training.verl_plugin.columns import build_columns, nest_flat
-from spear_training.verl_plugin.loss import STEERING, actor_loss
 
 ROWS, PADDING = 11, 1
 VOCABULARY = 13

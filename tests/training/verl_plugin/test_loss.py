@@ -16,8 +16,8 @@ from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings
 from spear_training.step.loss import measure_loss
+from spear_training.verl_plugin.actor import STEERING, actor_loss
 from spear_training.verl_plugin.columns import build_columns, nest_flat
-from spear_training.verl_plugin.loss import STEERING, actor_loss
 from tests.training.step.batches import CASES, GAMMA, Batch, draw_batch, find_bounds
 
 

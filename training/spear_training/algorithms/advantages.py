@@ -66,8 +66,7 @@ def group_advantages(
     deviation = grouping.offset - grouping.mean_offset[group]
     scale = grouping.std(ddof=1) + eps if normalize_std else torch.ones_like(grouping.count)
     advantages = deviation / scale[group]
-    alone = (1.0 + eps) if normalize_std else 1.0
-    return _finish(advantages, grouping, rewards, singleton, valid, alone)
+    return _finish(advantages, grouping, rewards, singleton, valid, (1.0 + eps) if normalize_std else 1.0)
 
 
 def rloo_advantages(

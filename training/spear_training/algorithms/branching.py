@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic.dataclasses import dataclass as checked
@@ -27,10 +27,8 @@ class BranchMode(str, Enum):
 
 
 @checked(frozen=True, config=STRICT)
-class BranchSettings(Record):
+class BranchSettings(Record, path="spear.branch"):
     """Groups that start in a state of an earlier episode, the same for all members, so that advantages refer to it."""
-
-    PATH: ClassVar[str] = "spear.branch"
 
     share: float = number(0.0, at_least=0, at_most=1)
     """Share of the groups of a step; 0 switches branching off."""
@@ -88,15 +86,16 @@ class Archive(Generic[Task, State]):
 
     def draw(self, groups: int, rng: np.random.Generator) -> list[Branch[Task, State]]:
         """Draw states in which the first of ``groups`` groups start: ``share`` of them, or none without states."""
-        usable = [past for past in self._episodes if self._can_begin(past)]
+        reverse = self._settings.mode is BranchMode.SUCCESS
+        usable = [
+            past
+            for past in self._episodes
+            if self._settings.begins_in(won=past.won) and (past.back if reverse else 1) <= len(past.states)
+        ]
         return [
             self._choose(usable[int(rng.integers(len(usable)))])
             for _ in range(round(self._settings.share * groups) if usable else 0)
         ]
-
-    def _can_begin(self, past: _Past[Task, State]) -> bool:
-        left = past.back if self._settings.mode is BranchMode.SUCCESS else 1
-        return self._settings.begins_in(won=past.won) and left <= len(past.states)
 
     def _choose(self, past: _Past[Task, State]) -> Branch[Task, State]:
         turn = len(past.states) - past.back

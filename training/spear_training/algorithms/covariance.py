@@ -109,12 +109,7 @@ def _count_budget(tokens: Tensor, ratio: float, floor_one: bool) -> Tensor:
 
 
 def calibrate_covariance_bounds(
-    log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    lower_top: float = 0.02,
-    upper_top: float = 0.0002,
+    log_probs: Tensor, advantages: Tensor, mask: Tensor, *, lower_top: float = 0.02, upper_top: float = 0.0002
 ) -> tuple[float, float]:
     """Bounds of :func:`covariance_clip_mask` from the first training step (``sec:implementation_detail_appdx``).
 
@@ -129,12 +124,8 @@ def calibrate_covariance_bounds(
     """
     if not (0.0 < lower_top <= 1.0 and 0.0 < upper_top <= 1.0):
         raise ValueError(f"lower_top and upper_top must lie in (0, 1], not {lower_top} and {upper_top}")
-    values = covariance(log_probs, advantages, mask)[mask > 0].to(torch.float64)
-    if not values.numel():
-        raise ValueError("no valid token to measure covariance bounds on")
-    sizes = [math.ceil(share * values.numel() - 1e-9) for share in (lower_top, upper_top)]
-    largest = torch.topk(values, max(sizes)).values
-    return float(largest[: sizes[0]].mean()), float(largest[: sizes[1]].mean())
+    tops = _rank_largest(covariance(log_probs, advantages, mask)[mask > 0], lower_top, upper_top)
+    return float(tops[0].mean()), float(tops[1].mean())
 
 
 def find_covariance_quantiles(
@@ -159,9 +150,14 @@ def find_covariance_quantiles(
     Raises:
         ValueError: no valid token.
     """
-    values = covariance(log_probs, advantages, mask, scope=scope)[mask > 0]
+    tops = _rank_largest(covariance(log_probs, advantages, mask, scope=scope)[mask > 0], lower_top, upper_top)
+    return max(float(tops[0][-1]), SMALL), max(float(tops[1][-1]), SMALL)
+
+
+def _rank_largest(values: Tensor, *shares: float) -> list[Tensor]:
+    """The ceil(share n) largest of n values in descending order, float64, for each share."""
     if not values.numel():
         raise ValueError("no valid token to measure covariance bounds on")
-    sizes = [math.ceil(share * values.numel() - 1e-9) for share in (lower_top, upper_top)]
+    sizes = [math.ceil(share * values.numel() - 1e-9) for share in shares]
     largest = torch.topk(values.double(), max(sizes)).values
-    return max(float(largest[sizes[0] - 1]), SMALL), max(float(largest[sizes[1] - 1]), SMALL)
+    return [largest[:size] for size in sizes]

@@ -11,13 +11,7 @@ from spear_training.algorithms.rows import Array
 
 
 def gae_advantages(
-    token_rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    whiten: bool = True,
+    token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the tokens of the policy (``sec:ppogrpo``).
 

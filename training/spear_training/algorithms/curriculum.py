@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,10 +24,8 @@ class Choice(str, Enum):
 
 
 @dataclass(frozen=True, config=STRICT)
-class CurriculumSettings(Record):
+class CurriculumSettings(Record, path="spear.curriculum"):
     """Which tasks are drawn."""
-
-    PATH: ClassVar[str] = "spear.curriculum"
 
     choice: Choice = Choice.UNIFORM
     forget: float = number(0.9, above=0, at_most=1)
@@ -91,8 +89,7 @@ class TaskSource:
         """Success of the tasks of each task's difficulty [N]."""
         wins, losses = (np.bincount(self._bands, weights=counts) for counts in (self._wins, self._losses))
         # An unknown difficulty starts at one half, and so is explored.
-        mean: Array = ((wins + 0.5) / (wins + losses + 1.0))[self._bands]
-        return mean
+        return ((wins + 0.5) / (wins + losses + 1.0))[self._bands]
 
     def _differ(self, rate: Array) -> Array:
         return 1.0 - rate**self._group - (1.0 - rate) ** self._group

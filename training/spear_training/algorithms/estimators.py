@@ -15,12 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spear_training.algorithms.advantages import (
-    discount_rows,
-    gigpo_advantages,
-    group_advantages,
-    rloo_advantages,
-)
+from spear_training.algorithms.advantages import discount_rows, gigpo_advantages, group_advantages, rloo_advantages
 from spear_training.algorithms.critic import episode_advantages
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.registry import ESTIMATORS
@@ -114,8 +109,7 @@ def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
     )
     places = list(zip(rows.group[owner].tolist(), number.tolist(), strict=True))
     step = group_advantages(returns, places, normalize_std=choice.normalize_std, weight="row").numpy()
-    lengths = _measure_turns(rows)
-    return np.repeat(episode[owner] + choice.step_weight * step, lengths)
+    return np.repeat(episode[owner] + choice.step_weight * step, _measure_turns(rows))
 
 
 def _measure_turns(rows: RowTable) -> Array:

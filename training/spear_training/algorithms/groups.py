@@ -106,10 +106,7 @@ class Grouping:
 
 
 def gather_groups(
-    rewards: Tensor,
-    group_ids: Ids,
-    trajectory_ids: Ids | None,
-    valid: Tensor | Sequence[Any] | None,
+    rewards: Tensor, group_ids: Ids, trajectory_ids: Ids | None, valid: Tensor | Sequence[Any] | None
 ) -> tuple[Grouping, Tensor]:
     """Group rows by id; units are the trajectories within a group, or the rows if ``trajectory_ids`` is None.
 
@@ -149,8 +146,7 @@ def gather_groups(
     mean_offset = values.new_zeros(n_groups).index_add_(0, group_of_unit, unit_offset) / count.clamp(min=1.0)
     deviation = (unit_offset - mean_offset[group_of_unit]) * present
     squares = values.new_zeros(n_groups).index_add_(0, group_of_unit, deviation.square())
-    grouping = Grouping(ids, groups, units, reference, offset, unit_offset, count, mean_offset, squares)
-    return grouping, present_rows
+    return Grouping(ids, groups, units, reference, offset, unit_offset, count, mean_offset, squares), present_rows
 
 
 def group_statistics(

@@ -106,8 +106,7 @@ def policy_loss(
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip must be above 1, not {dual_clip}; None switches it off")
     weights = expand_advantages(advantages, log_probs).detach()
-    log_ratio = torch.where(on, log_probs - old_log_probs.detach(), 0.0)
-    ratio = torch.exp(_clamp(log_ratio, max_log_ratio))
+    ratio = torch.exp(_clamp(torch.where(on, log_probs - old_log_probs.detach(), 0.0), max_log_ratio))
     plain = -weights * ratio
     limited = -weights * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     clipped = on & (limited > plain)
@@ -170,8 +169,7 @@ def cispo_loss(
     """
     on = check_tokens(log_probs, mask)
     weights = expand_advantages(advantages, log_probs).detach()
-    log_ratio = torch.where(on, log_probs - old_log_probs, 0.0).detach()
-    ratio = torch.exp(_clamp(log_ratio, max_log_ratio))
+    ratio = torch.exp(_clamp(torch.where(on, log_probs - old_log_probs, 0.0).detach(), max_log_ratio))
     limited = torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     loss = torch.where(on, -limited * weights * torch.where(on, log_probs, 0.0), 0.0)
     return PolicyLoss(loss, ratio, on & (limited != ratio), torch.zeros_like(on))

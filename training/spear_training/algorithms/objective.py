@@ -230,8 +230,7 @@ def spear_loss(
     Args:
         log_probs, old_log_probs: [B, T] float; gradients flow into the first only.
         advantages: [B] or [B, T]; recalibrated ones on replayed rows.
-        mask: [B, T], on for loss tokens.
-        replay: [B], on for replayed rows.
+        mask: [B, T], on for loss tokens; replay: [B], on for replayed rows.
         gamma: weight of the self-imitation term.
         policy: token losses of both terms (:func:`~spear_training.algorithms.losses.bind_policy_loss`).
         cov_ratio: lambda of the replayed rows' covariance clip, its other options at their defaults; or
@@ -255,11 +254,13 @@ def spear_loss(
     clips = ((cov or CovarianceClip(cov_ratio), replayed), (on_policy_cov, fresh))
     removed, bounds = _clip_covariances(log_probs, advantages, tokens, clips, generator)
     loss = torch.where(on & ~removed, tokens.loss, 0.0)
-    if rollout_weights is not None:
-        loss = loss * rollout_weights
+    loss = loss if rollout_weights is None else loss * rollout_weights
     divergence = torch.zeros_like(loss)
     if kl_coefficient > 0.0:
-        divergence = _diverge(log_probs, ref_log_probs, on)
+        if ref_log_probs is None:
+            raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
+        # Zero off the mask: values there must not overflow, not even in the gradient.
+        divergence = kl_divergence(*(torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs)))
         loss = loss + kl_coefficient * divergence
     if weights is None:
         scale = float(loss_scale_factor) if loss_scale_factor is not None else float(max(1, loss.shape[1]))
@@ -284,15 +285,6 @@ def spear_loss(
         replay_ratio_squared=ratio.square().sum(),
         bounds=bounds,
     )
-
-
-def _diverge(log_probs: Tensor, ref_log_probs: Tensor | None, on: Tensor) -> Tensor:
-    """KL divergence of each token to the reference, 0 off the mask."""
-    if ref_log_probs is None:
-        raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
-    # Zero off the mask: values there must not overflow, not even in the gradient.
-    current, reference = (torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs))
-    return kl_divergence(current, reference)
 
 
 def _clip_covariances(

@@ -47,6 +47,11 @@ class Record:
 
     PATH: ClassVar[str] = ""
 
+    def __init_subclass__(cls, path: str = "", **keywords: Any) -> None:
+        """Set the dotted ``path`` of the node, for messages."""
+        super().__init_subclass__(**keywords)
+        cls.PATH = path or cls.PATH
+
     def check(self) -> None:
         """Check fields that depend on each other."""
 
@@ -87,8 +92,7 @@ class Record:
 
     def to_mapping(self) -> dict[str, Any]:
         """The record as nested plain values (numbers, booleans, strings, ``None``): JSON-able and YAML-able."""
-        plain: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
-        return plain
+        return TypeAdapter(type(self)).dump_python(self, mode="json")
 
     @classmethod
     def keys(cls) -> Iterator[str]:

@@ -141,8 +141,7 @@ class RowTable:
 
     def split(self, name: str) -> list[Array]:
         """Split a column into one view per row."""
-        ends = np.cumsum(self.sizes(COLUMNS[name][0]))
-        return np.split(self._columns[name], ends[:-1]) if self._length else []
+        return np.split(self._columns[name], np.cumsum(self.sizes(COLUMNS[name][0]))[:-1]) if self._length else []
 
     def add(self, **columns: Any) -> RowTable:
         """The same rows with these columns added or replaced."""

@@ -44,8 +44,7 @@ def follow_entropy(t: int, steps: int, metrics: Metrics, low: float = 0.1, high:
 
     Self-imitation sharpens a policy; this schedule stops when little entropy is left for exploration.
     """
-    entropy = metrics.get("entropy/token-mean", high)
-    return cosine_warmup(t, steps) * _rise(entropy, low, high)
+    return cosine_warmup(t, steps) * _rise(metrics.get("entropy/token-mean", high), low, high)
 
 
 @GAMMA.register("success")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -37,10 +37,8 @@ NO_METRICS: Metrics = {}
 
 
 @dataclass(frozen=True, config=STRICT)
-class SilSettings(Record):
+class SilSettings(Record, path="spear.sil"):
     """Self-imitation from replayed rows."""
-
-    PATH: ClassVar[str] = "spear.sil"
 
     enabled: bool = True
     coupling: Coupling = Coupling.JOINT
@@ -61,16 +59,12 @@ class SilSettings(Record):
         """gamma at global step ``t`` from 1 (``eq:gamma``), by the last step's metrics; 0 without self-imitation."""
         if not self.enabled:
             return 0.0
-        return _read_weight(
-            GAMMA, self.gamma, GAMMA.call(self.gamma, t, self.warmup_steps, metrics, **self.gamma_options)
-        )
+        return _weigh(GAMMA, self.gamma, t, self.warmup_steps, metrics, self.gamma_options)
 
 
 @dataclass(frozen=True, config=STRICT)
-class RewardSettings(Record):
+class RewardSettings(Record, path="spear.reward"):
     """Composition of a trajectory's reward (``eq:rewardtotal``)."""
-
-    PATH: ClassVar[str] = "spear.reward"
 
     success: float = 1.0
     failure: float = -1.0
@@ -92,24 +86,20 @@ class RewardSettings(Record):
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the previous step."""
-        return _read_weight(MU, self.mu, MU.call(self.mu, t, self.decay_steps, metrics, **self.mu_options))
+        return _weigh(MU, self.mu, t, self.decay_steps, metrics, self.mu_options)
 
 
 @dataclass(frozen=True, config=STRICT)
-class BaselineSettings(Record):
+class BaselineSettings(Record, path="spear.baseline"):
     """Buffer D_R of group means, from which replayed advantages are recalibrated (``eq:recalibrateadv``)."""
-
-    PATH: ClassVar[str] = "spear.baseline"
 
     capacity: int = number(10240, at_least=0)
     """Number of groups; 0 switches recalibration off."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class ReplaySettings(Record):
+class ReplaySettings(Record, path="spear.replay"):
     """Replay buffer D (``alg:sal``)."""
-
-    PATH: ClassVar[str] = "spear.replay"
 
     capacity: int = number(2048, at_least=1)
     unit: ReplayUnit = ReplayUnit.SAMPLE
@@ -121,10 +111,8 @@ class ReplaySettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class CovarianceSettings(Record):
+class CovarianceSettings(Record, path="spear.cov"):
     """Covariance clipping (``eq:clipuniform``); of replayed rows unless ``on_policy`` is set."""
-
-    PATH: ClassVar[str] = "spear.cov"
 
     ratio: float = number(0.02, at_least=0, at_most=1)
     """lambda; 0 switches the clip off."""
@@ -157,10 +145,8 @@ class CovarianceSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class ClipSettings(Record):
+class ClipSettings(Record, path="spear.clip"):
     """Clipping of the policy ratio (``eq:silvanilladetail``)."""
-
-    PATH: ClassVar[str] = "spear.clip"
 
     low: float = number(0.2, at_least=0, at_most=1)
     high: float = number(0.28, at_least=0)
@@ -170,19 +156,15 @@ class ClipSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class KlSettings(Record):
+class KlSettings(Record, path="spear.kl"):
     """KL divergence to the reference policy (``eq:kl``)."""
-
-    PATH: ClassVar[str] = "spear.kl"
 
     coefficient: float = number(0.0, at_least=0)
 
 
 @dataclass(frozen=True, config=STRICT)
-class AdvantageSettings(Record):
+class AdvantageSettings(Record, path="spear.advantage"):
     """Advantage estimation of on-policy rows."""
-
-    PATH: ClassVar[str] = "spear.advantage"
 
     estimator: str = "grpo"
     """One of those in :mod:`~spear_training.algorithms.estimators`, or ``module:function``."""
@@ -208,10 +190,8 @@ class AdvantageSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class CriticSettings(Record):
+class CriticSettings(Record, path="spear.critic"):
     """PPO's critic, if the estimator needs one (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
-
-    PATH: ClassVar[str] = "spear.critic"
 
     gamma: float = number(1.0, at_least=0, at_most=1)
     """Discount from one token of the policy to the next."""
@@ -226,10 +206,8 @@ class CriticSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class LossSettings(Record):
+class LossSettings(Record, path="spear.loss"):
     """Policy loss of tokens and its aggregation."""
-
-    PATH: ClassVar[str] = "spear.loss"
 
     policy: str = "vanilla"
     """One of those in :mod:`~spear_training.algorithms.losses`, or ``module:function``."""
@@ -247,10 +225,8 @@ class LossSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class FilterSettings(Record):
+class FilterSettings(Record, path="spear.filter"):
     """Filters of Dr.BoT (``sec:botdetails``)."""
-
-    PATH: ClassVar[str] = "spear.filter"
 
     groups: float = number(0.75, above=0, at_most=1)
     """Share of groups of largest reward deviation that is kept; 1 keeps all."""
@@ -268,10 +244,8 @@ class FilterSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class SamplingSettings(Record):
+class SamplingSettings(Record, path="spear.sampling"):
     """Dynamic sampling (DAPO): more tasks are drawn while too many groups have equal rewards."""
-
-    PATH: ClassVar[str] = "spear.sampling"
 
     enabled: bool = False
     max_rounds: int = number(3, at_least=1)
@@ -279,10 +253,8 @@ class SamplingSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class SpearSettings(Record):
+class SpearSettings(Record, path="spear"):
     """All settings of SPEAR. Immutable: :func:`dataclasses.replace` and :meth:`override` make changed copies."""
-
-    PATH: ClassVar[str] = "spear"
 
     sil: SilSettings = field(default_factory=SilSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
@@ -307,8 +279,11 @@ class SpearSettings(Record):
         return SpearSettings.from_mapping(merged)
 
 
-def _read_weight(registry: Registry[Any], name: str, value: Any) -> float:
-    """Check a schedule's weight. Raises SettingsError unless it is a finite number of 0 or more."""
+def _weigh(
+    registry: Registry[Any], name: str, t: int, steps: int, metrics: Metrics, options: Mapping[str, Any]
+) -> float:
+    """Ask a schedule. Raises SettingsError unless its weight is a finite number of 0 or more."""
+    value = registry.call(name, t, steps, metrics, **options)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")
     return float(value)

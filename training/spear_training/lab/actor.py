@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,41 +21,28 @@ TOKENS = ("ids", "mask", "rollout_log_probs")
 """Columns kept here, like those in the trainer's queue; the step gets the others."""
 
 
+@dataclass(eq=False)
 class LabActor:
     """:class:`spear_training.step.update.Actor` with one rank.
 
     Old log-probs are the rollout's own, here exactly the policy's (the trainer's
-    ``algorithm.rollout_correction.bypass_mode``).
-
-    Args:
-        settings: of the algorithm.
-        policy: to train.
-        optimizer: of its parameters.
-        epochs: passes over the mini-batches of a step.
-        clip: maximum norm of gradients, as in verl.
-
-    Raises:
-        SettingsError: the algorithm needs a critic or a reference policy, which the lab lacks.
+    ``algorithm.rollout_correction.bypass_mode``). ``epochs`` are passes over the mini-batches of a step, ``clip`` is
+    the maximum norm of gradients, as in verl. Raises SettingsError if the algorithm needs a critic or a reference
+    policy.
     """
 
-    ranks = 1
+    settings: SpearSettings
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    _: KW_ONLY
+    epochs: int = 1
+    clip: float = 1.0
+    ranks: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        settings: SpearSettings,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        *,
-        epochs: int = 1,
-        clip: float = 1.0,
-    ) -> None:
-        if settings.advantage.needs_critic or settings.kl.coefficient > 0:
+    def __post_init__(self) -> None:
+        if self.settings.advantage.needs_critic or self.settings.kl.coefficient > 0:
             raise SettingsError("the lab has neither a critic nor a reference policy: choose another algorithm")
-        self._settings, self._policy, self._optimizer = settings, policy, optimizer
-        self._epochs, self._clip = epochs, clip
-        self._places: dict[str, int] = {}
-        self._held: list[RowTable] = []
-        self._rows = 0
+        self.release()
 
     def hold(self, rows: RowTable) -> RowTable:
         """Keep the tokens of rows until the step ends; return the rows without them."""
@@ -66,7 +54,9 @@ class LabActor:
 
     def release(self) -> None:
         """Drop all tokens at the end of a step."""
-        self._places, self._held, self._rows = {}, [], 0
+        self._places: dict[str, int] = {}
+        self._held: list[RowTable] = []
+        self._rows = 0
 
     def _find(self, rows: RowTable) -> RowTable:
         """The tokens of rows."""
@@ -94,7 +84,7 @@ class LabActor:
     def train(self, update: Pass) -> Sums:
         """Make an optimiser step for each mini-batch, accumulating the gradients of its pieces."""
         start, rows, held = time.perf_counter(), update.rows, self._find(update.rows)
-        inputs = self._policy.encode(held)
+        inputs = self.policy.encode(held)
         columns = {"loss_mask": _pad(held.mask, rows), "old_log_probs": _pad(rows.log_probs, rows)}
         if "token_advantages" in rows:
             columns["advantages"] = _pad(rows.token_advantages.astype(np.float32), rows)
@@ -102,33 +92,27 @@ class LabActor:
         stacked = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], 1)
         steering = torch.from_numpy(stacked.astype(np.float32))
         found: list[dict[str, float]] = []
-        for part in update.deal.minibatches * self._epochs:
-            sums: dict[str, float] = {}
-            self._optimizer.zero_grad()
+        for part in update.deal.minibatches * self.epochs:
+            sums: Counter[str] = Counter()  # of floats
+            self.optimizer.zero_grad()
             for share in np.split(np.asarray(part), update.pieces):
                 members = torch.from_numpy(share[share >= 0])
                 if len(members):
                     taken = {name: column[members] for name, column in columns.items()}
-                    _add(sums, self._learn(inputs[members], steering[members], taken, update))
-            norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._clip)
-            self._optimizer.step()
-            found.append(sums | {"grad_norm": float(norm)})
+                    sums.update(self._learn(inputs[members], steering[members], taken, update))
+            norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.clip)
+            self.optimizer.step()
+            found.append({**sums, "grad_norm": float(norm)})
         means = {name: float(np.mean([sums[name] for sums in found])) for name in found[0]}
-        rate = {} if update.hold_learning_rate else {"lr": float(self._optimizer.param_groups[0]["lr"])}
+        rate = {} if update.hold_learning_rate else {"lr": float(self.optimizer.param_groups[0]["lr"])}
         return means | rate | {"seconds": time.perf_counter() - start}
 
     def _learn(self, inputs: Tensor, steering: Tensor, columns: dict[str, Tensor], update: Pass) -> dict[str, float]:
-        log_probs = self._policy.score(inputs)
-        width = log_probs.shape[1]
-        cut = {name: column[:, :width] for name, column in columns.items()}
-        result = compute_loss(self._settings, log_probs, steering, cut, gamma=update.gamma, bounds=update.bounds)
+        log_probs = self.policy.score(inputs)
+        cut = {name: column[:, : log_probs.shape[1]] for name, column in columns.items()}
+        result = compute_loss(self.settings, log_probs, steering, cut, gamma=update.gamma, bounds=update.bounds)
         result.loss.backward()
         return measure_loss(result)
-
-
-def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        sums[name] = sums.get(name, 0.0) + value
 
 
 def _pad(values: Array, rows: RowTable) -> Tensor:

@@ -11,9 +11,8 @@ from dataclasses import asdict, field
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import yaml
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -47,10 +46,8 @@ class Panel(str, Enum):
 
 
 @dataclass(frozen=True, config=STRICT)
-class LevelSettings(Record):
+class LevelSettings(Record, path="levels"):
     """Rooms of one box; a level's shortest solution has ``shortest`` to ``longest`` moves."""
-
-    PATH: ClassVar[str] = "levels"
 
     height: int = number(6, at_least=5, at_most=10)
     width: int = number(6, at_least=5, at_most=10)
@@ -67,10 +64,8 @@ class LevelSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class StartSettings(Record):
+class StartSettings(Record, path="start"):
     """The policy that all runs start from: clones a noisy expert until it wins ``success`` of the valid levels."""
-
-    PATH: ClassVar[str] = "start"
 
     success: float = number(0.03, above=0, below=1)
     levels: int = number(5000, at_least=1)
@@ -79,10 +74,8 @@ class StartSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class TrainingSettings(Record):
+class TrainingSettings(Record, path="training"):
     """What all arms share."""
-
-    PATH: ClassVar[str] = "training"
 
     levels: int = number(4000, at_least=1)
     """Number of training tasks; a run of fresh tasks has more than it draws."""
@@ -99,10 +92,8 @@ class TrainingSettings(Record):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Arm(Record):
+class Arm(Record, path="arm"):
     """One way to train: a choice of ``spear algorithms``, and its changes."""
-
-    PATH: ClassVar[str] = "arm"
 
     title: str = ""
     algorithm: str = "grpo"
@@ -124,28 +115,25 @@ class Arm(Record):
     def compose(self, settings: TrainingSettings) -> SpearSettings:
         """Settings of the algorithm: the trainer's defaults, the algorithm's file, those of all arms, the arm's own.
 
-        Raises:
-            SpearError: an unknown algorithm or an invalid setting.
+        Raises SpearError for an unknown algorithm or an invalid setting.
         """
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
             made = made.override(layer)
-        if self.tree:
-            self._check_tree(self.tree, made, settings)
+        if tree := self.tree:
+            if made.advantage.estimator != "grpo":
+                raise SettingsError(
+                    "arm.tree compares siblings itself: take an algorithm of estimator grpo, not "
+                    f"{made.advantage.estimator}"
+                )
+            if settings.group % tree.leaves or tree.turns[-1] >= settings.turns:
+                raise SettingsError(
+                    f"arm.tree has {tree.leaves} leaves and splits before turn {tree.turns[-1]}: training.group "
+                    f"({settings.group}) must be a multiple of the leaves, training.turns ({settings.turns}) above the "
+                    "turn"
+                )
             made = made.override({"advantage": {"estimator": ESTIMATOR}})
         return made.override({"branch": self.branch.to_mapping(), "curriculum": self.curriculum.to_mapping()})
-
-    def _check_tree(self, tree: TreeSettings, made: SpearSettings, settings: TrainingSettings) -> None:
-        if made.advantage.estimator != "grpo":
-            raise SettingsError(
-                "arm.tree compares siblings itself: take an algorithm of estimator grpo, not "
-                f"{made.advantage.estimator}"
-            )
-        if settings.group % tree.leaves or tree.turns[-1] >= settings.turns:
-            raise SettingsError(
-                f"arm.tree has {tree.leaves} leaves and splits before turn {tree.turns[-1]}: training.group "
-                f"({settings.group}) must be a multiple of the leaves, training.turns ({settings.turns}) above the turn"
-            )
 
 
 def read_algorithm(name: str) -> list[Mapping[str, Any]]:
@@ -161,10 +149,8 @@ def read_algorithm(name: str) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, config=STRICT)
-class TrainerStart(Record):
+class TrainerStart(Record, path="start"):
     """The policy that all trainings start from: the demo's warm start, trained so little that it hardly wins."""
-
-    PATH: ClassVar[str] = "start"
 
     episodes: int = number(800, at_least=1)
     """Episodes of the expert, on levels of 3 to 12 moves."""
@@ -193,7 +179,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Comparison(Record, ABC):
+class Comparison(Record, ABC, path="comparison"):
     """A comparison. The primary measure is the success on ``panel`` at the end of the budget.
 
     Attributes:
@@ -203,8 +189,6 @@ class Comparison(Record, ABC):
         seeds: reported runs of each arm.
         compare: pairs ``[arm, base]`` whose difference is reported.
     """
-
-    PATH: ClassVar[str] = "comparison"
 
     title: str
     arms: Mapping[str, Arm]
@@ -253,14 +237,7 @@ class Comparison(Record, ABC):
     @classmethod
     def read(cls, path: Path) -> Comparison:
         """Read the comparison of a YAML file. Raises SpearError if it cannot be read or a setting is invalid."""
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeError) as error:
-            raise SpearError(f"{path} cannot be read: {error}") from None
-        except yaml.YAMLError as error:
-            raise SpearError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(content, dict):
-            raise SpearError(f"{path} is not a mapping of settings")
+        content = read_config(path)
         try:
             return cls.of(content)
         except SettingsError as error:
@@ -269,12 +246,7 @@ class Comparison(Record, ABC):
 
 @dataclass(frozen=True, config=STRICT)
 class LabComparison(Comparison):
-    """With the lab's policy, whose success is computed.
-
-    Attributes:
-        looks: number of examinations of a run on the panel.
-        start: of all runs.
-    """
+    """With the lab's policy, whose success is computed; ``looks`` counts examinations of a run on the panel."""
 
     looks: int = number(8, at_least=1)
     start: StartSettings = field(default_factory=StartSettings)
@@ -290,12 +262,8 @@ class LabComparison(Comparison):
 
 @dataclass(frozen=True, config=STRICT)
 class TrainerComparison(Comparison):
-    """With trainings of ``spear train``, whose success is sampled.
-
-    Attributes:
-        engine: of the runs.
-        samples: episodes of each level of the panel, at temperature 1.
-        start: of all trainings.
+    """With trainings of ``spear train``, whose success is sampled: ``samples`` episodes of each level, at temperature
+    1.
     """
 
     engine: Engine = Engine.TRAINER

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -10,68 +11,90 @@ from spear_agents.trajectory import StopReason
 from spear_envs.core.rewards import FORMAT_BONUS, tool_call_reward
 from spear_envs.sokoban.levels import find_band
 from spear_training.algorithms import RowTable
-from spear_training.algorithms.branching import Archive
+from spear_training.algorithms.branching import Archive, Branch
 from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
 from spear_training.lab.actor import LabActor
 from spear_training.lab.policy import BoardPolicy
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Beginning
 from spear_training.lab.tree import TreeSettings
 from spear_training.step.records import EpisodeRecord, Rollout
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """States in which the G groups of a batch start.
+
+    Attributes:
+        levels, states: [G].
+        turns: [G] that are left, as after ``set_state`` of the environment.
+        began: [G] turns before the snapshot of a group; -1 for the level's own start.
+    """
+
+    levels: Array
+    states: Array
+    turns: Array
+    began: Array
+
+    @classmethod
+    def of(cls, levels: Array, starts: Array, turns: int, branches: Sequence[Branch[int, int]]) -> Beginning:
+        """Groups of these levels from their starts with ``turns`` turns; ``branches`` replace the first ones."""
+        levels, states = levels.copy(), starts.copy()
+        left, began = np.full(len(levels), turns), np.full(len(levels), -1)
+        for place, branch in enumerate(branches):
+            levels[place], states[place], began[place] = branch.task, branch.state, branch.turn
+            left[place] = turns - branch.turn
+        return cls(levels, states, left, began)
+
+
+@dataclass(eq=False)
 class LabRollouts:
     """:class:`spear_training.step.step.Rollouts` of global step ``t``.
 
     Attributes:
         tokens: generated so far; a turn is one token and one step of the environment.
         restored: groups that started in a snapshot.
-        wins, episodes: of groups that started at the start of their task; a tree counts as an episode with its
-            expected success.
+        wins, episodes: of groups that started at the start of their task; a tree counts as an episode with its expected
+            success.
     """
 
-    def __init__(
-        self,
-        t: int,
-        rooms: Rooms,
-        policy: BoardPolicy,
-        actor: LabActor,
-        source: TaskSource,
-        archive: Archive[int, int],
-        rng: np.random.Generator,
-        *,
-        groups: int,
-        members: int,
-        turns: int,
-        tree: TreeSettings | None = None,
-    ) -> None:
-        self._t, self._rooms, self._policy, self._actor = t, rooms, policy, actor
-        self._source, self._archive, self._rng = source, archive, rng
-        self._groups, self._members, self._turns, self._tree = groups, members, turns, tree
-        self.tokens = self.restored = self.episodes = 0
-        self.wins = 0.0
+    t: int
+    rooms: Rooms
+    policy: BoardPolicy
+    actor: LabActor
+    source: TaskSource
+    archive: Archive[int, int]
+    rng: np.random.Generator
+    _: KW_ONLY
+    groups: int
+    members: int
+    turns: int
+    tree: TreeSettings | None = None
+    tokens: int = 0
+    restored: int = 0
+    episodes: int = 0
+    wins: float = 0.0
 
     def play(self, number: int) -> Rollout:
         """Play a batch of tasks, and update curriculum and archive."""
-        drawn = self._source.draw(self._groups, self._rng)
-        branches = self._archive.draw(self._groups, self._rng)
-        begun = Beginning.of(drawn, self._rooms.start[drawn], self._turns, branches)
-        played = play_groups(self._rooms, self._policy, begun, self._members, self._rng, self._tree)
-        wins = (played.share * played.won).reshape(self._groups, self._members).sum(1)
-        episodes = self._members // (self._tree.leaves if self._tree else 1)
+        drawn = self.source.draw(self.groups, self.rng)
+        branches = self.archive.draw(self.groups, self.rng)
+        begun = Beginning.of(drawn, self.rooms.start[drawn], self.turns, branches)
+        played = play_groups(self.rooms, self.policy, begun, self.members, self.rng, self.tree)
+        wins = (played.share * played.won).reshape(self.groups, self.members).sum(1)
+        episodes = self.members // (self.tree.leaves if self.tree else 1)
         own = begun.began < 0
-        self._source.tell(begun.levels[own], wins[own], episodes)
+        self.source.tell(begun.levels[own], wins[own], episodes)
         for branch, won in zip(branches, wins.tolist(), strict=False):
-            self._archive.tell(branch.episode, won, episodes)
+            self.archive.tell(branch.episode, won, episodes)
         self._remember(begun, played)
         self.tokens += len(played.turn)
         self.restored += int((~own).sum())
         self.wins += float(wins[own].sum())
         self.episodes += int(own.sum()) * episodes
-        names = [f"{self._t}-{number * self._groups + group:05d}" for group in range(self._groups)]
-        records, rows = tabulate_play(self._rooms, begun, played, names, self._members)
-        return Rollout(records, self._actor.hold(rows), len(played.turn))
+        names = [f"{self.t}-{number * self.groups + group:05d}" for group in range(self.groups)]
+        records, rows = tabulate_play(self.rooms, begun, played, names, self.members)
+        return Rollout(records, self.actor.hold(rows), len(played.turn))
 
     def finish(self) -> None:
         """Nothing to give back."""
@@ -79,10 +102,10 @@ class LabRollouts:
     def _remember(self, begun: Beginning, played: Played) -> None:
         starts = np.searchsorted(played.episode, np.arange(len(played.won) + 1))
         for episode, won in enumerate(played.won.tolist()):
-            group = episode // self._members
+            group = episode // self.members
             if begun.began[group] < 0:
                 states = played.state[starts[episode] : starts[episode + 1]].tolist()
-                self._archive.remember(int(begun.levels[group]), states, states, won=won)
+                self.archive.remember(int(begun.levels[group]), states, states, won=won)
 
 
 class Played:
@@ -115,15 +138,9 @@ def play_groups(
     rng: np.random.Generator,
     tree: TreeSettings | None = None,
 ) -> Played:
-    """Play all groups at temperature 1, in parallel.
+    """Play all groups at temperature 1, in parallel, with ``members`` episodes each.
 
-    Args:
-        rooms: of the levels.
-        policy: to play.
-        begun: states in which groups start.
-        members: episodes of a group; a tree takes as many as it has leaves.
-        rng: of the moves.
-        tree: where episodes split; their parts follow them, so that those of a subtree are neighbours.
+    In a tree, a multiple of its leaves, an episode's parts follow it, so that those of a subtree are neighbours.
     """
     level, state, limit = (
         np.repeat(part, members).astype(np.int64) for part in (begun.levels, begun.states, begun.turns)
@@ -172,67 +189,55 @@ def tabulate_play(
     rooms: Rooms, begun: Beginning, played: Played, names: list[str], members: int
 ) -> tuple[tuple[EpisodeRecord, ...], RowTable]:
     """Make records and rows with tokens, like :func:`spear_training.step.records.tabulate`."""
-    owned = np.bincount(played.episode, minlength=len(played.won))
-    groups = np.repeat(np.asarray(names, dtype=object), members)
-    tasks = [rooms.tasks[level] for level in begun.levels.tolist()]
-    began = [None if turn < 0 else turn for turn in begun.began.tolist()]
-    records = [
-        _record(
-            played, owned, number, groups[number], number % members, tasks[number // members], began[number // members]
+    owned, records = np.bincount(played.episode, minlength=len(played.won)), []
+    for number in np.flatnonzero(played.share).tolist():
+        group, sample = divmod(number, members)
+        task, began = rooms.tasks[int(begun.levels[group])], int(begun.began[group])
+        won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
+        record = EpisodeRecord(
+            group=names[group],
+            sample=sample,
+            task_id=task.id,
+            subtask=find_band(task.content["optimal"]),
+            terms={"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS},
+            won=won,
+            score=float(won),
+            tool_calls=calls,
+            stop=(StopReason.WON if won else StopReason.TURN_LIMIT).value,
+            fault=None,
+            turns=turns,
+            well_formed_turns=turns,
+            valid_actions=calls,
+            rows=int(owned[number]),
+            began=None if began < 0 else began,
         )
-        for number in np.flatnonzero(played.share).tolist()
-    ]
-    trajectories = np.empty(len(groups), dtype=object)
-    trajectories[played.share > 0] = [record.trajectory for record in records]
+        records.append(record)
     owner, rows = played.episode, len(played.turn)
-    trajectories = trajectories[owner]
-    level = np.repeat(begun.levels, members)[owner]
-    cells, ones, yes = rooms.cells, np.ones(rows, dtype=np.int64), np.ones(rows, dtype=bool)
-    columns: dict[str, Any] = {
-        "key": [f"{name}_{turn}" for name, turn in zip(trajectories.tolist(), played.turn.tolist(), strict=True)],
-        "group": groups[owner],
-        "trajectory": trajectories,
-        "turn": played.turn,
-        "anchor": [f"{a}.{b}" for a, b in zip(level.tolist(), played.state.tolist(), strict=True)],
-        "prompt_length": cells * ones,
-        "response_length": ones,
-        "loss_tokens": ones,
-        "finished": yes,
-        "truncated": ~yes,
-        "void": ~yes,
-        "repetitive": ~yes,
-        "won": played.won[owner],
-        "tool_calls": played.calls[owner],
-        "step_reward": played.paid,
-        "turns": ones,
-        "turn_end": ones,
-        "turn_reward": played.paid,
-        "ids": np.concatenate([played.codes, played.action[:, None]], 1).ravel(),
-        "mask": yes,
-        "rollout_log_probs": played.log_prob,
-    }
-    return tuple(records), RowTable(**columns)
-
-
-def _record(
-    played: Played, owned: Array, number: int, group: str, sample: int, task: Any, began: int | None
-) -> EpisodeRecord:
-    won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
-    terms = {"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS}
-    return EpisodeRecord(
-        group=group,
-        sample=sample,
-        task_id=task.id,
-        subtask=find_band(task.content["optimal"]),
-        terms=terms,
-        won=won,
-        score=float(won),
-        tool_calls=calls,
-        stop=(StopReason.WON if won else StopReason.TURN_LIMIT).value,
-        fault=None,
-        turns=turns,
-        well_formed_turns=turns,
-        valid_actions=calls,
-        rows=int(owned[number]),
-        began=began,
+    trajectories = np.empty(len(played.won), dtype=object)
+    trajectories[played.share > 0] = [record.trajectory for record in records]
+    trajectories, level = trajectories[owner], np.repeat(begun.levels, members)[owner]
+    ones, yes = np.ones(rows, dtype=np.int64), np.ones(rows, dtype=bool)
+    table = RowTable(
+        key=[f"{name}_{turn}" for name, turn in zip(trajectories.tolist(), played.turn.tolist(), strict=True)],
+        group=np.repeat(np.asarray(names, dtype=object), members)[owner],
+        trajectory=trajectories,
+        turn=played.turn,
+        anchor=[f"{a}.{b}" for a, b in zip(level.tolist(), played.state.tolist(), strict=True)],
+        prompt_length=rooms.cells * ones,
+        response_length=ones,
+        loss_tokens=ones,
+        finished=yes,
+        truncated=~yes,
+        void=~yes,
+        repetitive=~yes,
+        won=played.won[owner],
+        tool_calls=played.calls[owner],
+        step_reward=played.paid,
+        turns=ones,
+        turn_end=ones,
+        turn_reward=played.paid,
+        ids=np.concatenate([played.codes, played.action[:, None]], 1).ravel(),
+        mask=yes,
+        rollout_log_probs=played.log_prob,
     )
+    return tuple(records), table

@@ -18,7 +18,7 @@ def plot_findings(findings: Findings, path: Path) -> None:
 
     arms = findings.comparison.arms
     figure, (curves, bars) = pyplot.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    for number, (name, runs) in enumerate((name, findings.runs(name)) for name in arms):
+    for number, (name, runs) in enumerate(findings.runs.items()):
         tokens = np.mean([[at for at, _ in run["curve"]] for run in runs], 0) / 1000
         values = 100 * np.asarray([[value for _, value in run["curve"]] for run in runs])
         mean, spread = values.mean(0), 2 * values.std(0, ddof=1) / np.sqrt(len(runs))

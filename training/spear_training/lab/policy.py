@@ -71,8 +71,7 @@ class Examiner:
 
     def examine(self, policy: BoardPolicy) -> Array:
         """Probability of winning each level [L]."""
-        chances = np.exp(policy.decide(self._codes).astype(np.float64))
-        return self._rooms.solve(*self._places, chances, self._turns)
+        return self._rooms.solve(*self._places, np.exp(policy.decide(self._codes).astype(np.float64)), self._turns)
 
 
 BATCH, RATE, SURE = 64, 1e-3, 20
@@ -84,8 +83,7 @@ NOISE = 0.5
 def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int, hidden: int) -> BoardPolicy:
     """A policy that imitates shortest solutions until its exact success reaches ``success``.
 
-    Raises:
-        SpearError: the untrained policy is already better, or these levels do not teach enough.
+    Raises SpearError if the untrained policy is already better, or these levels do not teach enough.
     """
     policy = BoardPolicy(rooms.cells, hidden)
     first = examiner.examine(policy).mean()

@@ -43,8 +43,7 @@ class Difference:
 class Findings:
     """Results of a comparison, checked against its file.
 
-    Raises:
-        SpearError: the results are of another comparison, or incomplete.
+    Raises SpearError if the results are of another comparison, or incomplete.
     """
 
     def __init__(self, comparison: Comparison, path: Path) -> None:
@@ -59,21 +58,18 @@ class Findings:
                 f"{', '.join(sorted(one[:12] for one in digests))}; report them with their own file"
             )
         self.comparison, self.content = comparison, content
-        self._runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in comparison.arms}
+        self.runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in comparison.arms}
+        """Reported runs of each arm, by seed."""
         for run in content["runs"]:
-            self._runs[run["arm"]].append(run)
-        for arm, runs in self._runs.items():
+            self.runs[run["arm"]].append(run)
+        for arm, runs in self.runs.items():
             if sorted(run["seed"] for run in runs) != list(range(comparison.seeds)):
                 raise SpearError(f"{path} lacks some of {comparison.seeds} seeds of {arm}: let spear lab run finish")
             runs.sort(key=lambda run: run["seed"])
 
-    def runs(self, arm: str) -> list[dict[str, Any]]:
-        """Reported runs of an arm, by seed."""
-        return self._runs[arm]
-
     def table(self, arm: str) -> np.ndarray:
         """Success in points, [seeds, tasks]."""
-        return np.asarray([run["won"] for run in self._runs[arm]]) / 10.0
+        return np.asarray([run["won"] for run in self.runs[arm]]) / 10.0
 
     def measure(self, pair: tuple[str, str]) -> Difference:
         """The difference of two arms."""
@@ -89,11 +85,12 @@ class Findings:
         settings = comparison.training
         unregistered = [pair for pair in explored if pair not in comparison.compare]
         levels, start = len(self.content["tasks"]), 100 * self.content["start"]
+        code = ", ".join(sorted({run["code"][:12] for runs in self.runs.values() for run in runs}))
         lines = [
             f"{comparison.title}. {comparison.seeds} seeds an arm, {settings.budget:,} tokens a run, "
             f"{settings.tasks} × {settings.group} episodes a step; {comparison.describe_measure()}, on {levels} levels "
             f"({comparison.panel.value}); start {start:.1f} %. "
-            f"Registered {comparison.digest[:12]}, code {self._name_code()}.",
+            f"Registered {comparison.digest[:12]}, code {code}.",
             "",
             format_rows(self._list_arms()),
             "",
@@ -103,14 +100,13 @@ class Findings:
             lines += ["", "**Explored, not registered:**", "", format_rows(self._list_differences(unregistered))]
         return "\n".join(lines) + "\n"
 
-    def _name_code(self) -> str:
-        return ", ".join(sorted({run["code"][:12] for runs in self._runs.values() for run in runs}))
-
     def _list_arms(self) -> list[list[str]]:
         rows = [["arm", "rate", "success, %", "rollouts, %", "entropy, nats", "rows replayed", "steps"]]
-        for name, runs in self._runs.items():
+        for name, runs in self.runs.items():
             success = estimate_crossed(self.table(name).tolist())
-            rolled, entropy = (_average_ends(runs, key) for key in ("rollouts", "entropy"))
+            rolled, entropy = (
+                np.mean([[run[key][0], run[key][-1]] for run in runs], 0) for key in ("rollouts", "entropy")
+            )
             rows.append(
                 [
                     self.comparison.arms[name].title or name,
@@ -136,11 +132,6 @@ class Findings:
             above = f"{found.above} of {self.comparison.seeds}"
             rows.append([*titles, shown, above, *(_count_seeds(found.deviation, points) for points in POINTS)])
         return rows
-
-
-def _average_ends(runs: Sequence[dict[str, Any]], key: str) -> np.ndarray:
-    """First and last value of a curve, means over runs."""
-    return np.mean([[run[key][0], run[key][-1]] for run in runs], 0)
 
 
 def _count_seeds(deviation: float, points: float) -> str:

@@ -56,8 +56,7 @@ class Rooms:
         states = np.arange(size * size)
         player, box = inside[states // size], inside[states % size]
         wall = np.asarray([level.codes for level in levels]) == WALL
-        goal = np.asarray([level.targets[0] for level in levels])
-        won = box[None] == goal[:, None]
+        won = box[None] == np.asarray([level.targets[0] for level in levels])[:, None]
         after = np.empty((len(levels), len(states), MOVES), dtype=np.int16)
         moved = np.empty(after.shape, dtype=bool)
         for move, step in enumerate((-width, width, -1, 1)):

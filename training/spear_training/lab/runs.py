@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from spear_agents.files import draft_file, write_json
+from spear_agents.files import draft_file, write_json, write_text
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
 from spear_envs.sokoban.generate import Recipe
@@ -26,7 +26,10 @@ from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
 from spear_training.lab.rooms import Rooms
 from spear_training.lab.training import Training, train
 
-DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "training", "tree")
+if TYPE_CHECKING:
+    from spear_training.lab.trainer_runs import TrainerBench
+
+DECIDING = ("actor", "controls", "playing", "policy", "rooms", "training", "tree")
 PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
 """Modules that affect runs."""
 REGISTERED, RESULT = "registered.json", "result.json"
@@ -53,12 +56,7 @@ def load_rooms(recipe: Recipe, split: str, count: int, folder: Path) -> Rooms:
 
 
 class Bench:
-    """Shared data of the runs of a comparison: levels and the initial policy.
-
-    Args:
-        comparison: registered.
-        folder: cache of levels and the initial policy.
-    """
+    """Shared data of the runs of a comparison: levels and the initial policy, cached in ``folder``."""
 
     alone = False
     """Runs may be concurrent."""
@@ -104,44 +102,22 @@ class Bench:
         return {**about, "code": digest_code(), **result, "cpu_seconds": round(time.process_time() - start, 2)}
 
 
-_BENCHES: dict[str, Bench] = {}
+AnyBench: TypeAlias = "Bench | TrainerBench"
+"""Makes runs: in this process, or by the trainer."""
+
+
+@lru_cache(maxsize=1)
+def _open_bench(written: str, folder: Path) -> Bench:
+    """The bench of a process of the pool."""
+    return Bench(LabComparison.from_mapping(json.loads(written)), folder)
 
 
 def _run_here(written: str, folder: Path, plan: RunPlan) -> dict[str, Any]:
-    """Make a run in a process of the pool."""
-    if written not in _BENCHES:
-        _BENCHES[written] = Bench(LabComparison.from_mapping(json.loads(written)), folder)
-    return _BENCHES[written].run(plan)
-
-
-class AnyBench(Protocol):
-    """Makes runs: :class:`Bench` in this process, or the trainer."""
-
-    alone: bool
-    tasks: list[str]
-
-    @property
-    def comparison(self) -> Comparison:
-        """What is run."""
-
-    @property
-    def start(self) -> float:
-        """Success of the first policy on the panel."""
-
-    def run(self, plan: RunPlan) -> dict[str, Any]:
-        """Make a run; return its result as plain values."""
+    return _open_bench(written, folder).run(plan)
 
 
 class Registry:
-    """A folder of results of one comparison.
-
-    Args:
-        comparison: what is run.
-        out: the folder; it must not be of another comparison.
-
-    Raises:
-        SpearError: the folder belongs to another comparison.
-    """
+    """A folder of results of one comparison. Raises SpearError if it belongs to another one."""
 
     def __init__(self, comparison: Comparison, out: Path) -> None:
         self.comparison, self.out = comparison, out
@@ -162,8 +138,7 @@ class Registry:
 
     def keep(self, plan: RunPlan, result: Mapping[str, Any]) -> None:
         """Write a result."""
-        with draft_file(self.out / "runs" / f"{plan.name}.json") as draft:
-            draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_text(self.out / "runs" / f"{plan.name}.json", json.dumps(result) + "\n")
 
     def list_tuning(self, arm: str) -> list[RunPlan]:
         """Runs that choose the rate of an arm; none for a single rate."""
@@ -173,8 +148,7 @@ class Registry:
     def choose_rate(self, arm: str) -> float:
         """The rate with the best mean success in the tuning runs, the lower in case of a tie.
 
-        Raises:
-            SpearError: a tuning run is missing.
+        Raises SpearError if a tuning run is missing.
         """
         if len(self.comparison.rates) == 1:
             return self.comparison.rates[0]
@@ -208,8 +182,7 @@ class Registry:
             "tuning": [{name: run[name] for name in ("arm", "rate", "seed", "success")} for run in tuned if run],
             "runs": runs,
         }
-        with draft_file(self.out / RESULT) as draft:
-            draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_text(self.out / RESULT, json.dumps(content) + "\n")
 
     def list_missing(self) -> Iterator[list[RunPlan]]:
         """Missing runs: first those that choose rates, then the others, seed by seed."""
@@ -219,22 +192,18 @@ class Registry:
         yield [plan for seed in zip(*reported, strict=True) for plan in seed if self.read(plan) is None]
 
 
-def open_bench(registry: Registry, cache: Path) -> AnyBench:
-    """Open the bench of a comparison."""
-    comparison = registry.comparison
-    if isinstance(comparison, TrainerComparison):
-        from spear_training.lab.trainer_runs import TrainerBench  # imports transformers
-
-        return TrainerBench(comparison, cache, registry.out)
-    assert isinstance(comparison, LabComparison)
-    return Bench(comparison, cache)
-
-
 def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
     """Make all missing runs, then the file with all results."""
     cache = registry.out.parent / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    bench = open_bench(registry, cache)  # makes the data that all processes read
+    bench: AnyBench  # makes the data that all processes read
+    if isinstance(registry.comparison, TrainerComparison):
+        from spear_training.lab.trainer_runs import TrainerBench  # imports transformers
+
+        bench = TrainerBench(registry.comparison, cache, registry.out)
+    else:
+        assert isinstance(registry.comparison, LabComparison)
+        bench = Bench(registry.comparison, cache)
     for plans in registry.list_missing():
         for plan, result in _make(bench, cache, plans, jobs):
             registry.keep(plan, result)

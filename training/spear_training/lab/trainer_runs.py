@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from spear_agents.evaluation import run_evaluation
 from spear_agents.metrics import read_history
@@ -21,7 +24,7 @@ from spear_training.checkpoints import describe_code
 from spear_training.choices import quote_value
 from spear_training.lab.comparison import Panel, RunPlan, TrainerComparison
 from spear_training.lab.training import KEPT, StepLine, summarize_run
-from spear_training.launch import compose_training, prepare_run
+from spear_training.launch import compose_training, flatten_config, prepare_run
 from spear_training.supervise import supervise_training
 from spear_training.warmstart import choose_recipe, train_policy
 
@@ -58,8 +61,7 @@ class _Spent(Exception):
 class TrainerBench:
     """Shared data of the runs of a comparison: levels and the initial policy.
 
-    Raises:
-        SpearError: the initial policy wins more than ``start.most``.
+    Raises SpearError if the initial policy wins more than ``start.most``.
     """
 
     alone = True
@@ -74,19 +76,17 @@ class TrainerBench:
         if not self._policy.exists():
             recipe = replace(choose_recipe(ENV_ID), episodes=first.episodes, epochs=first.epochs, panel_tasks=0)
             train_policy(recipe, self._policy)
-        self._first: list[float] | None = None
         if self.start > first.most:
             raise SpearError(
                 f"the initial policy wins {self.start:.1%}, above start.most={first.most:.1%}: lower "
                 "start.episodes or start.epochs"
             )
 
-    @property
+    @cached_property
     def start(self) -> float:
         """Success of the first policy on the panel."""
-        if self._first is None:
-            self._first = self._examine(self._policy, self._out / "start", tuning=False)
-        return sum(self._first) / len(self._first)
+        first = self._examine(self._policy, self._out / "start", tuning=False)
+        return sum(first) / len(first)
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
         """Make or resume a run; return its result as plain values."""
@@ -177,6 +177,7 @@ def _describe_rooms(comparison: TrainerComparison) -> dict[str, Any]:
 def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -> tuple[str, ...]:
     """Arguments of ``spear train`` for a run from ``policy``, without the run folder."""
     arm, settings = comparison.arms[plan.arm], comparison.training
+    spear = flatten_config(OmegaConf.create(arm.compose(settings).to_mapping()))
     rooms = [f"spear.env.kwargs.{name}={value}" for name, value in _describe_rooms(comparison).items()]
     return (
         *HABITS,
@@ -190,14 +191,5 @@ def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -
         f"actor_rollout_ref.actor.optim.lr={plan.rate}",
         f"actor_rollout_ref.model.path={quote_value(str(policy.resolve()))}",
         f"spear.seed={plan.seed}",
-        *_flatten("spear", arm.compose(settings).to_mapping()),  # all, to override the demo's
+        *(f"spear.{key}={json.dumps(value)}" for key, value in spear.items()),  # all, to override the demo's
     )
-
-
-def _flatten(prefix: str, node: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name, value in node.items():
-        whole = not (isinstance(value, Mapping) and value)
-        key = f"{prefix}.{name}"
-        lines += [f"{key}={json.dumps(value)}"] if whole else _flatten(key, value)
-    return lines

@@ -106,13 +106,9 @@ class Training:
 
 
 def train(training: Training, examiner: Examiner, *, looks: int, budget: int) -> dict[str, Any]:
-    """Make all steps of a training; return its result as plain values.
+    """Make all steps of a training up to ``budget`` tokens; return its result as plain values.
 
-    Args:
-        training: at its start.
-        examiner: of the panel.
-        looks: number of examinations at equal shares of the budget; the last one is the result.
-        budget: tokens.
+    The panel of ``examiner`` is played ``looks`` times at equal shares of the budget; the last time gives the result.
     """
     lines: list[StepLine] = []
     curve: list[tuple[int, float]] = []
@@ -120,8 +116,7 @@ def train(training: Training, examiner: Examiner, *, looks: int, budget: int) ->
         lines.append(training.step())
         passed = min(looks - 1, looks * training.tokens // budget)
         if len(curve) < passed:
-            value = float(examiner.examine(training.policy).mean())
-            curve += [(training.tokens, value)] * (passed - len(curve))
+            curve += [(training.tokens, float(examiner.examine(training.policy).mean()))] * (passed - len(curve))
     won = examiner.examine(training.policy)
     curve.append((training.tokens, float(won.mean())))
     return summarize_run(lines, won, curve) | {"restored_groups": training.restored}
@@ -132,10 +127,7 @@ def summarize_run(
 ) -> dict[str, Any]:
     """The result of a run as plain values.
 
-    Args:
-        lines: of its steps.
-        won: success on each level of the panel at the end.
-        curve: tokens and success on the panel, at its examinations.
+    ``won`` is the success on each level of the panel at the end, ``curve`` tokens and success at its examinations.
     """
     tenths = np.array_split(np.arange(len(lines)), min(10, len(lines)))
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,10 +17,8 @@ ESTIMATOR = f"{__name__}:estimate_tree"
 
 
 @dataclass(frozen=True, config=STRICT)
-class TreeSettings(Record):
+class TreeSettings(Record, path="tree"):
     """A group as trees: before each of ``turns``, every running episode splits into ``width`` continuations."""
-
-    PATH: ClassVar[str] = "tree"
 
     turns: tuple[int, ...]
     """Ascending, counted from 0."""
@@ -64,8 +61,7 @@ def estimate_tree(rows: RowTable, settings: SpearSettings) -> Array:
     ).numpy()
     keys = heads * span + turns
     order = np.argsort(keys)
-    last: Array = advantages[order[np.searchsorted(keys[order], owner * span + rows.turn, side="right") - 1]]
-    return last
+    return advantages[order[np.searchsorted(keys[order], owner * span + rows.turn, side="right") - 1]]
 
 
 def _split(

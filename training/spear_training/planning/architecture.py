@@ -1,7 +1,6 @@
-"""Sizes of a model from its shape: parameters, and bytes of a token in the key-value cache.
+"""Sizes of a model from its shape: parameters, and numbers of a token in the key-value cache.
 
-Transformers builds the model on torch's meta device, without memory for weights, so all its architectures are
-supported. ``models.yaml`` lists the parameters of the configuration's models, which avoids importing torch.
+Transformers builds the model on torch's meta device, without memory for weights; ``models.yaml`` avoids torch.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Architecture:
         hidden: width of the residual stream.
         intermediate: width of the feed-forward network.
         layers: of the decoder.
-        cache_values: numbers that a token adds to the key-value cache.
+        cache_values: numbers that a token adds to the key-value cache: a key and a value in each layer.
     """
 
     parameters: int
@@ -42,10 +41,6 @@ class Architecture:
     intermediate: int
     layers: int
     cache_values: int
-
-    def cache_bytes(self, bytes_per_value: int) -> int:
-        """Bytes of one token in the key-value cache: a key and a value in each layer."""
-        return self.cache_values * bytes_per_value
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
@@ -90,8 +85,7 @@ class Architecture:
 def find_architecture(name: str) -> Architecture:
     """Sizes of a model by folder or name (``spear models``, ``models.yaml``).
 
-    Raises:
-        SpearError: an unknown one, or a folder that holds another kind of model.
+    Raises SpearError for an unknown one, or a folder that holds another kind of model.
     """
     folder = find_folder(name)
     if folder is not None:
@@ -112,7 +106,5 @@ def find_folder(name: str) -> Path | None:
 @lru_cache(maxsize=1)
 def read_known() -> dict[str, dict[str, Any]]:
     """Models of ``models.yaml`` by name, with their ``parameters`` and ``config``; does not import torch."""
-    known: dict[str, dict[str, Any]] = yaml.safe_load(
-        (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
-    )
-    return known
+    text = (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)

@@ -8,14 +8,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
 from spear_training.planning.architecture import find_architecture, find_folder, read_known
-from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_rollout_on_cpu
+from spear_training.planning.memory import GIB, Item, Trainer, count_shards, read_width, size_rollout_on_cpu, sum_bytes
 
 ENOUGH = 2048
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU
@@ -31,30 +31,37 @@ CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounit
 BUCKET = 256
 """Tokens to whose multiples micro-batches on a CPU are padded in bfloat16: torch makes kernels for each new shape,
 which takes time, and keeps up to a gigabyte of them."""
-Keys = tuple[str, str]
-"""Where a configuration has tokens of a micro-batch, and gradient checkpointing."""
-ACTOR_KEYS = (
+
+
+class Keys(NamedTuple):
+    """Where a configuration has tokens of a micro-batch, gradient checkpointing, and padding with its multiple."""
+
+    tokens: str
+    checkpointing: str
+    pad: str
+    bucket: str
+
+
+ACTOR_KEYS = Keys(
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "actor_rollout_ref.model.enable_gradient_checkpointing",
-)
-PAD_KEYS = (
     "actor_rollout_ref.actor.pad_to_length",
     "actor_rollout_ref.actor.fsdp_config.pad_to_length_bucket",
 )
-TUNING_PAD_KEYS = ("engine.pad_to_length", "engine.pad_to_length_bucket")
-TUNING_KEYS = ("data.max_token_len_per_gpu", "model.enable_gradient_checkpointing")
+TUNING_KEYS = Keys(
+    "data.max_token_len_per_gpu",
+    "model.enable_gradient_checkpointing",
+    "engine.pad_to_length",
+    "engine.pad_to_length_bucket",
+)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How an update fits into the memory of a device.
+    """How an update fits into the memory of a device: it takes ``needed`` bytes of ``room``, an estimate.
 
-    Attributes:
-        tokens: of a micro-batch.
-        checkpointing: activations within a layer are made again in the backward pass.
-        needed: bytes that an update takes then, an estimate.
-        room: bytes that there are.
-        chosen: whether this differs from what was asked for.
+    ``chosen``: micro-batches of ``tokens`` and ``checkpointing`` (activations within a layer are made again in the
+    backward pass) differ from what was asked for.
     """
 
     tokens: int
@@ -65,13 +72,13 @@ class Fit:
 
     def describe(self) -> str:
         """One line; empty where nothing was chosen and everything fits."""
-        size = f"about {self.needed / GIB:.1f} GiB of the {self.room / GIB:.1f} GiB that are free"
-        ways = "with" if self.checkpointing else "without"
-        if self.needed > self.room:
-            return f"micro-batches of {self.tokens:,} tokens {ways} gradient checkpointing may not fit: {size}"
-        if self.chosen:
-            return f"micro-batches of {self.tokens:,} tokens {ways} gradient checkpointing: {size}"
-        return ""
+        if not self.chosen and self.needed <= self.room:
+            return ""
+        return (
+            f"micro-batches of {self.tokens:,} tokens {'with' if self.checkpointing else 'without'} gradient "
+            f"checkpointing{' may not fit' if self.needed > self.room else ''}: about {self.needed / GIB:.1f} GiB of "
+            f"the {self.room / GIB:.1f} GiB that are free"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,20 +107,13 @@ class Wish:
 def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item] = ()) -> Fit:
     """Choose the largest micro-batch that fits, and gradient checkpointing where it would be small otherwise.
 
-    Args:
-        trainer: of the policy.
-        wish: of the user, who has the last word on what is ``given``.
-        room: bytes of memory.
-        others: what else takes some of it.
-
-    Raises:
-        SpearError: not even one row fits.
+    ``room`` are bytes of memory, of which ``others`` take some. What is given in ``wish`` stays. Raises SpearError if
+    not even one row fits.
     """
-    taken = sum(item.bytes for item in others)
+    taken = sum_bytes(others)
 
     def need(tokens: int, checkpointing: bool) -> float:
-        items = trainer.size_update(min(tokens, wish.share), checkpointing=checkpointing)
-        return taken + sum(item.bytes for item in items)
+        return taken + sum_bytes(trainer.size_update(min(tokens, wish.share), checkpointing=checkpointing))
 
     def capacity(checkpointing: bool) -> int:
         if wish.given_tokens:
@@ -143,66 +143,44 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
 def fit_training(
     config: DictConfig, overrides: Sequence[str], room: float | None, earlier: Path | None = None
 ) -> Fit | None:
-    """Choose for a training, and write what was chosen into its configuration.
+    """Choose for a training, and write what was chosen into its composed configuration.
 
-    Args:
-        config: composed, with its model.
-        overrides: of the user; what they set stays.
-        room: bytes of memory of a device; None where nobody knows.
-        earlier: configuration of the run that this one resumes; its choice stays.
-
-    Returns:
-        None where the room or the shape of the model is not known.
-
-    Raises:
-        SpearError: not even one row fits.
+    What the user's ``overrides`` set stays, and so does the choice of ``earlier``, the configuration of a resumed run.
+    Returns None where the ``room`` (bytes of a device) or the shape of the model is not known. Raises SpearError if not
+    even one row fits.
     """
-    given = _keep_earlier(config, (*ACTOR_KEYS, *PAD_KEYS), overrides, earlier)
+    given = _keep_earlier(config, ACTOR_KEYS, overrides, earlier)
     name = str(config.actor_rollout_ref.model.path)
     if room is None or (find_folder(name) is None and name not in read_known()):
         return None
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     data, model = config.data, find_architecture(name)
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    sequence = actor.ulysses_sequence_parallel_size
     longest = data.max_prompt_length + data.max_response_length
-    share = actor.ppo_mini_batch_size * rollout.n * longest // ranks
-    wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share, config.trainer.device)
-    trainer, asked = Trainer.of_config(config, model), wish
+    share = actor.ppo_mini_batch_size * rollout.n * longest // (config.trainer.nnodes * config.trainer.n_gpus_per_node)
     others: Sequence[Item] = ()
     if config.trainer.device == "cpu":
-        if _is_heavy(trainer):
-            wish = _lighten(wish)
-            _pad(config, PAD_KEYS, given, trainer)
         others = size_rollout_on_cpu(config, model)
     elif not rollout.free_cache_engine:  # the engine stays on the GPU
         others = [Item("engine", rollout.gpu_memory_utilization * room, "gpu_memory_utilization")]
-    fit = fit_update(trainer, wish, room, others)
-    fit = replace(fit, chosen=fit.chosen or wish != asked)
-    _write(config, dict(zip(ACTOR_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
-    return fit
+    longest_part = -(-longest // actor.ulysses_sequence_parallel_size)
+    trainer = Trainer.of_config(config, model)
+    return _fit(config, ACTOR_KEYS, given, trainer, longest_part, share, room, others, lighten=True)
 
 
 def fit_tuning(
     config: DictConfig, overrides: Sequence[str], room: float | None, longest: int, earlier: Path
 ) -> Fit | None:
     """Choose for a fine-tuning, whose longest sample is known, as :func:`fit_training` does."""
-    given = _keep_earlier(config, (*TUNING_KEYS, *TUNING_PAD_KEYS), overrides, earlier)
+    given = _keep_earlier(config, TUNING_KEYS, overrides, earlier)
     if room is None:
         return None
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    shards = ranks if config.engine.fsdp_size < 1 else min(ranks, config.engine.fsdp_size)
-    trainer = Trainer(find_architecture(str(config.model.path)), read_width(config.engine), shards)
-    device = str(config.trainer.device)
-    wish = _read_wish(config, TUNING_KEYS, given, longest, config.data.train_batch_size * longest // ranks, device)
-    fit = fit_update(trainer, wish, room)
-    if device == "cpu" and _is_heavy(trainer):
-        _pad(config, TUNING_PAD_KEYS, given, trainer)
-    _write(config, dict(zip(TUNING_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
-    return fit
+    model = find_architecture(str(config.model.path))
+    trainer = Trainer(model, read_width(config.engine), count_shards(config.trainer, config.engine.fsdp_size))
+    share = config.data.train_batch_size * longest // (config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    return _fit(config, TUNING_KEYS, given, trainer, longest, share, room)
 
 
-def _keep_earlier(config: DictConfig, keys: Sequence[str], overrides: Sequence[str], earlier: Path | None) -> set[str]:
+def _keep_earlier(config: DictConfig, keys: Keys, overrides: Sequence[str], earlier: Path | None) -> set[str]:
     """What is not to be chosen: what the user says, and what was chosen when the run began, which is written back."""
     given = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if earlier is None or not earlier.is_file():
@@ -212,35 +190,39 @@ def _keep_earlier(config: DictConfig, keys: Sequence[str], overrides: Sequence[s
     return given | set(keys)
 
 
-def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, share: int, device: str) -> Wish:
-    tokens, checkpointing = keys
-    return Wish(
-        tokens=max(longest, int(OmegaConf.select(config, tokens))),
-        checkpointing=bool(OmegaConf.select(config, checkpointing)),
+def _fit(
+    config: DictConfig,
+    keys: Keys,
+    given: set[str],
+    trainer: Trainer,
+    longest: int,
+    share: int,
+    room: float,
+    others: Sequence[Item] = (),
+    *,
+    lighten: bool = False,
+) -> Fit:
+    """Choose what is not ``given`` and write it; ``lighten``: take small micro-batches for a heavy policy on a CPU."""
+    on_cpu = config.trainer.device == "cpu"
+    wish = asked = Wish(
+        tokens=max(longest, int(OmegaConf.select(config, keys.tokens))),
+        checkpointing=bool(OmegaConf.select(config, keys.checkpointing)),
         longest=longest,
         share=max(longest, share),
-        given_tokens=tokens in given,
-        given_checkpointing=checkpointing in given,
-        most=ENOUGH if device == "cpu" else None,
+        given_tokens=keys.tokens in given,
+        given_checkpointing=keys.checkpointing in given,
+        most=ENOUGH if on_cpu else None,
     )
-
-
-def _is_heavy(trainer: Trainer) -> bool:
-    """Whether activations of :data:`ENOUGH` tokens take more than :data:`CPU_PASS`."""
-    least, full = (sum(item.bytes for item in trainer.size_update(n, checkpointing=False)) for n in (0, ENOUGH))
-    return full - least > CPU_PASS
-
-
-def _lighten(wish: Wish) -> Wish:
-    """Ask for small micro-batches and checkpointing, unless the user said otherwise."""
-    tokens = wish.tokens if wish.given_tokens else max(wish.longest, min(wish.tokens, ENOUGH))
-    return replace(wish, tokens=tokens, checkpointing=wish.checkpointing or not wish.given_checkpointing)
-
-
-def _pad(config: DictConfig, keys: Keys, given: set[str], trainer: Trainer) -> None:
-    """Pad micro-batches to :data:`BUCKET` where that saves anything, unless the user said otherwise."""
-    if trainer.width == 2 and given.isdisjoint(keys):
-        _write(config, dict(zip(keys, (True, BUCKET), strict=True)))
+    least, full = (sum_bytes(trainer.size_update(tokens, checkpointing=False)) for tokens in (0, ENOUGH))
+    if on_cpu and full - least > CPU_PASS:
+        if lighten:
+            tokens = wish.tokens if wish.given_tokens else max(longest, min(wish.tokens, ENOUGH))
+            wish = replace(wish, tokens=tokens, checkpointing=wish.checkpointing or not wish.given_checkpointing)
+        if trainer.width == 2 and given.isdisjoint((keys.pad, keys.bucket)):
+            _write(config, {keys.pad: True, keys.bucket: BUCKET})
+    fit = fit_update(trainer, wish, room, others)
+    _write(config, {keys.tokens: fit.tokens, keys.checkpointing: fit.checkpointing})
+    return replace(fit, chosen=fit.chosen or wish != asked)
 
 
 def _write(config: DictConfig, values: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,31 +31,22 @@ class Item:
     formula: str
 
 
+def sum_bytes(items: Iterable[Item]) -> float:
+    """Bytes of all items."""
+    return sum(item.bytes for item in items)
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """Memory of one device while the policy is updated and while it generates.
 
-    A GPU alternates; a CPU keeps the engine's weights and its cache all the time.
-
-    Attributes:
-        update: weights, gradients, optimiser, activations.
-        rollout: weights of the engine, the key-value cache, and what the trainer keeps on the device.
-        cache_tokens: tokens that the cache of one replica holds; None if the engine takes what it needs.
+    A GPU alternates; a CPU keeps the engine's weights and its cache all the time. ``cache_tokens`` are those that the
+    cache of one replica holds; None if the engine takes what it needs.
     """
 
     update: tuple[Item, ...]
     rollout: tuple[Item, ...]
     cache_tokens: float | None
-
-    @property
-    def update_bytes(self) -> float:
-        """Peak while the policy is updated."""
-        return sum(item.bytes for item in self.update)
-
-    @property
-    def rollout_bytes(self) -> float:
-        """Peak while it generates."""
-        return sum(item.bytes for item in self.rollout)
 
 
 @dataclass(frozen=True)
@@ -79,17 +71,14 @@ class Trainer:
     def of_config(cls, config: DictConfig, model: Architecture) -> Trainer:
         """Read a composed configuration."""
         actor = config.actor_rollout_ref.actor
-        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        shards = ranks if actor.fsdp_config.fsdp_size < 1 else min(ranks, actor.fsdp_config.fsdp_size)
+        shards = count_shards(config.trainer, actor.fsdp_config.fsdp_size)
         networks = 2 if config.critic.enable else 1
         return cls(model, read_width(actor.fsdp_config), shards, networks, bool(actor.use_kl_loss))
 
     def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
-        """Compute the memory of a device while it updates.
+        """Memory of a device while it updates by micro-batches of ``tokens``.
 
-        Args:
-            tokens: of a micro-batch.
-            checkpointing: activations within a layer are recomputed in the backward pass.
+        With ``checkpointing`` the activations within a layer are recomputed in the backward pass.
         """
         model, width, shards, networks = self.model, self.width, self.shards, self.networks
         parameters, per = model.parameters, f"P/{shards}" if shards > 1 else "P"
@@ -120,6 +109,12 @@ class Trainer:
         )
 
 
+def count_shards(trainer: DictConfig, fsdp_size: int) -> int:
+    """Devices that share the weights: those of ``trainer``, or ``fsdp_size`` of them if it is above 0."""
+    ranks = int(trainer.nnodes * trainer.n_gpus_per_node)
+    return ranks if fsdp_size < 1 else min(ranks, fsdp_size)
+
+
 def read_width(fsdp_config: DictConfig) -> int:
     """Bytes of a number in the computation, from an FSDP configuration's mixed precision; verl's default is bf16."""
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
@@ -129,14 +124,9 @@ def read_width(fsdp_config: DictConfig) -> int:
 def size_memory(
     config: DictConfig, model: Architecture, tokens: float, longest: float, device_bytes: float
 ) -> DeviceMemory:
-    """Compute the memory of one device.
+    """Memory of one device of ``device_bytes`` with the policy ``model``, in micro-batches of ``tokens``.
 
-    Args:
-        config: composed configuration.
-        model: shape of the policy.
-        tokens: of a micro-batch.
-        longest: tokens of a row at most.
-        device_bytes: memory of the device.
+    ``longest`` are the tokens of a row at most.
     """
     actor = config.actor_rollout_ref.actor
     trainer = Trainer.of_config(config, model)
@@ -161,7 +151,7 @@ def size_memory(
     budget = rollout.gpu_memory_utilization * device_bytes - weights.bytes
     formula = f"{rollout.gpu_memory_utilization:g} of the device − engine's weights"
     cache = Item("key-value cache", max(0.0, budget), formula)
-    return DeviceMemory(update, (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
+    return DeviceMemory(update, (weights, cache, rest), budget / (width * model.cache_values / parallel))
 
 
 def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, ...]:
@@ -177,15 +167,13 @@ def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, 
 def _size_live_cache(config: DictConfig, model: Architecture, longest: float, room: float) -> Item:
     """Cache of an engine on a CPU, which holds it only while it generates; ``room`` is free before the training."""
     rollout, name = config.actor_rollout_ref.rollout, "key-value cache"
-    size = rollout.max_num_seqs * longest * model.cache_bytes(_read_rollout_width(config))
+    size = rollout.max_num_seqs * longest * _read_rollout_width(config) * model.cache_values
     if rollout.name != "vllm_cpu":
         return Item(name, size, "at most: max_num_seqs × longest row × bytes of a token")
-    gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
-    if gib is not None:
+    if (gib := rollout.engine_kwargs.vllm_cpu.kv_cache_gib) is not None:
         return Item(name, gib * GIB, "at most: engine_kwargs.vllm_cpu.kv_cache_gib")
-    return Item(
-        name, max(GIB, min(room / 4, size)), "at most: max_num_seqs × longest row, or a quarter of what is free"
-    )
+    size = max(GIB, min(room / 4, size))
+    return Item(name, size, "at most: max_num_seqs × longest row, or a quarter of what is free")
 
 
 def _read_rollout_width(config: DictConfig) -> int:

@@ -20,7 +20,7 @@ from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
 from spear_training.planning.architecture import find_architecture, find_folder
 from spear_training.planning.fitting import fit_training
-from spear_training.planning.memory import GIB, DeviceMemory, size_memory
+from spear_training.planning.memory import GIB, DeviceMemory, size_memory, sum_bytes
 from spear_training.planning.step import StepSizes, Texts, size_step
 from spear_training.precision import measure_weights, resolve_dtype
 from spear_training.settings import RunSettings
@@ -47,7 +47,8 @@ class Plan:
         plain = asdict(self)
         plain["step"]["tokens"] = self.step.tokens
         if self.memory is not None:
-            plain["memory"] |= {"update_bytes": self.memory.update_bytes, "rollout_bytes": self.memory.rollout_bytes}
+            sums = {"update_bytes": sum_bytes(self.memory.update), "rollout_bytes": sum_bytes(self.memory.rollout)}
+            plain["memory"] |= sums
         return plain
 
 
@@ -58,14 +59,10 @@ def make_plan(
     device_bytes: float,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """Plan the training ``config``.
+    """Plan the composed training ``config``, whose data and model may be missing.
 
-    Args:
-        config: composed configuration; its data and its model may be missing.
-        given: known values of :class:`Texts`, which replace measured ones; unknown lengths count as their maximum.
-        measured: from another run.
-        device_bytes: memory of a device.
-        overrides: of ``config``; keys not among them are chosen as by the launcher.
+    ``given`` are known values of :class:`Texts`, before those ``measured`` in another run; unknown lengths count as
+    their maximum. Keys not among ``overrides`` are chosen as by the launcher.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
@@ -85,7 +82,7 @@ def make_plan(
     resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
         fit = fit_training(config, overrides, device_bytes)
-        choice = fit.describe() if fit is not None else ""
+        choice = fit.describe() if fit else ""
     except SpearError as error:
         choice = str(error)
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -101,32 +98,28 @@ def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool
     folder = find_folder(name)
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
-    templates = getattr(find_creator(settings.env.id), "templates", {})
-    template = templates.get(settings.env.template, DefaultTemplate())
+    template = getattr(find_creator(settings.env.id), "templates", {}).get(settings.env.template, DefaultTemplate())
     keywords = config.data.apply_chat_template_kwargs
     taken = OmegaConf.to_container(keywords, resolve=True) if keywords else None
     return PromptBuilder(load_tokenizer(folder), template, Layout.CONVERSATION, template_kwargs=taken).splits
 
 
-def _explain_rows(plan: Plan) -> str:
-    if plan.shape.per_turn:
-        return f"episodes × {plan.texts.turns:g} turns"
-    if plan.rewrites:
-        return f"episodes × {plan.texts.turns:g} turns: the chat template rewrites earlier responses"
-    unknown = ", if the chat template keeps earlier responses (there is no tokenizer to tell)"
-    return "one for each episode" + (unknown if plan.rewrites is None else "")
-
-
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan with its formulas."""
     shape, texts, step = plan.shape, plan.texts, plan.step
+    rows = "one for each episode"
+    if shape.per_turn or plan.rewrites:
+        rows = f"episodes × {texts.turns:g} turns"
+        rows += "" if shape.per_turn else ": the chat template rewrites earlier responses"
+    elif plan.rewrites is None:
+        rows += ", if the chat template keeps earlier responses (there is no tokenizer to tell)"
     trained = f"rows × {step.trained / step.rows:g}, the share of groups that are kept" if step.rows else ""
     _print_table(
         console,
         "A step",
         [
             ("episodes", _count(step.episodes), f"{shape.tasks} tasks × {shape.group_size}"),
-            ("rows", _count(step.rows), _explain_rows(plan)),
+            ("rows", _count(step.rows), rows),
             ("tokens of a row", _count(step.row_tokens), f"prompt {texts.prompt:g} + response {texts.response:g}"),
             ("tokens", _count(step.tokens), "rows × tokens of a row"),
             ("written by the policy", _count(step.written), f"rows × {texts.written:g}"),
@@ -151,32 +144,24 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
     own = step.replay_optimiser_steps
     steps = "rows of a replay / rows of a mini-batch" if own else "replayed rows join the on-policy ones"
+    stored = f"{step.store_rows:,.0f} rows × (4 (prompt + response) + 4 written + response / 8 + 200)"
     return [
         ("rows added a step", _count(step.kept), f"rows trained on × {texts.positive:g} with a positive advantage"),
         ("first replay", f"step {step.first_replay}", "1 + steps until the buffer is full"),
         ("then every", f"{step.replay_period} steps", "a replay empties the buffer"),
         ("rows of a replay", _count(step.drawn), "at most: the capacity, if all are above the baseline"),
         ("its optimiser steps", str(own or "none"), steps),
-        (
-            "store",
-            _bytes(step.store_bytes),
-            f"{step.store_rows:,.0f} rows × (4 (prompt + response) + 4 written + response / 8 + 200)",
-        ),
+        ("store", _bytes(step.store_bytes), stored),
     ]
 
 
 def _print_memory(console: Console, memory: DeviceMemory, parameters: int, device: float, step: StepSizes) -> None:
-    for title, items, total in (
-        ("while it is updated", memory.update, memory.update_bytes),
-        ("while it generates", memory.rollout, memory.rollout_bytes),
-    ):
+    for title, items in (("while it is updated", memory.update), ("while it generates", memory.rollout)):
         rows = [(item.name, _bytes(item.bytes), item.formula) for item in items]
-        verdict = f"of {_bytes(device)}"
-        if total > device:
-            verdict = f"[red]does not fit into {_bytes(device)}[/red]"
-        _print_table(
-            console, f"Memory of a device {title}, P = {parameters:,}", [*rows, ("sum", _bytes(total), verdict)]
-        )
+        total = sum_bytes(items)
+        verdict = f"[red]does not fit into {_bytes(device)}[/red]" if total > device else f"of {_bytes(device)}"
+        rows.append(("sum", _bytes(total), verdict))
+        _print_table(console, f"Memory of a device {title}, P = {parameters:,}", rows)
     if memory.cache_tokens is not None:
         rows_at_once = max(0.0, memory.cache_tokens) / step.row_tokens
         console.print(

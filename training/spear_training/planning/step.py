@@ -20,8 +20,7 @@ class Texts:
 
     Attributes:
         turns: of an episode.
-        prompt: tokens of a row's prompt.
-        response: tokens of a row's response; in a conversation with those of the environment.
+        prompt, response: tokens of a row; a response in a conversation includes those of the environment.
         written: of these, tokens of the policy.
         positive: share of the rows trained on whose advantage is above 0.
     """
@@ -57,7 +56,6 @@ class StepSizes:
     """Sizes of one training step. Counts are means, not whole numbers.
 
     Attributes:
-        episodes: played.
         rows: of the training batch before any filter.
         trained: rows left by the group filter; filters of single rows are not predicted.
         row_tokens: of a row, prompt and response.
@@ -68,8 +66,7 @@ class StepSizes:
         replay_period: steps from one replay to the next.
         drawn: rows of a replay, at most.
         replay_optimiser_steps: of a replay, in steps of their own (``sequential`` coupling).
-        store_rows: rows in the buffer at most.
-        store_bytes: of these rows.
+        store_rows, store_bytes: rows in the buffer at most.
     """
 
     episodes: int
@@ -100,25 +97,25 @@ def measure_row(prompt: float, response: float, written: float) -> float:
 def size_step(
     settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch: int, *, rewrites: bool = False
 ) -> StepSizes:
-    """Compute the sizes of a training step.
+    """Sizes of a training step with ``mini_batch`` rows in an optimiser step; turns are cut at the environment's limit.
 
-    Args:
-        settings: of the algorithm.
-        shape: tasks, group size, layout.
-        texts: lengths; ``turns`` are cut at the limit of the environment.
-        mini_batch: rows of an optimiser step.
-        rewrites: the chat template changes earlier responses, so each turn of a conversation is a row too.
+    ``rewrites``: the chat template changes earlier responses, so each turn of a conversation is a row too.
     """
     episodes = shape.tasks * shape.group_size
-    turns = min(texts.turns, shape.max_turns)
-    rows = episodes * (turns if shape.per_turn or rewrites else 1)
-    groups = max(1, math.floor(settings.filter.groups * shape.tasks))
-    trained = rows * groups / shape.tasks
+    rows = episodes * (min(texts.turns, shape.max_turns) if shape.per_turn or rewrites else 1)
+    trained = rows * max(1, math.floor(settings.filter.groups * shape.tasks)) / shape.tasks
     kept = trained * texts.positive if settings.sil.enabled else 0.0
-    first, period, filled = _schedule_replay(settings, kept)
-    drawn = min(filled, settings.replay.capacity) if period is not None else 0.0
-    joint = settings.sil.coupling is Coupling.JOINT
-    store = filled if period is not None else kept * (settings.replay.max_age or 0)
+    first = period = None
+    drawn, store, age = 0.0, 0.0, settings.replay.max_age
+    if kept > 0:
+        # A step checks the buffer before it adds its own rows, and a replay empties the buffer.
+        steps = math.ceil(settings.sil.trigger_ratio * settings.replay.capacity / kept)
+        store = kept * steps
+        if age is None or steps <= age:
+            first, period = 1 + steps, steps if settings.sil.always_add else steps + 1
+            drawn = min(store, settings.replay.capacity)
+        else:
+            store = kept * age
     return StepSizes(
         episodes=episodes,
         rows=rows,
@@ -130,21 +127,7 @@ def size_step(
         first_replay=first,
         replay_period=period,
         drawn=drawn,
-        replay_optimiser_steps=0 if joint else count_minibatches(drawn, mini_batch),
+        replay_optimiser_steps=0 if settings.sil.coupling is Coupling.JOINT else count_minibatches(drawn, mini_batch),
         store_rows=store,
         store_bytes=store * measure_row(texts.prompt, texts.response, texts.written),
     )
-
-
-def _schedule_replay(settings: SpearSettings, kept: float) -> tuple[int | None, int | None, float]:
-    """First step that replays, steps between two replays, and rows in the buffer at a replay.
-
-    A step checks the buffer before it adds its own rows, and a replay empties the buffer.
-    """
-    needed = settings.sil.trigger_ratio * settings.replay.capacity
-    if kept <= 0:
-        return None, None, 0.0
-    steps = math.ceil(needed / kept)
-    if settings.replay.max_age is not None and steps > settings.replay.max_age:
-        return None, None, 0.0
-    return 1 + steps, steps if settings.sil.always_add else steps + 1, steps * kept

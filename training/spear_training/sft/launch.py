@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
-from spear_training.sft.data import Observer, Preparation, prepare_samples
+from spear_training.sft.data import Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
 from spear_training.supervise import LOG_FILE, hold_lock, supervise_training
 
@@ -58,16 +56,12 @@ class SftSettings:
     Attributes:
         model: folder or name of any causal language model.
         data: files of ``spear collect``.
-        device: ``cpu`` or ``cuda``.
-        epochs: passes over the samples.
         batch: samples of an optimiser step.
         learning_rate: its highest value.
         max_length: longest sample in tokens; the model's context where that is shorter.
-        overlong: what happens to longer ones.
         keep_lost: learn from lost episodes too.
         seed: of the order of the samples.
-        dtype: of the computation on a CPU: ``auto``, ``float32`` or ``bfloat16``, see
-            :func:`spear_training.precision.choose_dtype`.
+        dtype: of the computation on a CPU, see :func:`spear_training.precision.choose_dtype`.
         overrides: Hydra-style, of any key of verl's configuration.
     """
 
@@ -85,16 +79,8 @@ class SftSettings:
     overrides: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """What the files of a model say: rows of its embedding, its context in tokens."""
-
-    vocabulary: int
-    context: int
-
-
-def read_model(folder: Path) -> ModelFacts:
-    """The facts of a Hugging Face folder. Raises SpearError where it is none."""
+def read_model(folder: Path) -> tuple[int, int]:
+    """Rows of a model's embedding, and its context in tokens. Raises SpearError for a folder without a model."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config | (config.get("text_config") or {})
@@ -107,20 +93,13 @@ def read_model(folder: Path) -> ModelFacts:
         ) from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
-    return ModelFacts(vocabulary, context)
+    return vocabulary, context
 
 
 def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest: int) -> DictConfig:
-    """verl's configuration of this fine-tuning.
+    """verl's configuration of this fine-tuning, whose longest sample has ``longest`` tokens.
 
-    Args:
-        settings: of the user; an override of the same key has the last word.
-        out: run folder.
-        facts: what else makes it this run: digests of model and samples.
-        longest: tokens of the longest sample, which a micro-batch must hold.
-
-    Raises:
-        SpearError: an override without a key, a value that cannot be had.
+    ``facts`` are what else makes it this run: digests of model and samples. Raises SpearError for an invalid override.
     """
     GlobalHydra.instance().clear()
     search = search_configs()
@@ -166,8 +145,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
 def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
     """Optimiser steps of an epoch and of the run.
 
-    Raises:
-        SpearError: a batch that does not divide over the ranks, or that is larger than the data.
+    Raises SpearError if a batch does not divide over the ranks, or is larger than the data.
     """
     batch, ranks = int(config.data.train_batch_size), int(config.trainer.n_gpus_per_node)
     if batch % ranks:
@@ -179,23 +157,25 @@ def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
 
 
 def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
-    """Prepares the samples, trains with a progress bar and returns the folder of the new model.
+    """Prepare the samples, train with a progress bar and return the folder of the new model.
 
     Run again with the same settings, it resumes after the last checkpoint.
-
-    Raises:
-        SpearError: anything a user can mend.
     """
     settings = replace(settings, model=Path(resolve_model(str(settings.model), console)))
     if out.resolve() == settings.model.resolve():
         raise SpearError(f"--out {out} is the model's own folder: name another")
-    facts = read_model(settings.model)
-    limit = min(settings.max_length, facts.context)
+    vocabulary, context = read_model(settings.model)
+    limit = min(settings.max_length, context)
     tokenizer = load_tokenizer(settings.model)
-    reader = SampleReader(tokenizer, facts.vocabulary, require_end_ids(settings.model, tokenizer))
+    reader = SampleReader(tokenizer, vocabulary, require_end_ids(settings.model, tokenizer))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with hold_lock(out), _watch_lines(console) as observer:
+        with hold_lock(out), console.status("reading samples", spinner="dots") as status:
+
+            def observe_lines(lines: int) -> None:
+                if lines % 1000 == 0:
+                    status.update(f"reading samples: {lines:,}")
+
             found = prepare_samples(
                 settings.data,
                 reader,
@@ -203,7 +183,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
                 max_length=limit,
                 overlong=settings.overlong,
                 keep_lost=settings.keep_lost,
-                observer=observer,
+                observer=observe_lines,
             )
             console.print(describe(found, limit), soft_wrap=True)
             identity = {"model_digest": digest_model(settings.model), "samples_digest": found.digest}
@@ -214,13 +194,9 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             if fit is not None and fit.describe():
                 console.print(fit.describe(), soft_wrap=True, highlight=False)
             if path.is_file():
-                compare_configs(
-                    out,
-                    flatten_config(OmegaConf.load(path)),
-                    flatten_config(config),
-                    changeable=CHANGEABLE,
-                    advice="Name another --out, or give the old settings to resume",
-                )
+                before, after = flatten_config(OmegaConf.load(path)), flatten_config(config)
+                advice = "Name another --out, or give the old settings to resume"
+                compare_configs(out, before, after, changeable=CHANGEABLE, advice=advice)
             write_text(path, OmegaConf.to_yaml(config))
     except OSError as error:
         raise explain_unwritable(out, error) from error
@@ -234,9 +210,19 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         with show_progress(console, total, "starting verl", read_progress) as observe:
             supervise_training(out, config.trainer.device, observe, module="spear_training.sft.process")
     except KeyboardInterrupt:
-        console.print(f"stopped after step {_count_trained(out)}; {RESUME_HINT} from the last checkpoint")
+        step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
+        console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")
         raise
-    return _finish(out, total, found)
+    made = out / "checkpoints" / f"global_step_{total}" / "huggingface"
+    if not made.is_dir():
+        raise SpearError(f"the training ended before step {total}: see {out / LOG_FILE}")
+    try:
+        shutil.move(made, out / MODEL)
+    except OSError as error:
+        raise explain_unwritable(out / MODEL, error) from error
+    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
+    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
+    return out / MODEL
 
 
 def read_progress(history: list[dict[str, Any]]) -> Reading | None:
@@ -245,24 +231,6 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     if not steps:
         return None
     return steps[-1]["step"], f"loss {steps[-1]['train/loss'] or 0:.3f} · lr {steps[-1]['train/lr']:.1e}"
-
-
-def _count_trained(out: Path) -> int:
-    return max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
-
-
-def _finish(out: Path, total: int, found: Preparation) -> Path:
-    """Moves the model out of the last checkpoint, and says what came of it."""
-    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
-    made = out / "checkpoints" / f"global_step_{total}" / "huggingface"
-    if not made.is_dir():
-        raise SpearError(f"the training ended before step {total}: see {out / LOG_FILE}")
-    try:
-        shutil.move(made, out / MODEL)
-    except OSError as error:
-        raise explain_unwritable(out / MODEL, error) from error
-    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
-    return out / MODEL
 
 
 def describe(found: Preparation, limit: int) -> str:
@@ -277,14 +245,3 @@ def describe(found: Preparation, limit: int) -> str:
     ]
     told = "".join(f"; {count:,} {what}" for count, what in parts if count)
     return f"{found.samples:,} samples of {found.tokens:,} tokens, {found.learnt:,} of them learnt{told}"
-
-
-@contextmanager
-def _watch_lines(console: Console) -> Iterator[Observer]:
-    with console.status("reading samples", spinner="dots") as status:
-
-        def observe(lines: int) -> None:
-            if lines % 1000 == 0:
-                status.update(f"reading samples: {lines:,}")
-
-        yield observe

@@ -1,7 +1,6 @@
 """The process a fine-tuning runs in: ``python -m spear_training.sft.process RUN_FOLDER``.
 
-:mod:`spear_training.supervise` starts it. It is torchrun, with one process of :mod:`spear_training.verl_plugin.sft` a
-rank.
+It is torchrun, with one process of :mod:`spear_training.verl_plugin.sft` a rank.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from spear_agents.chat import Tokenizer
@@ -35,10 +37,6 @@ class Sample:
         """Tokens in the loss."""
         return sum(self.mask)
 
-    def shorten(self, limit: int) -> Sample | None:
-        """The first ``limit`` tokens, or None where none of the policy's is among them."""
-        return trim(self.ids[:limit], self.mask[:limit])
-
 
 def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
     """The sample up to the policy's last token, or None."""
@@ -47,36 +45,27 @@ def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
     return Sample(tuple(ids[:end]), tuple(mask[:end])) if end else None
 
 
+@dataclass(eq=False)
 class SampleReader:
-    """Reads the samples of one model.
+    """Reads the samples of one model, whose embedding has ``vocabulary`` rows; ``end_ids`` end a response."""
 
-    Args:
-        tokenizer: of the model.
-        vocabulary: rows of its embedding.
-        end_ids: ids that end a response.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, vocabulary: int, end_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._end_ids = frozenset(end_ids)
+    tokenizer: Tokenizer
+    vocabulary: int
+    end_ids: Sequence[int]
 
     def read(self, record: Mapping[str, Any]) -> Sample | None:
         """The sample in a line: its recorded ids where it has some, else its messages through the chat template.
 
-        None if it has no token of the policy's.
-
-        Raises:
-            SpearError: the line is not a sample, or none for this model.
+        None if it has no token of the policy's. Raises SpearError if the line is not a sample for this model.
         """
         if "input_ids" in record or "loss_mask" in record:
             sample = _read_tokens(record.get("input_ids"), record.get("loss_mask"))
         else:
             sample = self._encode(_read_messages(record))
-        if sample is not None and not all(0 <= token < self._vocabulary for token in sample.ids):
-            wrong = next(token for token in sample.ids if not 0 <= token < self._vocabulary)
+        if sample is not None and not all(0 <= token < self.vocabulary for token in sample.ids):
+            wrong = next(token for token in sample.ids if not 0 <= token < self.vocabulary)
             raise SpearError(
-                f"token id {wrong} is outside the model's vocabulary of {self._vocabulary:,}: these are another "
+                f"token id {wrong} is outside the model's vocabulary of {self.vocabulary:,}: these are another "
                 "tokenizer's ids; run `spear collect --tokenizer MODEL`"
             )
         return sample
@@ -88,9 +77,9 @@ class SampleReader:
         said = _squeeze("".join(m["content"] for m in _read_messages(record) if m["role"] == "assistant"))
         place = 0
         for run in _find_runs(sample):
-            while run and run[-1] in self._end_ids:
+            while run and run[-1] in self.end_ids:
                 run = run[:-1]
-            text = _squeeze(self._tokenizer.decode(list(run), skip_special_tokens=False))
+            text = _squeeze(self.tokenizer.decode(list(run), skip_special_tokens=False))
             place = said.find(text, place)
             if place < 0:
                 return False
@@ -99,7 +88,7 @@ class SampleReader:
 
     def ends(self, sample: Sample) -> bool:
         """Whether the last response ends with an end token, which the policy has to learn."""
-        return sample.ids[-1] in self._end_ids
+        return sample.ids[-1] in self.end_ids
 
     def _encode(self, messages: Sequence[Mapping[str, str]]) -> Sample | None:
         """The messages as the model reads and writes them: each response is tokenised apart from what precedes it."""
@@ -117,10 +106,10 @@ class SampleReader:
                     "the chat template of this model rewrites responses or what comes before them, so that nobody "
                     "can say which tokens are the policy's: run `spear collect --tokenizer MODEL`"
                 )
-            read = self._tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)
-            written = self._tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+            read = self.tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)
+            written = self.tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
             # What the template adds after the end token (a line break) is not the policy's.
-            end = max((place for place, token in enumerate(written, 1) if token in self._end_ids), default=len(written))
+            end = max((place for place, token in enumerate(written, 1) if token in self.end_ids), default=len(written))
             ids += [*read, *written]
             mask += [0] * len(read) + [1] * end + [0] * (len(written) - end)
             shown = whole
@@ -128,7 +117,7 @@ class SampleReader:
 
     def _render(self, messages: Sequence[Mapping[str, str]], prompt: bool) -> str:
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
         except Exception as error:  # a template is a program: it may refuse with anything
             why = " ".join(str(error).split())
             raise SpearError(f"the model's chat template refuses these messages ({why}): take another model") from error
@@ -160,20 +149,13 @@ def _read_messages(record: Mapping[str, Any]) -> list[Mapping[str, str]]:
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(_is_text(message.get(key)) for key in ("role", "content"))
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value is a text that a tokenizer takes: JSON may hold halves of surrogate pairs."""
-    return isinstance(value, str) and value == value.encode(errors="replace").decode()
+    texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
+    # JSON may hold halves of surrogate pairs, which no tokenizer takes.
+    return all(isinstance(text, str) and text == text.encode(errors="replace").decode() for text in texts)
 
 
 def _find_runs(sample: Sample) -> Iterator[tuple[int, ...]]:
     """Stretches of tokens of the policy."""
-    start = None
-    for place, bit in enumerate((*sample.mask, 0)):
-        if bit and start is None:
-            start = place
-        elif not bit and start is not None:
-            yield sample.ids[start:place]
-            start = None
+    for bit, pairs in groupby(zip(sample.mask, sample.ids, strict=True), key=itemgetter(0)):
+        if bit:
+            yield tuple(token for _, token in pairs)

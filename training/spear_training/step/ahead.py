@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic.dataclasses import dataclass as checked
+from pydantic.dataclasses import dataclass
 
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.step.records import Rollout
@@ -17,32 +16,18 @@ Playing = TypeVar("Playing")
 Tasks = list[str]
 
 
-@checked(frozen=True, config=STRICT)
-class RolloutSettings(Record):
+@dataclass(frozen=True, config=STRICT)
+class RolloutSettings(Record, path="spear.rollout"):
     """The ``spear.rollout`` node: a step may learn from episodes of weights ``staleness`` versions old."""
-
-    PATH: ClassVar[str] = "spear.rollout"
 
     staleness: int = number(0, at_least=0)
 
 
-@dataclass(frozen=True)
-class Batch(Generic[Playing]):
-    """The tasks of a step, and a handle of their running episodes."""
-
-    tasks: Tasks
-    playing: Playing
-
-
 class BatchesAhead(Generic[Playing]):
-    """Starts batches before their steps: with lead N, those of the N steps after the present one.
+    """Starts batches before their steps: with ``lead`` N, those of the N steps after the present one.
 
-    A batch starts at most N updates before its own step, so no token is more than N versions old.
-
-    Args:
-        lead: N; with 0 a batch is started by its own step.
-        draw: returns the tasks of the next batch.
-        begin: starts to play tasks as those of a step (from 1).
+    A batch starts at most N updates before its own step, so no token is more than N versions old. ``draw`` returns the
+    tasks of the next batch; ``begin`` starts to play tasks as those of a step (from 1).
     """
 
     def __init__(self, lead: int, draw: Callable[[], Tasks], begin: Callable[[int, Tasks], Playing]) -> None:
@@ -50,21 +35,21 @@ class BatchesAhead(Generic[Playing]):
         self._draw = draw
         self._begin = begin
         self._drawn: deque[Tasks] = deque()
-        self._batches: deque[Batch[Playing]] = deque()
+        self._batches: deque[tuple[Tasks, Playing]] = deque()
 
     def reach(self, step: int, last: int) -> None:
         """Start the missing batches of ``step`` and the following ones, up to step ``last``."""
         while len(self._batches) <= min(self._lead, last - step):
             tasks = self._drawn.popleft() if self._drawn else self._draw()
-            self._batches.append(Batch(tasks, self._begin(step + len(self._batches), tasks)))
+            self._batches.append((tasks, self._begin(step + len(self._batches), tasks)))
 
     def take(self) -> Playing:
         """Take the batch of the present step, in order of steps."""
-        return self._batches.popleft().playing
+        return self._batches.popleft()[1]
 
     def list_drawn(self) -> list[Tasks]:
         """Tasks of all batches drawn but not taken, which a checkpoint keeps and a resumed run plays again."""
-        return [batch.tasks for batch in self._batches] + list(self._drawn)
+        return [tasks for tasks, _ in self._batches] + list(self._drawn)
 
     def restore(self, drawn: Iterable[Tasks]) -> None:
         """Play the tasks of :meth:`list_drawn` before drawing new ones."""
@@ -72,15 +57,10 @@ class BatchesAhead(Generic[Playing]):
 
 
 def summarize_versions(rollout: Rollout, version: int) -> dict[str, float]:
-    """Age of the weights that wrote a step's rows.
+    """Age of the weights that wrote a step's rows, in versions before ``version``, that at the start of the step.
 
-    Args:
-        rollout: of the step.
-        version: of the weights at the start of the step, its number less one.
-
-    Returns:
-        Mean and maximum over rows of the age of their oldest token, in versions, and the share of episodes with
-        several versions.
+    Mean and maximum over rows are of the age of their oldest token; another figure is the share of episodes with
+    several versions.
     """
     ages = version - rollout.rows.version[rollout.rows.version >= 0]
     if not len(ages):

@@ -18,14 +18,7 @@ OFF = "or set spear.branch.share=0"
 
 
 def check_branching(*, layout: Layout, program: str | None, staleness: int, obstacle: str | None) -> None:
-    """Raise SpearError, with the setting to change, if groups cannot start in snapshots.
-
-    Args:
-        layout: of the prompts.
-        program: that plays instead of our own loop.
-        staleness: number of steps that batches start ahead.
-        obstacle: of the environment, or None.
-    """
+    """Raise SpearError, with the setting to change, if groups cannot start in snapshots."""
     if program is not None:
         raise SpearError(f"spear.branch cannot start {program} in mid-episode: leave out spear.agent, {OFF}")
     if layout is not Layout.PER_TURN:
@@ -45,13 +38,7 @@ def check_branching(*, layout: Layout, program: str | None, staleness: int, obst
 def list_walks(
     trajectories: Iterable[Trajectory], records: Iterable[EpisodeRecord], settings: BranchSettings
 ) -> dict[str, Walk]:
-    """Walks of a rollout for the archive, by episode: those from the start of their task.
-
-    Args:
-        trajectories: with a snapshot before each response.
-        records: of the same episodes.
-        settings: of the branching.
-    """
+    """Walks of a rollout for the archive, by episode: those from the start of their task."""
     walks = {}
     for trajectory, record in zip(trajectories, records, strict=True):
         if record.fault is None and record.began is None and settings.keeps(won=record.won):

@@ -50,12 +50,7 @@ class Deal:
         return weights
 
     def measure_balance(self, lengths: Array, ranks: int) -> float:
-        """Tokens of the slowest rank over the mean of all ranks, averaged over mini-batches; 1 is even.
-
-        Args:
-            lengths: tokens of each row.
-            ranks: how many share a mini-batch.
-        """
+        """Tokens of the slowest of ``ranks`` over the mean of all, averaged over mini-batches; 1 is even."""
         padded = np.append(np.asarray(lengths, dtype=np.float64), 0.0)  # a padding row is number -1
         tokens = padded[np.asarray(self.minibatches).reshape(len(self.minibatches), ranks, -1)].sum(-1)
         return float((tokens.max(1) / np.maximum(tokens.mean(1), 1.0)).mean())
@@ -75,15 +70,12 @@ def deal_rows(
     rng: np.random.Generator,
     balance: bool = True,
 ) -> Deal:
-    """Shuffle rows into ``count`` mini-batches of nearly equal size, and even out the tokens of their shares.
+    """Shuffle rows of ``lengths`` tokens into ``count`` mini-batches of nearly equal size, in ``shares`` equal parts.
 
     Args:
         groups: row numbers; each group is spread evenly over all mini-batches (on-policy and replayed rows of ``joint``
             coupling are two groups, so that each mini-batch holds both).
-        lengths: tokens of each row.
-        count: mini-batches.
-        shares: number of equal parts of a mini-batch: for ranks, and on each for micro-batches.
-        rng: for the shuffle.
+        shares: for ranks, and on each for micro-batches.
         balance: give the shares about equally many tokens; else rows are dealt at random.
     """
     if not sum(len(group) for group in groups):

@@ -22,16 +22,13 @@ def compute_loss(
     gamma: float,
     bounds: tuple[float, float] | None,
 ) -> SpearLoss:
-    """Compute the loss of a micro-batch.
+    """Compute the loss of a micro-batch; ``log_probs`` is [B, T], ``gamma`` the weight of replayed rows.
 
     Args:
-        settings: of the algorithm.
-        log_probs: [B, T].
         steering: [B, 4], of each row: advantage, weight in the mini-batch, 1 if it is replayed, seed of random choices.
         columns: [B, T]: ``loss_mask``, ``old_log_probs``, and if present ``advantages`` of tokens, ``ref_log_probs``
             and ``rollout_weights``.
-        gamma: weight of replayed rows.
-        bounds: of their covariance clip; None: those of this micro-batch.
+        bounds: of the replayed rows' covariance clip; None: those of this micro-batch.
     """
     cov = settings.cov
     shared: dict[str, Any] = dict(scope=cov.scope.value, budget=cov.budget.value, floor_one=cov.floor_one)

@@ -33,9 +33,8 @@ def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         custom = [record.terms[CUSTOM] for record in whole if CUSTOM in record.terms]
         if custom:
             metrics["custom_reward/mean"] = float(np.mean(custom))
-        metrics["score/mean"] = float(np.mean([record.score for record in whole]))
-        metrics["turns/mean"] = float(np.mean([record.turns for record in whole]))
-        metrics["tool_calls/mean"] = float(np.mean([record.tool_calls for record in whole]))
+        for name in ("score", "turns", "tool_calls"):
+            metrics[f"{name}/mean"] = float(np.mean([getattr(record, name) for record in whole]))
     if valid:
         turns = max(1, sum(record.turns for record in valid))
         metrics["turns/well_formed"] = sum(record.well_formed_turns for record in valid) / turns
@@ -63,12 +62,8 @@ def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[Episod
     valid = [reward for reward, record in zip(rewards, records, strict=True) if record.fault is None]
     if not valid:
         return {}
-    return {
-        "reward/total": float(np.mean([reward.total for reward in valid])),
-        "reward/outcome": float(np.mean([reward.outcome for reward in valid])),
-        "reward/tool_call": float(np.mean([reward.tool_call for reward in valid])),
-        "reward/format": float(np.mean([reward.format for reward in valid])),
-    }
+    names = ("total", "outcome", "tool_call", "format")
+    return {f"reward/{name}": float(np.mean([getattr(reward, name) for reward in valid])) for name in names}
 
 
 def summarize_plan(plan: StepPlan) -> dict[str, float]:
@@ -85,13 +80,9 @@ def summarize_plan(plan: StepPlan) -> dict[str, float]:
 def summarize_draw(draw: ReplayDraw, step: int) -> dict[str, float]:
     """Number and composition of the rows drawn from the replay buffer at global step ``step``."""
     rows = draw.rows
-    metrics = {
-        "replay/considered": float(draw.considered),
-        "replay/eligible": float(draw.eligible),
-        "replay/drawn": float(draw.drawn),
-        "replay/discarded": float(draw.discarded),
-        "replay/mean_age": draw.mean_age(step),
-    }
+    counts = ("considered", "eligible", "drawn", "discarded")
+    metrics = {f"replay/{name}": float(getattr(draw, name)) for name in counts}
+    metrics["replay/mean_age"] = draw.mean_age(step)
     if len(rows) and "won" in rows:
         metrics["replay/failed"] = float((~rows.won).mean())
     return metrics

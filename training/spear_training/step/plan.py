@@ -40,23 +40,18 @@ class EpisodeReward:
 def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -> EpisodeReward:
     """Compose the reward of an episode from its raw terms, with the trainer's own mu and scales."""
     calls = record.tool_calls if settings.tool_count is ToolCount.VALID else record.turns
+    form = 0.0
     if settings.format is FormatMode.BONUS:
         form = record.terms.get("format", 0.0)  # an episode that could not start lacks terms
     elif settings.format is FormatMode.PENALTY_PER_TURN:
         form = MALFORMED_PENALTY * (record.turns - record.well_formed_turns)
-    else:
-        form = 0.0
     # Linear: an environment's graded outcome (from -1 to 1) stays graded at the trainer's scale.
     share = (record.terms.get("outcome", -1.0) + 1.0) / 2.0
     outcome = settings.failure + share * (settings.success - settings.failure)
     tool_call = tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won)
     if settings.tool_count is ToolCount.ENVIRONMENT:
         tool_call = record.terms.get("tool_call", 0.0)
-    terms = {
-        "outcome": record.terms.get(CUSTOM, outcome),
-        "tool_call": tool_call,
-        "format": form,
-    }
+    terms = {"outcome": record.terms.get(CUSTOM, outcome), "tool_call": tool_call, "format": form}
     return EpisodeReward(**terms, total=compose_reward(terms, mu))
 
 
@@ -102,12 +97,8 @@ def plan_rows(
 ) -> StepPlan:
     """Rewards, loss masks and kept groups of a step, without episodes with a fault or without rows.
 
-    Args:
-        rollout: all episodes of the step and their rows.
-        settings: of the algorithm.
-        mu: weight of the tool-call term at this step.
-        max_response_length: limit of the over-long filter, tokens.
-        chosen: groups that dynamic sampling keeps; None: all.
+    ``mu`` is the weight of the tool-call term, ``max_response_length`` the limit of the over-long filter in tokens, and
+    ``chosen`` are the groups that dynamic sampling keeps (None: all).
     """
     records, rows = rollout.records, rollout.rows
     rewards = tuple(reward_episode(record, settings.reward, mu) for record in records)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
 from spear_agents.snapshots import Snapshot
-from spear_agents.trajectory import Row, StopReason, Trajectory, Turn
+from spear_agents.trajectory import StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, has_repetition
 
 NOT_FINITE = "reward"
@@ -83,15 +83,13 @@ def tabulate(
     find_repetition: bool = False,
     pictures: bool = False,
 ) -> RowTable:
-    """Tabulate the rows of all episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``.
-
-    Args:
-        trajectories: episodes.
-        records: of the same episodes.
-        find_repetition: detect repetitive responses.
-        pictures: include the model's pictures.
-    """
-    found = list(_walk_rows(trajectories, records))
+    """Tabulate the rows of episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``."""
+    found = [
+        (record, index, row, [trajectory.turns[place] for place in places])
+        for trajectory, record in zip(trajectories, records, strict=True)
+        if record.fault is None
+        for index, (row, places) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True))
+    ]
     rows = [row for _, _, row, _ in found]
     owners = [record for record, _, _, _ in found]
     members = [turns for _, _, _, turns in found]
@@ -128,23 +126,9 @@ def tabulate(
     return RowTable(**columns)
 
 
-def _walk_rows(
-    trajectories: Sequence[Trajectory], records: Sequence[EpisodeRecord]
-) -> Iterator[tuple[EpisodeRecord, int, Row, Sequence[Turn]]]:
-    for trajectory, record in zip(trajectories, records, strict=True):
-        if record.fault is not None:
-            continue
-        for index, (row, places) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True)):
-            yield record, index, row, [trajectory.turns[place] for place in places]
-
-
-def _find_ends(turns: Sequence[Turn]) -> list[int]:
+def _find_ends(turns: Sequence[Turn]) -> Iterator[int]:
     """Ends of the responses of a row's turns, in tokens of its response, which includes observations."""
-    ends, at = [], 0
-    for number, turn in enumerate(turns):
-        at += len(turn.response_ids) + (len(turn.prompt_ids) if number else 0)
-        ends.append(at)
-    return ends
+    return accumulate(len(turn.response_ids) + (len(turn.prompt_ids) if at else 0) for at, turn in enumerate(turns))
 
 
 def _list_versions(turns: Sequence[Turn]) -> set[int]:
@@ -169,12 +153,10 @@ class Rollout:
     """The episodes of a step or a validation.
 
     Attributes:
-        records: one an episode.
         rows: of episodes without a fault; their tokens may be stored separately.
         generations: number of responses, without those of retried episodes.
         retried: number of episodes played again after a fault.
         episodes: those to record.
-        prompt_tokens: of all prompts.
         cached_tokens: prompt tokens found in the engine's prefix cache.
         cacheable_tokens: prompt tokens that an engine with a cache had seen before in the same conversation.
         walks: of the episodes in which later groups may start, by :attr:`EpisodeRecord.trajectory`.
@@ -197,14 +179,11 @@ class Rollout:
         rows = RowTable.join([part.rows for part in parts])
         place = {record.trajectory: number for number, record in enumerate(records)}
         order = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
+        counts = ("generations", "retried", "prompt_tokens", "cached_tokens", "cacheable_tokens")
         return cls(
             tuple(records),
             rows.take(np.argsort(order, kind="stable")),
-            sum(part.generations for part in parts),
-            sum(part.retried for part in parts),
-            tuple(episode for part in parts for episode in part.episodes),
-            sum(part.prompt_tokens for part in parts),
-            sum(part.cached_tokens for part in parts),
-            sum(part.cacheable_tokens for part in parts),
-            {name: walk for part in parts for name, walk in part.walks.items()},
+            episodes=tuple(episode for part in parts for episode in part.episodes),
+            walks={name: walk for part in parts for name, walk in part.walks.items()},
+            **{name: sum(getattr(part, name) for part in parts) for name in counts},
         )

@@ -22,12 +22,7 @@ TIMES = ("perf/", "timing_s/")
 
 
 class SpearState:
-    """Baseline buffer D_R, replay buffer D, covariance bounds, and the generator that deals rows into mini-batches.
-
-    Args:
-        settings: of the algorithm.
-        seed: of the replay buffer's and the dealer's streams.
-    """
+    """Baseline buffer D_R, replay buffer D, covariance bounds, and the generator that deals rows into mini-batches."""
 
     def __init__(self, settings: SpearSettings, seed: int) -> None:
         replay, cov = settings.replay, settings.cov
@@ -101,8 +96,7 @@ class SpearState:
     def load(self, folder: Path) -> dict[str, Any]:
         """Load the state of a checkpoint folder; return the ``about`` it was saved with.
 
-        Raises:
-            SpearError: it is missing, torn or of another format, or its buffers have another size.
+        Raises SpearError if it is missing, torn or of another format, or its buffers have another size.
         """
         saved = read_state(folder)
         self.load_state_dict(saved.pop("state"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,46 +73,40 @@ class StepReport:
     seconds: dict[str, float]
 
 
+@dataclass(eq=False)
 class SpearStep:
     """A training step over any policy and critic."""
 
-    def __init__(
-        self,
-        settings: SpearSettings,
-        state: SpearState,
-        actor: Actor,
-        critic: Critic | None,
-        *,
-        max_response_length: int,
-        sizes: UpdateSizes,
-    ) -> None:
-        self._settings = settings
-        self._state = state
-        self._actor = actor
-        self._critic = critic
-        self._max_response_length = max_response_length
-        self._updater = Updater(settings, state, actor, sizes)
+    settings: SpearSettings
+    state: SpearState
+    actor: Actor
+    critic: Critic | None
+    _: KW_ONLY
+    max_response_length: int
+    sizes: UpdateSizes
+
+    def __post_init__(self) -> None:
+        self._updater = Updater(self.settings, self.state, self.actor, self.sizes)
 
     def run(self, t: int, rollouts: Rollouts) -> StepReport:
         """Run global step ``t``, from 1."""
-        settings, state, watch = self._settings, self._state, Stopwatch()
+        settings, state, watch = self.settings, self.state, Stopwatch()
         metrics: dict[str, Any] = {}
         mu, gamma = settings.reward.weight(t, state.metrics), settings.sil.weight(t, state.metrics)
 
         with watch("gen"):  # 1. rollouts
             rollout, chosen = self._roll_out(rollouts, mu, metrics)
         with watch(DRIVER):  # 2.-5. rewards, faults, masks, group filter
-            limit = self._max_response_length
-            plan = plan_rows(rollout, settings, mu=mu, max_response_length=limit, chosen=chosen)
+            plan = plan_rows(rollout, settings, mu=mu, max_response_length=self.max_response_length, chosen=chosen)
             if state.baseline is not None:  # 8. (also if all rows are filtered)
                 state.baseline.extend(plan.baselines)
         if plan.rows.kept.any():
             with watch("old_log_prob"):  # 6. old log-probs, by the actor unless bypassed
-                fresh = self._actor.collect(plan.rows.take(plan.rows.kept), metrics)
+                fresh = self.actor.collect(plan.rows.take(plan.rows.kept), metrics)
             fresh = self._estimate(fresh, plan, watch, metrics)  # 7. advantages
             with watch(DRIVER):  # 9. replay
                 drawn = self._draw(t, gamma, metrics)
-            if self._critic is None or t > settings.critic.warmup:
+            if self.critic is None or t > settings.critic.warmup:
                 with watch("update_actor"):  # 10. on-policy and self-imitation updates
                     self._updater.update(fresh, drawn, gamma, metrics)
             with watch(DRIVER):  # 11. this step's rows, after the replay
@@ -126,12 +120,12 @@ class SpearStep:
     def _roll_out(self, rollouts: Rollouts, mu: float, metrics: dict[str, Any]) -> tuple[Rollout, Sequence[str] | None]:
         """Play a batch of tasks, or with dynamic sampling more, until a batch of groups differ in reward."""
         rollout, number, chosen = rollouts.play(0), 1, None
-        if self._settings.sampling.enabled:
+        if self.settings.sampling.enabled:
             wanted = len({record.group for record in rollout.records})
-            chosen = find_differing_groups(rollout.records, self._settings.reward, mu)
-            while len(chosen) < wanted and number < self._settings.sampling.max_rounds:
+            chosen = find_differing_groups(rollout.records, self.settings.reward, mu)
+            while len(chosen) < wanted and number < self.settings.sampling.max_rounds:
                 rollout = Rollout.join([rollout, rollouts.play(number)])
-                chosen = find_differing_groups(rollout.records, self._settings.reward, mu)
+                chosen = find_differing_groups(rollout.records, self.settings.reward, mu)
                 number += 1
             metrics["sampling/rounds"], metrics["sampling/differing"] = float(number), len(chosen) / wanted
             chosen = chosen[:wanted]
@@ -141,22 +135,22 @@ class SpearStep:
     def _estimate(self, fresh: RowTable, plan: StepPlan, watch: Stopwatch, metrics: dict[str, Any]) -> RowTable:
         """Advantages of the fresh rows, by the chosen estimator over all rows that count."""
         known = plan.rows
-        if self._critic is not None:
+        if self.critic is not None:
             # Rows removed from the loss are still part of their episode: values run through them.
             known = known.take(np.isin(known.trajectory, fresh.trajectory) & (known.loss_tokens > 0))
             with watch("values"):
-                known = self._critic.value(known)
+                known = self.critic.value(known)
         with watch(DRIVER):
-            found = estimate(known, self._settings)
+            found = estimate(known, self.settings)
             of_rows = found.shape == (len(known),)
-            if of_rows and self._critic is None:
+            if of_rows and self.critic is None:
                 fresh = fresh.add(advantage=found[known.kept])
             else:
                 known = known.add(token_advantages=known.spread(found) if of_rows else found)
                 fresh = self._add_token_advantages(fresh, known.take(known.kept), metrics)
-        if self._critic is not None:
+        if self.critic is not None:
             with watch("update_critic"):
-                self._critic.update(fresh, metrics)
+                self.critic.update(fresh, metrics)
         metrics["advantage/mean"] = float(fresh.advantage.mean())
         metrics["advantage/std"] = float(fresh.advantage.std())
         return fresh
@@ -165,42 +159,42 @@ class SpearStep:
         """Advantages of tokens; a row's own is their mean over its loss tokens, before they are whitened."""
         raw = known.token_advantages
         fresh = fresh.add(advantage=average_tokens(raw, fresh.mask, fresh), token_advantages=raw)
-        if self._critic is None:
+        if self.critic is None:
             return fresh
         returns = np.where(fresh.mask, raw + known.values, 0.0)
         metrics.update(_describe_values(known.values[fresh.mask], returns[fresh.mask]))
-        if self._settings.critic.whiten:
+        if self.settings.critic.whiten:
             raw = whiten_advantages(torch.from_numpy(raw), torch.from_numpy(fresh.mask)).numpy()
         return fresh.add(token_advantages=raw, values=known.values, returns=returns)
 
     def _draw(self, t: int, gamma: float, metrics: dict[str, Any]) -> RowTable | None:
         """Rows to imitate with recalibrated advantages (``eq:recalibrateadv``); None if nothing is replayed."""
-        replay = self._state.replay
-        if not self._settings.sil.enabled:
+        replay = self.state.replay
+        if not self.settings.sil.enabled:
             return None
         metrics["replay/evicted_age"] = float(replay.evict(t))
         if not replay.is_ready():
             return None
-        draw = replay.draw(self._state.baseline)
+        draw = replay.draw(self.state.baseline)
         metrics.update(summarize_draw(draw, t))
         if not len(draw.rows) or gamma <= 0:
             return None
-        return self._actor.write(draw.rows.add(advantage=draw.advantages.numpy()))
+        return self.actor.write(draw.rows.add(advantage=draw.advantages.numpy()))
 
     def _store(self, t: int, fresh: RowTable, metrics: dict[str, Any]) -> None:
         """Put eligible rows of this step into the replay buffer, fetching only their tokens."""
-        settings, replay = self._settings.sil, self._state.replay
+        settings, replay = self.settings.sil, self.state.replay
         if not settings.enabled or (metrics.get("replay/drawn") and not settings.always_add):
             return
         gate = replay.check(fresh)
         if gate.open.any():
-            replay.add(self._actor.read_tokens(fresh.take(gate.open).add(origin=np.full(gate.open.sum(), t))))
+            replay.add(self.actor.read_tokens(fresh.take(gate.open).add(origin=np.full(gate.open.sum(), t))))
         metrics["replay/kept"] = float(gate.open.sum())
         metrics["replay/dropped_nonpositive"] = float(gate.nonpositive)
         metrics["replay/dropped_other"] = float(gate.other)
 
     def _summarize(self, rollout: Rollout, plan: StepPlan, metrics: dict[str, Any]) -> None:
-        state = self._state
+        state = self.state
         metrics.update(summarize_episodes(rollout.records))
         metrics.update(summarize_rows(rollout.rows))
         metrics.update(summarize_rewards(plan.rewards, rollout.records))
@@ -218,8 +212,7 @@ class SpearStep:
         if rollout.cached_tokens or rollout.cacheable_tokens:
             metrics["rollout/cached_prompt_share"] = rollout.cached_tokens / rollout.prompt_tokens
         if rollout.cacheable_tokens:
-            found = min(1.0, rollout.cached_tokens / rollout.cacheable_tokens)
-            metrics["rollout/forgotten_share"] = 1.0 - found
+            metrics["rollout/forgotten_share"] = 1.0 - min(1.0, rollout.cached_tokens / rollout.cacheable_tokens)
         # Every response must have been played as a turn.
         metrics["rollout/wasted_generations"] = float(rollout.generations - sum(r.turns for r in rollout.records))
 

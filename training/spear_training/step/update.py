@@ -75,43 +75,33 @@ class UpdateSizes:
     balance: bool = True
 
 
+@dataclass(eq=False)
 class Updater:
-    """Makes the optimiser steps of a training step.
+    """Makes the optimiser steps of a training step."""
 
-    Args:
-        settings: of the algorithm.
-        state: with covariance bounds and the dealer's stream.
-        actor: the policy.
-        sizes: of an update.
-    """
-
-    def __init__(self, settings: SpearSettings, state: SpearState, actor: Actor, sizes: UpdateSizes) -> None:
-        self._settings = settings
-        self._state = state
-        self._actor = actor
-        self._sizes = sizes
+    settings: SpearSettings
+    state: SpearState
+    actor: Actor
+    sizes: UpdateSizes
 
     def update(self, fresh: RowTable, drawn: RowTable | None, gamma: float, metrics: dict[str, Any]) -> None:
-        """Train on ``fresh`` rows and those ``drawn`` from the replay buffer.
+        """Train on ``fresh`` rows and those ``drawn`` from the replay buffer; log into ``metrics``.
 
-        Args:
-            fresh: with ``advantage`` and the columns of :meth:`Actor.collect`.
-            drawn: written back by the actor, with recalibrated advantages; None without replay.
-            gamma: weight of the replayed rows' loss.
-            metrics: to update.
+        ``fresh`` rows have ``advantage`` and the columns of :meth:`Actor.collect`. ``drawn`` ones were written back by
+        the actor, with recalibrated advantages; their loss weighs ``gamma``.
         """
         fresh = fresh.select((*TRAINED, *OPTIONAL)).add(replayed=np.zeros(len(fresh), dtype=bool))
-        count = count_minibatches(len(fresh), self._sizes.rows_per_minibatch)
+        count = count_minibatches(len(fresh), self.sizes.rows_per_minibatch)
         if drawn is None:
             self._log(self._train(fresh, count, gamma), metrics)
             replay_steps = 0.0
-        elif self._settings.sil.coupling is Coupling.JOINT:
+        elif self.settings.sil.coupling is Coupling.JOINT:
             # As many steps as without replay: under Adam, additional ones would repeat on-policy directions.
             self._log(self._train(RowTable.join([fresh, _match(drawn, fresh)]), count, gamma), metrics)
             replay_steps = len(drawn) / len(fresh)
         else:
             self._log(self._train(fresh, count, gamma, hold_learning_rate=True), metrics)
-            more = count_minibatches(len(drawn), self._sizes.rows_per_minibatch)
+            more = count_minibatches(len(drawn), self.sizes.rows_per_minibatch)
             own: dict[str, Any] = {}
             self._log(self._train(_match(drawn, fresh), more, gamma), own)
             shared = ("loss/sil", "clip/cov_fraction", "replay/ess", "actor/lr")
@@ -122,30 +112,29 @@ class Updater:
         replayed = 0 if drawn is None else len(drawn)
         metrics["replay/n_sil"] = replay_steps
         metrics["replay/share"] = replayed / (len(fresh) + replayed)
-        metrics["actor/optimizer_steps"] = float(count * self._sizes.epochs)
+        metrics["actor/optimizer_steps"] = float(count * self.sizes.epochs)
 
     def _train(
         self, rows: RowTable, count: int, gamma: float, *, hold_learning_rate: bool = False
     ) -> tuple[Pass, Sums]:
-        replayed, sizes, rng = rows.replayed, self._sizes, self._state.rng
+        replayed, sizes, rng = rows.replayed, self.sizes, self.state.rng
         pieces = -(-len(rows) // (count * sizes.rows_per_minibatch)) if replayed.any() else 1
-        lengths = rows.prompt_length + rows.response_length
         deal = deal_rows(
             [np.flatnonzero(~replayed), np.flatnonzero(replayed)],
-            lengths,
+            rows.prompt_length + rows.response_length,
             count=count,
-            shares=self._actor.ranks * pieces,
+            shares=self.actor.ranks * pieces,
             rng=rng,
             balance=sizes.balance,
         )
-        mode = self._settings.loss.aggregation.value
+        mode = self.settings.loss.aggregation.value
         weights = deal.weigh(rows.loss_tokens, replayed, mode=mode, loss_scale_factor=sizes.scale_factor)
         rows = rows.add(weight=weights, seed=rng.integers(SEED_RANGE, size=len(rows)))
-        update = Pass(rows, deal, pieces, gamma, self._state.bounds, hold_learning_rate)
-        sums = self._actor.train(update)
+        update = Pass(rows, deal, pieces, gamma, self.state.bounds, hold_learning_rate)
+        sums = self.actor.train(update)
         replay_tokens = sums["replay_tokens"]
-        if replay_tokens and self._settings.cov.ratio > 0:
-            self._state.move_bounds((sums["cov_lower"] / replay_tokens, sums["cov_upper"] / replay_tokens))
+        if replay_tokens and self.settings.cov.ratio > 0:
+            self.state.move_bounds((sums["cov_lower"] / replay_tokens, sums["cov_upper"] / replay_tokens))
         return update, sums
 
     def _log(self, trained: tuple[Pass, Sums], metrics: dict[str, Any]) -> None:
@@ -155,7 +144,7 @@ class Updater:
         metrics["clip/ppo_fraction"] = sums["clipped"] / tokens
         metrics["clip/dual_fraction"] = sums["dual_clipped"] / tokens
         metrics["kl/old"] = sums["kl_old"] / max(1.0, sums["tokens"] - replay_tokens)
-        if self._settings.kl.coefficient > 0:
+        if self.settings.kl.coefficient > 0:
             metrics["kl/reference"] = sums["kl"] / tokens
         if replay_tokens:
             metrics["loss/sil"] = sums["self_imitation"]
@@ -167,7 +156,7 @@ class Updater:
         if "lr" in sums:
             metrics["actor/lr"] = sums["lr"]
         lengths = rows.prompt_length + rows.response_length
-        metrics["perf/rank_balance"] = update.deal.measure_balance(lengths, self._actor.ranks)
+        metrics["perf/rank_balance"] = update.deal.measure_balance(lengths, self.actor.ranks)
         metrics["timing_s/train_rows"] = sums["seconds"]
 
 

@@ -1,7 +1,7 @@
 """SPEAR inside verl 0.9.1, through verl's own registries: no fork, no patched copy.
 
-Two of verl's names are replaced where it has no hook: how a worker joins its process group (:mod:`.workers`) and how a
-value head is loaded (:mod:`.value_heads`).
+Two of verl's names are replaced where it has no hook (:mod:`.workers`): how a worker joins its process group and how a
+value head is loaded.
 
 verl loads this package in every process (driver and Ray workers) when
 ``VERL_USE_EXTERNAL_MODULES=spear_training.verl_plugin`` is set, which :mod:`spear_training.verl_plugin.process` does.
@@ -18,7 +18,6 @@ from spear_training.verl_plugin import (  # noqa: F401
     rollout_hf,
     rollout_vllm,
     trainer,
-    value_heads,
     workers,
 )
 

@@ -1,9 +1,9 @@
-"""The policy on verl's workers: log-probs of rows, and optimiser steps over them."""
+"""The policy on verl's workers: its loss, log-probs of rows, and optimiser steps over them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,16 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.metric import reduce_metrics
+from verl.utils.metric import AggregationType, Metric, reduce_metrics
 
 from spear_training.algorithms import RowTable, SpearSettings, sequence_entropy
 from spear_training.algorithms.rows import Array
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.step.ahead import summarize_ratios
-from spear_training.step.loss import STEERING_WIDTH
+from spear_training.step.loss import STEERING_WIDTH, compute_loss, measure_loss
 from spear_training.step.update import Pass, Sums
 from spear_training.verl_plugin.columns import build_columns, find_predictions, nest_flat, pad_rows
 from spear_training.verl_plugin.correction import correct_rows
-from spear_training.verl_plugin.loss import STEERING, TOKEN_COLUMNS
 from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
 from spear_training.verl_plugin.vision import PICTURES
 
@@ -29,15 +28,51 @@ PROPORTIONAL = ("vanilla", "gspo", "cispo")
 """Policy losses that are 0, with their gradient, where the advantage is."""
 
 
+STEERING = "spear_row"
+"""Column [N, 4], see :func:`spear_training.step.loss.compute_loss`."""
+TOKEN_COLUMNS = {
+    "log_probs": "old_log_probs",
+    "token_advantages": "advantages",
+    "ref_log_probs": "ref_log_probs",
+    "rollout_weights": "rollout_weights",
+}
+"""Columns of response tokens that an update writes, as far as its rows have them: names of the table and the queue."""
+
+
+def actor_loss(
+    settings: SpearSettings, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """verl's loss function after ``functools.partial(actor_loss, settings)``; installed with ``set_loss_fn``.
+
+    FSDP averages gradients over ranks, so the loss is multiplied by their number: the row weights already speak of the
+    full mini-batch.
+    """
+    lengths = data["loss_mask"].offsets().diff()
+    prompts = data["input_ids"].offsets().diff() - lengths
+    where = find_predictions(prompts.cpu().numpy(), lengths.cpu().numpy()).to(lengths.device)
+    log_probs = nest_flat(model_output["log_probs"].values()[where], lengths.tolist()).to_padded_tensor(0.0)
+    present = [name for name in TOKEN_COLUMNS.values() if name in data.keys()]  # noqa: SIM118 - iterates over rows
+    columns = data.select("loss_mask", STEERING, *present).to_padded_tensor()
+    bounds = (float(data["cov_lower"]), float(data["cov_upper"]))
+    result = compute_loss(
+        settings,
+        log_probs,
+        columns[STEERING],
+        {name: columns[name] for name in ("loss_mask", *present)},
+        gamma=float(data["gamma"]),
+        bounds=None if bounds[0] != bounds[0] else bounds,
+    )
+    sums = measure_loss(result)
+    # verl averages such sums over ranks. Counts are only read as shares of each other; the loss is a sum over ranks.
+    scale = {"on_policy": data["dp_size"], "self_imitation": data["dp_size"]}
+    metrics = {name: Metric(AggregationType.SUM, value * scale.get(name, 1)) for name, value in sums.items()}
+    return result.loss * data["dp_size"], metrics
+
+
 class VerlActor:
     """:class:`spear_training.step.update.Actor` over verl's actor worker group and TransferQueue.
 
-    Args:
-        worker_group: verl's actor worker group, which holds the reference policy too.
-        config: full configuration.
-        settings: of the algorithm.
-        queue: the step's rows.
-        reference_in_actor: the reference is the actor without its LoRA adapter.
+    The group holds the reference policy too; with ``reference_in_actor`` that is the actor without its LoRA adapter.
     """
 
     def __init__(
@@ -156,9 +191,9 @@ class VerlActor:
         that nothing else changes.
         """
         rows, deal, ranks = update.rows, update.deal, self.ranks
-        columns = [name for name in TOKEN_COLUMNS if name in rows]
         steering = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], axis=1)
-        self._write_columns(rows, columns, steering)
+        tokens: dict[str, Array] = {TOKEN_COLUMNS[name]: getattr(rows, name) for name in TOKEN_COLUMNS if name in rows}
+        self._queue.put_tokens(rows.key.tolist(), rows.response_length, tokens, {STEERING: steering})
         silent = np.zeros(len(rows) + 1, dtype=bool)
         if self._skips_equal and "token_advantages" not in rows:
             silent[:-1] = (rows.advantage == 0) & ~rows.replayed
@@ -167,7 +202,7 @@ class VerlActor:
         padded = order[silent[order]]
         seeds = np.zeros((len(padded), STEERING_WIDTH))
         seeds[:, -1] = np.where(padded < 0, 0, rows.seed[padded])
-        names = [TOKEN_COLUMNS[name] for name in columns]
+        names = list(tokens)
         padding = iter(self._queue.add_padding(len(padded), names, {STEERING: seeds}))
         keys = [next(padding) if silent[row] else rows.key[row] for row in order.tolist()]
         longest = int((rows.prompt_length + rows.response_length).max())
@@ -191,13 +226,8 @@ class VerlActor:
         start = time.perf_counter()
         answer = self._workers.update_actor(name_rows(keys, (*self._queue.forward_columns, *names, STEERING), info))
         reduced = reduce_metrics(dict(tu.get(answer, "metrics")))
-        return {name: float(np.max(value)) for name, value in reduced.items()} | {
-            "seconds": time.perf_counter() - start
-        }
-
-    def _write_columns(self, rows: RowTable, columns: Sequence[str], steering: Array) -> None:
-        tokens: dict[str, Array] = {TOKEN_COLUMNS[name]: getattr(rows, name) for name in columns}
-        self._queue.put_tokens(rows.key.tolist(), rows.response_length, tokens, {STEERING: steering})
+        sums = {name: float(np.max(value)) for name, value in reduced.items()}
+        return sums | {"seconds": time.perf_counter() - start}
 
 
 def _compare_log_probs(actor: torch.Tensor, rollout: torch.Tensor) -> dict[str, float]:

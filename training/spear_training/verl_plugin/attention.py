@@ -1,7 +1,6 @@
 """Attention over concatenated rows without padding, with torch's own kernels.
 
-On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, else torch's attention row by row. Where
-ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
+Where ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
 """
 
 from __future__ import annotations
@@ -50,17 +49,11 @@ def attend_rows(
     """Attention with transformers' interface in which each row only attends to itself.
 
     Args:
-        module: the layer.
         query: [1, heads, L, width], L tokens of all rows, or this rank's part of them.
         key, value: [1, key heads, L, width].
-        attention_mask: None.
         cu_seq_lens_q: where the rows begin and end [N + 1], int32; None for one row.
-        max_length_q: tokens of the longest.
         is_causal: False for the patches of a picture, which come one picture at a time.
         sliding_window: how many tokens a token sees, itself included; None for all before it.
-        scaling: of the scores.
-        dropout: of the weights.
-        options: what others read.
 
     Returns:
         [1, L, heads, width] and no weights.
@@ -115,8 +108,7 @@ def _attend_at_once(
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     parts = (part[0].transpose(0, 1) for part in (query, key, value))
     seen = (-1 if window is None else window - 1, 0)
-    rows = varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)
-    return rows[None]
+    return varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)[None]
 
 
 def _attend_row(
@@ -128,21 +120,15 @@ def _attend_row(
         # At the end, where no token looks. torch keeps a megabyte of kernels for each new length.
         row = tuple(torch.nn.functional.pad(part, (0, 0, 0, -length % PADDED)) for part in row)
     query, key, value = row
-    mask = _make_window(query, window)
-    causal = mask is None and query.shape[2] > 1
+    mask, padded = None, query.shape[2]
+    if window is not None and padded > window:  # a row that is longer than the window of its layer
+        seen = torch.ones(padded, padded, dtype=torch.bool, device=query.device)
+        mask = (seen.tril() & seen.triu(1 - window))[None, None]
+    causal = mask is None and padded > 1
     found = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
     )
     return found[:, :, :length].transpose(1, 2)
-
-
-def _make_window(query: torch.Tensor, width: int | None) -> torch.Tensor | None:
-    """Mask [1, 1, L, L] of a row that is longer than the window of its layer."""
-    length = query.shape[2]
-    if width is None or length <= width:
-        return None
-    seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
-    return (seen.tril() & seen.triu(1 - width))[None, None]
 
 
 AttentionInterface.register(PACKED, attend_rows)

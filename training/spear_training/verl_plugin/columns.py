@@ -13,10 +13,8 @@ from spear_training.algorithms.rows import Array
 from spear_training.verl_plugin.vision import PICTURES
 
 FORWARD_COLUMNS = ("input_ids", "position_ids", "loss_mask")
-"""What a worker reads for a forward pass. TransferQueue moves each row of each column by itself: every column costs."""
-
-TOKEN_COLUMNS = (*FORWARD_COLUMNS, "rollout_log_probs")
-"""What a rollout writes for each row. The response is the last part of ``input_ids``, as long as ``loss_mask``."""
+"""What a worker reads for a forward pass; the response is the last part of ``input_ids``, as long as ``loss_mask``.
+TransferQueue moves each row of each column by itself: every column costs."""
 
 
 def nest_flat(values: torch.Tensor, lengths: Sequence[int] | Array) -> torch.Tensor:
@@ -58,12 +56,7 @@ def build_columns(rows: RowTable) -> TensorDict:
 def find_predictions(prompts: Array, lengths: Array) -> torch.Tensor:
     """Where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each.
 
-    Args:
-        prompts: P of each row [N].
-        lengths: R of each row [N].
-
-    Returns:
-        positions [sum of R], int64.
+    ``prompts`` has P and ``lengths`` R of each row [N]; the positions are int64 [sum of R].
     """
     starts = np.cumsum(prompts + lengths) - lengths - 1
     offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -18,9 +18,8 @@ class Corrected:
     """What a correction makes of a step's response tokens, concatenated over rows [S].
 
     Attributes:
-        mask: loss tokens that are left.
+        mask: loss tokens that are left; ``loss_tokens`` counts them for each row [N].
         weights: factor of each token in the policy's loss; 1 everywhere where there are rejections only.
-        loss_tokens: how many are left of each row [N].
         metrics: verl's own (``rollout_corr/*``).
     """
 
@@ -39,14 +38,8 @@ def correct_rows(
 ) -> Corrected:
     """Correct rows for the difference between ``log_probs`` (the trainer's) and ``rollout_log_probs``.
 
-    Args:
-        correction: which weights and rejections.
-        log_probs, rollout_log_probs: of response tokens, concatenated over rows [S].
-        mask: loss tokens [S], bool, at least one.
-        lengths: response tokens of each row [N].
-
-    Raises:
-        SpearError: every weight is 0.
+    Both are of response tokens, concatenated over rows [S], like ``mask`` of loss tokens, bool, at least one;
+    ``lengths`` counts the response tokens of each row [N]. Raises SpearError if every weight is 0.
     """
     inside = pad_rows(torch.ones_like(mask, dtype=torch.int64), lengths) > 0
     try:

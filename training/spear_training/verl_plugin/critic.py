@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,62 +46,52 @@ def critic_loss(
     return loss * data["dp_size"], {name: Metric(AggregationType.SUM, float(value)) for name, value in counts.items()}
 
 
+@dataclass(eq=False)
 class VerlCritic:
-    """:class:`spear_training.step.step.Critic` over verl's critic worker group.
+    """:class:`spear_training.step.step.Critic` over verl's critic workers; ``rng`` deals rows into mini-batches."""
 
-    Args:
-        worker_group: verl's critic worker group.
-        config: full configuration.
-        rng: deals rows into mini-batches.
-        queue: the step's rows.
-    """
-
-    def __init__(self, worker_group: Any, config: DictConfig, rng: np.random.Generator, queue: StepQueue) -> None:
-        self._workers = worker_group
-        self._config = config
-        self._rng = rng
-        self._queue = queue
+    workers: Any
+    config: DictConfig
+    rng: np.random.Generator
+    queue: StepQueue
 
     @property
     def _ranks(self) -> int:
-        return count_ranks(self._workers, "train")
+        return count_ranks(self.workers, "train")
 
     def value(self, rows: RowTable) -> RowTable:
         """Add ``mask`` and ``values`` to rows in the queue."""
         keys, lengths = rows.key.tolist(), rows.prompt_length + rows.response_length
-        padding = self._queue.add_padding(-len(keys) % self._ranks)
-        limit = self._config.critic.forward_max_token_len_per_gpu
+        padding = self.queue.add_padding(-len(keys) % self._ranks)
         info: dict[str, Any] = {
             "compute_loss": False,
-            "temperature": self._config.actor_rollout_ref.rollout.temperature,
-            **cut_rows(int(lengths.max()), len(keys), self._ranks, limit),
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            **cut_rows(int(lengths.max()), len(keys), self._ranks, self.config.critic.forward_max_token_len_per_gpu),
         }
-        answer = self._workers.infer_batch(name_rows([*keys, *padding], self._queue.forward_columns, info))
-        ray.get(answer.futures)
-        data = self._queue.get(keys, ["values", "loss_mask"])
+        ray.get(self.workers.infer_batch(name_rows([*keys, *padding], self.queue.forward_columns, info)).futures)
+        data = self.queue.get(keys, ["values", "loss_mask"])
         values = data["values"].values()[find_predictions(rows.prompt_length, rows.response_length)]
         return rows.add(values=values.double().numpy(), mask=data["loss_mask"].values().bool().numpy())
 
     def update(self, rows: RowTable, metrics: dict[str, Any]) -> None:
         """One pass of optimiser steps over the rows, in mini-batches as large as the actor's unless set otherwise."""
-        critic, ranks = self._config.critic, self._ranks
+        critic, ranks = self.config.critic, self._ranks
         lengths = rows.prompt_length + rows.response_length
-        size = critic.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n
         deal = deal_rows(
             [np.arange(len(rows))],
             lengths,
-            count=count_minibatches(len(rows), size),
+            count=count_minibatches(len(rows), critic.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n),
             shares=ranks,
-            rng=self._rng,
-            balance=self._config.trainer.balance_batch,
+            rng=self.rng,
+            balance=self.config.trainer.balance_batch,
         )
         fresh = np.zeros(len(rows), dtype=bool)
         weights = deal.weigh(rows.loss_tokens, fresh, mode="token-mean", loss_scale_factor=1.0)[:, None]
         keys = rows.key.tolist()
         columns = {OLD_VALUES: rows.values, RETURNS: rows.returns}
-        self._queue.put_tokens(keys, rows.response_length, columns, {WEIGHT: weights})
+        self.queue.put_tokens(keys, rows.response_length, columns, {WEIGHT: weights})
         padding = iter(
-            self._queue.add_padding(deal.padding, (OLD_VALUES, RETURNS), {WEIGHT: np.zeros((deal.padding, 1))})
+            self.queue.add_padding(deal.padding, (OLD_VALUES, RETURNS), {WEIGHT: np.zeros((deal.padding, 1))})
         )
         order = [keys[row] if row >= 0 else next(padding) for row in deal.order(ranks)]
         info = {
@@ -110,10 +101,10 @@ class VerlCritic:
             "epochs": critic.ppo_epochs,
             "seed": critic.data_loader_seed,
             "dataloader_kwargs": {"shuffle": False},  # the driver has shuffled
-            "temperature": self._config.actor_rollout_ref.rollout.temperature,
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
         }
-        answer = self._workers.train_mini_batch(
-            name_rows(order, (*self._queue.forward_columns, *VALUE_COLUMNS), info)
+        answer = self.workers.train_mini_batch(
+            name_rows(order, (*self.queue.forward_columns, *VALUE_COLUMNS), info)
         ).get()
         reduced = reduce_metrics(dict(tu.get(answer, "metrics")))
         metrics["critic/loss"] = float(reduced["value_loss"])

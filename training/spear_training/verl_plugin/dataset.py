@@ -17,14 +17,8 @@ class TaskDataset(Dataset):
     """One item a task: ``{"task_id", "raw_prompt", "index", "dummy"}``.
 
     verl names a dataset by ``data.custom_cls`` and builds it from ``data.train_files`` or ``data.val_files``; those
-    hold the split here (``train``, ``valid``, ``test``), and ``data.spear_env`` the environment.
-
-    Args:
-        data_files: split name.
-        tokenizer: unused; prompts are built turn by turn in the episode.
-        config: verl's ``data`` node.
-        processor: unused.
-        max_samples: use only the first so many tasks; -1 for all.
+    hold the split here (``train``, ``valid``, ``test``), and ``data.spear_env`` the environment. Prompts are built turn
+    by turn in the episode. ``max_samples`` -1 is all tasks.
     """
 
     def __init__(self, data_files, tokenizer, config, processor=None, max_samples: int = -1, **_: Any) -> None:
@@ -37,8 +31,7 @@ class TaskDataset(Dataset):
     @property
     def tasks(self) -> Sequence[Task]:
         """What is drawn from; those of a generated set are made."""
-        found: Sequence[Task] = self._tasks[: self._length]
-        return found
+        return self._tasks[: self._length]
 
     def __len__(self) -> int:
         return self._length

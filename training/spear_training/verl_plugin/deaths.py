@@ -26,11 +26,7 @@ def explain_death(error: BaseException) -> str | None:
 
 
 def stop_if_dead(fault: EngineFault) -> None:
-    """End the run if a rollout engine has died: as a fault it would end this episode, and then all others.
-
-    Raises:
-        SpearError: it has died.
-    """
+    """Raise SpearError if a rollout engine has died: as a fault it would end this episode, and then all others."""
     if fault.kind in (EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY):
         raise SpearError(f"{fault.message}. {_RESUMES}") from fault
 

@@ -1,7 +1,6 @@
 """The process a training runs in: ``python -m spear_training.verl_plugin.process RUN_FOLDER``.
 
-:mod:`spear_training.supervise` starts it with the environment variables it needs. It brings verl up with the plugin
-loaded everywhere, runs verl's own task runner, and takes Ray down again.
+It brings verl up with the plugin loaded everywhere, runs verl's own task runner, and takes Ray down again.
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ def run_packed(network: Qwen2ForCausalLM, rows: list[torch.Tensor], kind: str) -
     feed["position_ids"] = torch.cat([torch.arange(len(row)) for row in rows])[None].to(network.device)
     if kind == PACKED:
         feed |= {"cu_seq_lens_q": bounds, "max_length_q": int(lengths.max())}
-    hidden: torch.Tensor = network.model(**feed, use_cache=False).last_hidden_state[0]
-    return hidden
+    return network.model(**feed, use_cache=False).last_hidden_state[0]
 
 
 def compare_attention(device: str, size: str) -> dict[str, Any]:

@@ -23,11 +23,7 @@ PARTITION = "train"
 class StepQueue:
     """Writes columns of rows, makes padding rows, and remembers every key that the end of the step has to clear.
 
-    Args:
-        tokenizer: gives the id padding rows are made of.
-        vision: the model has a vision tower, so every row has a column of pictures.
-
-    ``forward_columns`` are those that a forward pass reads.
+    With ``vision`` every row has a column of pictures. ``forward_columns`` are those that a forward pass reads.
     """
 
     def __init__(self, tokenizer: Any, *, vision: bool = False) -> None:
@@ -58,10 +54,7 @@ class StepQueue:
     ) -> list[str]:
         """Write ``count`` rows without a loss token, which make a batch divisible; returns their keys.
 
-        Args:
-            count: how many.
-            columns: float columns of one token that the rows need besides.
-            rows: float columns of rows [count, *].
+        ``columns`` are float columns of one token that they need besides, ``rows`` float columns of rows [count, *].
         """
         if not count:
             return []
@@ -110,13 +103,8 @@ def count_ranks(workers: Any, mesh: str) -> int:
 def cut_rows(longest: int, rows: int, shares: int, max_tokens: int) -> dict[str, Any]:
     """How a worker cuts its rows: into equal shares where one fits the token limit, else as verl is configured.
 
-    Args:
-        longest: tokens of the longest row.
-        rows: of a mini-batch.
-        shares: ranks times the micro-batches of each; 1 micro-batch unless memory speaks against it.
-        max_tokens: the limit.
-
-    verl's balancing by length copies rows one by one, and one micro-batch lets the covariance clip see all rows.
+    ``shares`` are ranks times the micro-batches of each: 1 micro-batch unless memory speaks against it, since verl's
+    balancing by length copies rows one by one, and one micro-batch lets the covariance clip see all rows.
     """
     share = -(-rows // shares)
     if share * longest > max_tokens:

@@ -45,8 +45,7 @@ class ReshardingManager(FSDPCheckpointManager):
     ) -> None:
         """Load weights, optimiser, schedule and, where this rank has a counterpart, its random state.
 
-        Raises:
-            SpearError: the shards are not FSDP2's, or files of ranks are missing.
+        Raises SpearError if the shards are not FSDP2's, or files of ranks are missing.
         """
         folder, ranks = Path(local_path), count_saved_ranks(Path(local_path))
         if ranks == self.world_size:
@@ -92,8 +91,7 @@ class ReshardingManager(FSDPCheckpointManager):
 def count_saved_ranks(folder: Path) -> int:
     """By how many ranks an actor's or a critic's folder of a checkpoint was saved.
 
-    Raises:
-        SpearError: it holds shards of no rank, or of several numbers of ranks.
+    Raises SpearError if it holds shards of no rank, or of several numbers of ranks.
     """
     found = {
         int(match[1])

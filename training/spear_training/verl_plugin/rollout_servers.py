@@ -1,8 +1,7 @@
 """What our own rollout backends share.
 
-verl's asynchronous rollout has three parts: a replica (starts the server), a server actor (generates, takes weights,
-and answers a few calls that only a GPU engine has work for) and an adapter inside the training worker (pushes the
-weights).
+verl's asynchronous rollout has three parts: a replica, which starts the server; a server actor; and an adapter inside
+the training worker, which pushes the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CLOSE_SECONDS = 60.0
 
 
 def name_server(backend: str, replica_rank: int) -> str:
-    """Return the Ray actor name of a replica's server."""
+    """The Ray actor name of a replica's server."""
     return f"{backend}_server_{replica_rank}"
 
 
@@ -40,12 +39,11 @@ def register_backend(backend: str, replica: type[OwnReplica], sender: type[Weigh
 
 def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
     """verl's sampling parameters, which are vLLM's, as ours; without a limit a response has ``response_length``."""
-    limit = parameters.get("max_tokens") or parameters.get("max_new_tokens") or response_length
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),
         top_k=max(0, int(parameters.get("top_k", 0))),
-        max_tokens=int(limit),
+        max_tokens=int(parameters.get("max_tokens") or parameters.get("max_new_tokens") or response_length),
         stop_token_ids=tuple(parameters.get("stop_token_ids") or ()),
         stop_strings=tuple(parameters.get("stop") or ()),
         seed=parameters.get("seed"),
@@ -96,11 +94,6 @@ class OwnReplica(RolloutReplica):
         """Ray's options that put the server where it belongs; on a CPU that is anywhere."""
         return {}
 
-    async def find_node(self) -> str:
-        """Ray's id of the node of the replica's first training worker."""
-        node: str = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
-        return node
-
     async def launch_servers(self) -> None:
         """Start the server and publish its handle."""
         self._server_address = name_server(self.backend, self.replica_rank)
@@ -111,12 +104,8 @@ class OwnReplica(RolloutReplica):
 
 
 class OneServerClient(LLMServerClient):
-    """verl's client where one server answers everything, without a load balancer, which is a process that imports verl.
-
-    Args:
-        config: full configuration.
-        name: of the server.
-        server: its Ray actor.
+    """verl's client where one ``server`` answers everything, without a load balancer, which is a process that imports
+    verl.
     """
 
     def __init__(self, config: Any, name: str, server: Any) -> None:

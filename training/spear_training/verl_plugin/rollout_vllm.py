@@ -1,7 +1,6 @@
 """The rollout backend ``vllm_cpu``: vLLM on a CPU, one Ray actor a replica, token ids in and out, request by request.
 
-verl's own ``vllm`` backend asks for the distribution of that name, which no CPU build has. This one is
-:class:`spear_agents.engines.vllm.VLLMEngine` as a rollout server. The rollout workers speak to both in the same way.
+verl's own ``vllm`` backend asks for the distribution of that name, which no CPU build has.
 """
 
 from __future__ import annotations
@@ -44,35 +43,29 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._moved = asyncio.Condition()
+        self._door, self._idle = asyncio.Lock(), asyncio.Event()
+        self._idle.set()
         self._inside = 0
-        self._shut = False
 
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[None]:
         """Be inside while a response is written."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: not self._shut)
+        async with self._door:
             self._inside += 1
+            self._idle.clear()
         try:
             yield
         finally:
-            async with self._moved:
-                self._inside -= 1
-                self._moved.notify_all()
+            self._inside -= 1
+            if not self._inside:
+                self._idle.set()
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
         """Wait for exclusive use."""
-        async with self._moved:
-            self._shut = True
-            await self._moved.wait_for(lambda: not self._inside)
-        try:
+        async with self._door:
+            await self._idle.wait()
             yield
-        finally:
-            async with self._moved:
-                self._shut = False
-                self._moved.notify_all()
 
 
 @ray.remote(num_cpus=0)
@@ -88,11 +81,7 @@ class VLLMServer(OwnServer):
         self._gate = Gate()
 
     async def start(self) -> None:
-        """Start vLLM, which takes the better part of a minute.
-
-        Raises:
-            SpearError: it did not start.
-        """
+        """Start vLLM, which takes the better part of a minute. Raises SpearError if it did not start."""
         options = self._options
         if options.kv_cache_gib is None:
             gib = size_cpu_cache(Path(self._model_path), options, self._max_batch, _CACHE_SHARE)
@@ -102,12 +91,7 @@ class VLLMServer(OwnServer):
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """Answer one request.
-
-        Raises:
-            EngineFault: vLLM failed or has died.
-            ContextExceededError: the prompt leaves no room for a token.
-        """
+        """Answer one request. Raises EngineFault if vLLM failed, ContextExceededError if the prompt leaves no room."""
         sampling = read_sampling(sampling_params, self._response_length)
         async with self._gate.answer():
             answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
@@ -120,18 +104,13 @@ class VLLMServer(OwnServer):
     async def update_weights(self, path: str, version: int | None) -> None:
         """Replace the weights by those at ``path`` when the responses under way have ended; forget the prefix cache.
 
-        Raises:
-            SpearError: vLLM did not take them, or it has died.
+        Raises SpearError if vLLM did not take them, or has died.
         """
         await self._change(self._get_engine().load_file, path)
         self.version = version
 
     async def sleep(self, *_: Any, **__: Any) -> None:
-        """Leave the cache's memory to the trainer; the next responses fill it again.
-
-        Raises:
-            SpearError: vLLM has died.
-        """
+        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has died."""
         await self._change(self._get_engine().release_memory)
 
     async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -175,7 +154,8 @@ class VLLMReplica(OwnReplica):
 
     async def find_place(self) -> dict[str, Any]:
         """The node of the replica's first training worker, whose memory the server reads weights from."""
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(await self.find_node(), soft=False)}
+        node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
 class VLLMWeightSender(WeightSender):

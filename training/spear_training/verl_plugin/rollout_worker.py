@@ -1,17 +1,16 @@
 """Rollouts: workers that play episodes with ``spear_agents.episode`` and leave the rows in TransferQueue.
 
-A drop-in for verl's agent-loop manager (``rollout.agent.agent_loop_manager_class``). verl's own worker makes one
-TransferQueue write an episode and polls for the end; here each worker writes the rows of many episodes at once, and the
-manager's caller waits on one Ray future a worker.
+A drop-in for verl's agent-loop manager (``rollout.agent.agent_loop_manager_class``), which makes one TransferQueue
+write an episode and polls for the end; here each worker writes the rows of many episodes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -24,14 +23,7 @@ from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
 from spear_agents.end_tokens import require_end_ids
-from spear_agents.engines.base import (
-    Engine,
-    EngineFault,
-    Finish,
-    Generation,
-    Request,
-    Sampling,
-)
+from spear_agents.engines.base import Engine, EngineFault, Finish, Generation, Request, Sampling
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.stops import Decoder, StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision
@@ -75,39 +67,37 @@ class EpisodeOrder:
     begin: Snapshot | None = None
 
 
+@dataclass(eq=False)
 class CountingEngine:
     """Passes the calls of a batch on to an engine and counts them.
 
-    Attributes:
-        cache_tokens: of the engine's key-value cache that these calls may fill together; None where that is not known.
-        calls: so far.
+    They may fill ``cache_tokens`` of the engine's key-value cache together; None where that is not known.
     """
 
-    def __init__(self, engine: Engine, cache_tokens: int | None) -> None:
-        self._engine = engine
-        self.cache_tokens = cache_tokens
-        self.calls = 0
+    engine: Engine
+    cache_tokens: int | None
+    calls: int = 0
 
     def session(self) -> AbstractContextManager[None]:
         """The engine's own session."""
-        return open_session(self._engine)
+        return open_session(self.engine)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
         """Count, then ask the engine."""
         self.calls += 1
-        return await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        return await self.engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
 
 
+@dataclass(eq=False)
 class ServerEngine:
     """An :class:`~spear_agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches
     inside).
 
     An engine that has died ends the training: no further episode would be played.
 
-    Args:
-        client: verl's client of its rollout servers.
+    Attributes:
         end_ids: ids that end a response by themselves.
         tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
@@ -115,25 +105,18 @@ class ServerEngine:
             (:meth:`spear_agents.engines.vision.ImageReader.forbid_places`).
     """
 
-    def __init__(
-        self,
-        client: Any,
-        end_ids: Iterable[int],
-        tokenizer: Decoder,
-        *,
-        seeded: bool = True,
-        image_token_id: int | None = None,
-    ) -> None:
-        self._client = client
-        self._end_ids = frozenset(end_ids)
-        self._tokenizer = tokenizer
-        self._seeded = seeded
-        self._bias = None if image_token_id is None else {image_token_id: -100.0}
+    client: Any
+    end_ids: Iterable[int]
+    tokenizer: Decoder
+    _: KW_ONLY
+    seeded: bool = True
+    image_token_id: int | None = None
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
         """Ask the server that verl's load balancer assigns to ``request_id``."""
+        ends = {*self.end_ids, *sampling.stop_token_ids}
         parameters: dict[str, Any] = dict(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -142,17 +125,17 @@ class ServerEngine:
             repetition_penalty=1.0,
             logprobs=True,
             # vLLM reads some of the files that name end tokens, not all.
-            stop_token_ids=sorted(self._end_ids.union(sampling.stop_token_ids)),
+            stop_token_ids=sorted(ends),
         )
-        if self._seeded and sampling.seed is not None:
+        if self.seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**63
-        if self._bias is not None:
-            parameters["logit_bias"] = self._bias
+        if self.image_token_id is not None:
+            parameters["logit_bias"] = {self.image_token_id: -100.0}
         if sampling.stop_strings:
             # A closing tag belongs to its action: without it every action would be unclosed.
             parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
         try:
-            output = await self._client.generate(
+            output = await self.client.generate(
                 request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
                 prompt_ids=list(prompt_ids),
                 sampling_params=parameters,
@@ -163,9 +146,9 @@ class ServerEngine:
             raise
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
         finish = Finish.LENGTH
-        if output.token_ids and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids):
+        if output.token_ids and output.token_ids[-1] in ends:
             finish = Finish.STOP
-        elif StopFinder(self._tokenizer, sampling.stop_strings).is_reached(output.token_ids):
+        elif StopFinder(self.tokenizer, sampling.stop_strings).is_reached(output.token_ids):
             finish = Finish.STRING
         cached = output.extra_fields.get("cached_tokens")
         version = output.extra_fields.get("global_steps")
@@ -194,29 +177,23 @@ class RolloutWorker(AgentLoopWorker):
         path = self.model_config.local_path
         self._reader = ImageReader(path) if has_vision(path) else None
         self._end_ids = require_end_ids(path, self.tokenizer)
-        engine: Engine
-        if config.actor_rollout_ref.rollout.name == HF:
-            engine = MicroBatcher(
-                self._generate_batch,
-                max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
-                deterministic=run.repeats,
-            )
+        rollout = config.actor_rollout_ref.rollout
+        self._engine: Engine
+        if rollout.name == HF:
+            batch = rollout.max_num_seqs
+            self._engine = MicroBatcher(self._generate_batch, max_batch=batch, deterministic=run.repeats)
         else:
-            engine = ServerEngine(
-                llm_client,
-                self._end_ids,
-                self.tokenizer,
-                seeded=run.deterministic,
-                image_token_id=self._reader.image_token_id if self._reader is not None else None,
+            image = self._reader.image_token_id if self._reader is not None else None
+            self._engine = ServerEngine(
+                llm_client, self._end_ids, self.tokenizer, seeded=run.deterministic, image_token_id=image
             )
-        self._engine = engine
         self._cache_tokens: int | None = None
         self._batches = 1 + run.rollout.staleness
         """That are played at a time."""
-        self._shares_cache = config.actor_rollout_ref.rollout.name == VLLM_CPU
-        self._workers = config.actor_rollout_ref.rollout.agent.num_workers
+        self._shares_cache = rollout.name == VLLM_CPU
+        self._workers = rollout.agent.num_workers
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+        self._replicas = max(1, ranks // rollout.tensor_model_parallel_size)
 
     async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
         """Answer a batch, an even share of it on each replica."""
@@ -225,20 +202,17 @@ class RolloutWorker(AgentLoopWorker):
         return [answer for part in await asyncio.gather(*map(self._ask_server, parts)) for answer in part]
 
     async def _ask_server(self, requests: list[Request]) -> list[Generation]:
-        server_id, server = await self.llm_client._acquire_server(requests[0].request_id)
-        try:
-            return await server.generate_batch.remote(requests)
-        finally:
-            self.llm_client._release_server(server_id, request_id=requests[0].request_id)
+        async with self._use_server(requests[0].request_id) as server:
+            answers: list[Generation] = await server.generate_batch.remote(requests)
+        return answers
 
-    async def _ask_cache(self) -> int | None:
-        """The tokens of the servers' caches that a batch of this worker may fill."""
-        server_id, server = await self.llm_client._acquire_server("cache")
+    @asynccontextmanager
+    async def _use_server(self, request_id: str) -> AsyncIterator[Any]:
+        server_id, server = await self.llm_client._acquire_server(request_id)
         try:
-            tokens: int | None = await server.get_cache_tokens.remote()
+            yield server
         finally:
-            self.llm_client._release_server(server_id, request_id="cache")
-        return None if tokens is None else tokens * self._replicas // (self._workers * self._batches)
+            self.llm_client._release_server(server_id, request_id=request_id)
 
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
         core: Any = env.unwrapped
@@ -255,12 +229,6 @@ class RolloutWorker(AgentLoopWorker):
             template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )
 
-    async def _open_player(self) -> Play:
-        """Our own loop, or the program; its gateway serves as long as this worker lives."""
-        if self._agent is None:
-            return play_episode
-        return await self._programs.enter_async_context(open_program(self._agent, self._agent_timeout))
-
     def _take_environment(self, split: str) -> gym.Env:
         idle = self._idle.setdefault(split, [])
         return idle.pop() if idle else make_environment(self._settings, split=split)
@@ -269,9 +237,15 @@ class RolloutWorker(AgentLoopWorker):
         """What all batches share, made by the first of them."""
         async with self._opening:
             if self._shares_cache and self._cache_tokens is None:
-                self._cache_tokens = await self._ask_cache()
+                async with self._use_server("cache") as server:
+                    tokens = await server.get_cache_tokens.remote()
+                if tokens is not None:
+                    self._cache_tokens = tokens * self._replicas // (self._workers * self._batches)
             if self._player is None:
-                self._player = await self._open_player()
+                self._player = play_episode
+                if self._agent is not None:  # its gateway serves as long as this worker lives
+                    program = open_program(self._agent, self._agent_timeout)
+                    self._player = await self._programs.enter_async_context(program)
             if self._prompts is None:
                 env = self._take_environment(split)
                 self._prompts = self._build_prompts(env)
@@ -355,11 +329,8 @@ class RolloutManager(AgentLoopManager):
         numbers: dict[str, int] = {}
         for order in orders:
             shares[numbers.setdefault(order.group, len(numbers)) % len(shares)].append(order)
-        return [
-            self._give(worker, (share, sampling, split, keep))
-            for worker, share in zip(self.agent_loop_workers, shares, strict=True)
-            if share
-        ]
+        workers = zip(self.agent_loop_workers, shares, strict=True)
+        return [self._give(worker, (share, sampling, split, keep)) for worker, share in workers if share]
 
     def collect(self, shares: Sequence[Share]) -> Rollout:
         """Wait for all workers. A worker's error is raised here.
@@ -376,8 +347,7 @@ class RolloutManager(AgentLoopManager):
     def _wait(self, share: Share) -> Rollout:
         while True:
             try:
-                played: Rollout = ray.get(share.future)
-                return played
+                return ray.get(share.future)
             except ray.exceptions.RayActorError:
                 left = [worker for worker in self.agent_loop_workers if worker is not share.worker]
                 if not left:

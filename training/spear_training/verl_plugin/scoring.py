@@ -1,8 +1,7 @@
 """Log-probs and entropy of the tokens that are learnt, without logits anywhere else.
 
-In a conversation nine tokens of ten are the environment's. Their hidden states are needed, their logits are not: a
-token's logits take more memory than all else that is kept of it. So the head of the model, where a micro-batch is to be
-scored, picks the positions that predict a token with mask 1, and makes logits for some of them at a time.
+In a conversation nine tokens of ten are the environment's, and a token's logits take more memory than all else that is
+kept of it. So the head picks the positions that predict a token with mask 1, and makes logits for some at a time.
 """
 
 from __future__ import annotations
@@ -56,17 +55,12 @@ class Learnt:
 def find_learnt(micro_batch: TensorDict, *, padded: bool) -> Learnt:
     """Find the tokens with mask 1 in ``input_ids`` and ``loss_mask``, of which the mask is as long as the response.
 
-    The first token of a row is predicted by nothing, and passed over.
-
-    Args:
-        micro_batch: jagged columns [N, *].
-        padded: whether the model reads padded or concatenated rows.
+    The first token of a row is predicted by nothing, and passed over. The model reads ``padded`` or concatenated rows.
     """
     ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
     lengths, responses = ids.offsets().diff(), mask.offsets().diff()
     tokens = mask.values().bool().nonzero()[:, 0]
-    numbers = torch.arange(len(lengths), device=lengths.device)
-    rows = torch.repeat_interleave(numbers, responses)[tokens]
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), responses)[tokens]
     inside = tokens - mask.offsets()[rows] + (lengths - responses)[rows] - 1
     predicted = inside >= 0
     rows, inside = rows[predicted], inside[predicted]
@@ -88,9 +82,7 @@ class Question:
 class ScoringHead:
     """A model's head, as its ``forward``; when :attr:`question` is set it answers that once instead of giving logits.
 
-    Args:
-        make_logits: the head's own forward, from hidden states [..., H] to logits [..., V].
-        vocabulary: V.
+    ``make_logits`` is the head's own forward, from hidden states [..., H] to logits [..., V] of the ``vocabulary``.
     """
 
     def __init__(self, make_logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> None:

@@ -15,7 +15,7 @@ from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
 from spear_training.launch import CONFIG_FILE
-from spear_training.sft.store import open_store
+from spear_training.sft.data import open_store
 
 
 class SampleDataset(Dataset):

@@ -1,7 +1,6 @@
 """SPEAR's training step on verl's workers, TransferQueue, checkpoints and loggers.
 
-The algorithm is :class:`~spear_training.step.step.SpearStep`. verl's own loop around it is unchanged: ``fit``
-prepares a step, runs it, checkpoints, pushes weights to the rollout engine, validates and logs.
+verl's own loop around :class:`~spear_training.step.step.SpearStep` is unchanged.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
 from spear_training.store import CheckpointStore, Uploads
-from spear_training.verl_plugin.actor import VerlActor
+from spear_training.verl_plugin.actor import VerlActor, actor_loss
 from spear_training.verl_plugin.critic import VerlCritic, critic_loss
 from spear_training.verl_plugin.deaths import explain_death
-from spear_training.verl_plugin.loss import actor_loss
 from spear_training.verl_plugin.queue import PARTITION, StepQueue
 from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager
@@ -50,10 +48,6 @@ from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, Spear
 
 NAME = "spear"
 IMAGE_PROCESSOR = "preprocessor_config.json"
-
-
-class NoSampler:
-    """Stands where verl keeps its rollout sampler; :class:`SpearTrainer` waits for its rollouts itself."""
 
 
 @register_trainer(NAME)
@@ -91,8 +85,8 @@ class SpearTrainer(PPOTrainerSync):
         """What the checkpoint that this run resumed from was saved with."""
 
     # ---- set-up: verl's hooks ----------------------------------------------------------------------------------------
-    def _build_replay_buffer(self) -> NoSampler:
-        return NoSampler()
+    def _build_replay_buffer(self) -> object:
+        return object()  # instead of verl's rollout sampler: this trainer waits for its rollouts itself
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -145,11 +139,7 @@ class SpearTrainer(PPOTrainerSync):
         return self.agent_loop_manager
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; whatever ends it, the rollout servers end in order.
-
-        Raises:
-            SpearError: a worker process died.
-        """
+        """verl's loop; whatever ends it, the rollout servers end in order. Raises SpearError if a worker died."""
         try:
             super().fit(agent_loop_manager)
         except (ray.exceptions.RayError, RuntimeError) as error:
@@ -200,11 +190,8 @@ class SpearTrainer(PPOTrainerSync):
         """Task ids of the next batch: the curriculum's, or the next ones of verl's data loader."""
         if self.curriculum is not None:
             return list(self.curriculum.draw(self.config.data.train_batch_size))
-        if self._train_iterator is None:
-            self._train_iterator = iter(self.train_dataloader)
-        try:
-            batch = next(self._train_iterator)
-        except StopIteration:  # the next epoch
+        batch = next(self._train_iterator, None) if self._train_iterator is not None else None
+        if batch is None:  # the next epoch
             self._train_iterator = iter(self.train_dataloader)
             batch = next(self._train_iterator)
         return list(batch["task_id"])
@@ -332,9 +319,10 @@ class SpearTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         # Before verl writes the tracker file that makes the checkpoint the latest one.
         folder = self._checkpoint_folder()
+        stated = Path(self.config.trainer.default_local_dir).parent / CONFIG_FILE
         about = {
             "step": self.global_steps,
-            "config": self._read_config(),
+            "config": flatten_config(OmegaConf.load(stated)) if stated.is_file() else {},
             "code": describe_code(),
             "metrics": self._measure_step(),
             "ahead": self._batches.list_drawn(),
@@ -344,18 +332,16 @@ class SpearTrainer(PPOTrainerSync):
         self.state.save(folder, about)
         self.uploads.wait()  # verl may remove what is under way
         super()._save_checkpoint()
-        self._complete_export(folder / "actor" / "huggingface")
+        # The image processor's settings, which verl only saves with a whole processor (it needs torchvision).
+        export, source = folder / "actor" / "huggingface", Path(self.config.actor_rollout_ref.model.path)
+        if export.is_dir() and (source / IMAGE_PROCESSOR).is_file() and not (export / IMAGE_PROCESSOR).exists():
+            shutil.copyfile(source / IMAGE_PROCESSOR, export / IMAGE_PROCESSOR)
         write_manifest(folder)
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
         for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
             if not (folder / "actor").is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
         self.uploads.begin(self.global_steps)
-
-    def _read_config(self) -> dict[str, Any]:
-        """The settings of this run as its folder states them."""
-        path = Path(self.config.trainer.default_local_dir).parent / CONFIG_FILE
-        return flatten_config(OmegaConf.load(path)) if path.is_file() else {}
 
     def _measure_step(self) -> dict[str, float]:
         """Metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""
@@ -365,12 +351,6 @@ class SpearTrainer(PPOTrainerSync):
             "training/epoch": (self.global_steps - 1) // self.steps_per_epoch,
             "perf/step_seconds": time.perf_counter() - self._step_start,
         }
-
-    def _complete_export(self, folder: Path) -> None:
-        """Add the image processor's settings, which verl only saves with a whole processor (it needs torchvision)."""
-        source = Path(self.config.actor_rollout_ref.model.path) / IMAGE_PROCESSOR
-        if folder.is_dir() and source.is_file() and not (folder / IMAGE_PROCESSOR).exists():
-            shutil.copyfile(source, folder / IMAGE_PROCESSOR)
 
     def _load_checkpoint(self) -> None:
         latest = find_latest_ckpt_path(self.config.trainer.default_local_dir)

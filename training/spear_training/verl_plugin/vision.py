@@ -25,8 +25,7 @@ def add_vision_inputs(micro_batch: TensorDict, reader: ImageReader) -> TensorDic
     The positions are those of the text and those in time, height and width, in the order that verl's patch of
     Qwen2.5-VL reads.
     """
-    pictures = [unpack_pictures(row.cpu().numpy()) for row in _split(micro_batch[PICTURES])]
-    features = read_rows(reader, pictures)
+    features = read_rows(reader, [unpack_pictures(row.cpu().numpy()) for row in _split(micro_batch[PICTURES])])
     positions = []
     for ids, feature in zip(_split(micro_batch["input_ids"]), features, strict=True):
         seen = reader.find_positions(ids.cpu(), feature.get("image_grid_thw"))

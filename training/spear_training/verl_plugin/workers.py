@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from verl.models.transformers import monkey_patch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
@@ -128,6 +129,9 @@ def join_process_group(timeout_second: int | None = None) -> None:
 
 # verl has no hook here. Its own workers ask by this name, so they train on a CPU as well as ours.
 engine_workers.initialize_global_process_group_ray = join_process_group
+# Wherever TRL is installed verl 0.9.1 changes its value head while it builds a model, and ends if there is none, as in
+# TRL 1.x. The critic here is a token classifier of transformers and needs nothing of TRL.
+monkey_patch.is_trl_available = lambda: False
 
 
 class SpearTrainingWorker(TrainingWorker):

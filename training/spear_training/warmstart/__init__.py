@@ -1,24 +1,6 @@
-"""The warm start: a tiny language model that knows the form of a response and a little of the task.
+"""The warm start: a tiny language model that knows the form of a response and a little of the task."""
 
-``tokenizer`` makes a word-level tokenizer from a prompt template, ``rows`` collects responses of a noisy expert,
-``policy`` trains a small model on them, ``recipes`` has the settings for each environment. The result is an ordinary
-Hugging Face folder.
-"""
-
-from spear_training.warmstart.policy import PolicyShape, WarmStartReport, WarmStartSettings, train_policy
-from spear_training.warmstart.recipes import RECIPES, choose_recipe
-from spear_training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
-from spear_training.warmstart.tokenizer import make_tokenizer
-
-__all__ = [
-    "RECIPES",
-    "Answers",
-    "ExpertRow",
-    "PolicyShape",
-    "WarmStartReport",
-    "WarmStartSettings",
-    "choose_recipe",
-    "collect_expert_rows",
-    "make_tokenizer",
-    "train_policy",
-]
+from spear_training.warmstart.policy import PolicyShape, WarmStartReport, WarmStartSettings, train_policy  # noqa: F401
+from spear_training.warmstart.recipes import RECIPES, choose_recipe  # noqa: F401
+from spear_training.warmstart.rows import Answers, ExpertRow, collect_expert_rows  # noqa: F401
+from spear_training.warmstart.tokenizer import make_tokenizer  # noqa: F401

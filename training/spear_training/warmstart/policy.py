@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from functools import cache
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic.dataclasses import dataclass as checked
@@ -19,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from spear_agents.engines.hf import quiet_transformers
 from spear_agents.evaluation import choose_template, run_evaluation
-from spear_agents.files import explain_unwritable, write_json
+from spear_agents.files import write_json
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Part
 from spear_agents.trajectory import Layout
@@ -27,6 +26,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.records import STRICT, Record, number
+from spear_training.checkpoints import draft_folder
 from spear_training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
 from spear_training.warmstart.tokenizer import make_tokenizer
 
@@ -40,13 +40,11 @@ RARE = 0.1
 
 
 @checked(frozen=True, config=STRICT)
-class PolicyShape(Record):
+class PolicyShape(Record, path="spear.warm_start.shape"):
     """Size of the model (tied embeddings, no grouped heads). The default has 0.45 M parameters.
 
     The architecture is Qwen3, since transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
     """
-
-    PATH: ClassVar[str] = "spear.warm_start.shape"
 
     hidden: int = number(96, at_least=1)
     layers: int = number(4, at_least=1)
@@ -56,7 +54,7 @@ class PolicyShape(Record):
 
 
 @checked(frozen=True, config=STRICT)
-class WarmStartSettings(Record):
+class WarmStartSettings(Record, path="spear.warm_start"):
     """Settings of a warm start: the ``spear.warm_start`` node.
 
     Attributes:
@@ -79,8 +77,6 @@ class WarmStartSettings(Record):
         target: while the success on the panel is below it, another epoch follows at half the learning rate, at most
             ``extra_epochs``. The same recipe ends between 16 and 36 % depending on the seed; this reduces the spread.
     """
-
-    PATH: ClassVar[str] = "spear.warm_start"
 
     env_id: str
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -149,41 +145,22 @@ def train_policy(
 ) -> WarmStartReport:
     """Collect rows, train, save a Hugging Face folder with ``warmstart.json`` under ``out``, and measure it.
 
-    The folder is complete or absent: it is written under a temporary name next to ``out`` and renamed.
-
-    Raises:
-        SpearError: an invalid setting; ``out`` exists (unless ``overwrite``) or cannot be written.
+    The folder is complete or absent: it is written under a temporary name next to ``out`` and renamed. Raises
+    SpearError for an invalid setting, or if ``out`` exists (unless ``overwrite``) or cannot be written.
     """
     folder = Path(out)
     if folder.exists() and not overwrite:
         raise SpearError(f"{folder} exists: choose another folder or allow it to be overwritten")
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:  # before minutes of work, to report an unwritable folder at once
-        draft.mkdir(parents=True)
-    except OSError as error:
-        raise explain_unwritable(folder, error) from error
-    try:
+    with draft_folder(folder) as draft:
         report = _build(settings, draft, threads, observer or (lambda stage, done, total: None))
         if folder.exists():
             shutil.rmtree(folder)
-        draft.rename(folder)
-    except OSError as error:
-        raise explain_unwritable(folder, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(draft)
     return report
 
 
 def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Observer) -> WarmStartReport:
     start = time.process_time()
-    finished = 0
-
-    def count(won: bool) -> None:
-        nonlocal finished
-        finished += 1
-        observe("expert episodes", finished, settings.episodes)
-
+    numbers = count(1)
     rows = collect_expert_rows(
         settings.env_id,
         settings.env_kwargs,
@@ -195,7 +172,7 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
         history=settings.history,
         inadmissible=settings.inadmissible,
         answers=settings.answers,
-        on_episode=count,
+        on_episode=lambda won: observe("expert episodes", next(numbers), settings.episodes),
     )
     env = make_env(settings.env_id, "train", settings.env_kwargs)
     template = choose_template(env, settings.template)
@@ -272,12 +249,10 @@ def _train_to_target(
 
 def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, both int64 [N, L], padded on the right; only responses and their end tokens are learnt."""
-    cache: dict[str, list[int]] = {}
 
+    @cache
     def encode(text: str) -> list[int]:
-        if text not in cache:
-            cache[text] = tokenizer.encode(text, add_special_tokens=False)
-        return cache[text]
+        return tokenizer.encode(text, add_special_tokens=False)
 
     end = tokenizer.eos_token_id
     every_ids, every_labels = [], []
@@ -336,8 +311,7 @@ def fit(
 ) -> list[float]:
     """Supervised training in place on the rows of :func:`encode_rows`; return the loss of each optimiser step.
 
-    Args:
-        names: ids of the words permuted by ``settings.renamed``, see :func:`find_names`.
+    ``names`` are ids of the words permuted by ``settings.renamed``, see :func:`find_names`.
     """
     dice = torch.Generator().manual_seed(settings.seed)
     optimiser = torch.optim.AdamW(
@@ -440,14 +414,13 @@ def _measure_loss(
 def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
     """Success at temperature 1 on the panel."""
     splits = find_splits(settings.env_id)
-    split = settings.valid_split or (splits[1:] or splits)[0]
     evaluation = run_evaluation(
         EvalSettings(
             env_id=settings.env_id,
             engine=EngineKind.HF,
             model=str(folder),
             env_kwargs=settings.env_kwargs,
-            split=split,
+            split=settings.valid_split or (splits[1:] or splits)[0],
             tasks=str(settings.panel_tasks),
             episodes_per_task=settings.panel_samples,
             template=settings.template,

@@ -50,13 +50,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
             # `spear train preset=code_tiny`
             WarmStartSettings(
                 "spear/CodeInterpreter-v0",
-                {
-                    "dataset": "mini-small",
-                    "prelude": "none",
-                    "max_turns": 4,
-                    "time_limit": 5,
-                    "observation_chars": 64,
-                },
+                {"dataset": "mini-small", "prelude": "none", "max_turns": 4, "time_limit": 5, "observation_chars": 64},
                 layout=Layout.CONVERSATION,
                 episodes=720,
                 noise=0.0,

@@ -62,17 +62,9 @@ def collect_expert_rows(
 ) -> list[ExpertRow]:
     """Play ``episodes`` training tasks with a :class:`spear_agents.engines.scripted.NoisyExpert`.
 
-    Its errors lead to states off the shortest path.
-
-    Args:
-        noise: share of turns that are errors.
-        inadmissible: share of the errors without effect.
-        answers: what the rows teach.
-        on_episode: called after each episode with whether it was won.
-
-    Raises:
-        SpearError: unknown environment, keywords or template; no episode was won; answers that are not available in a
-            conversation.
+    A share ``noise`` of its turns are errors, which lead to states off the shortest path, and a share ``inadmissible``
+    of these has no effect. ``on_episode`` is called after each episode with whether it was won. Raises SpearError for
+    an unknown environment, keyword or template, if no episode was won, or for answers that a conversation lacks.
     """
     if layout is Layout.CONVERSATION and answers is not Answers.PLAYED:
         raise SpearError(f"answers={answers.value!r} needs layout per_turn: a conversation has the played responses")

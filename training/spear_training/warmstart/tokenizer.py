@@ -23,10 +23,8 @@ def make_tokenizer(template: PromptTemplate, texts: Iterable[str]) -> PreTrained
     """Make a tokenizer whose words are the pieces of ``texts``, split by ``template.token_pattern``.
 
     Text between two matches (blanks, say) is a word too, so that decoding is exact if all pieces are known; an unknown
-    piece becomes ``<unk>``. Ids do not depend on the order of ``texts``.
-
-    Raises:
-        SpearError: the template is not for tiny models.
+    piece becomes ``<unk>``. Ids do not depend on the order of ``texts``. Raises SpearError if the template is not for
+    tiny models.
     """
     if template.token_pattern is None:
         raise SpearError(

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -30,6 +30,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.records import STRICT, Record, number
+from spear_training.warmstart.policy import IGNORED
 from spear_training.warmstart.rows import ExpertRow, collect_expert_rows
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
@@ -47,11 +48,10 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-IGNORED = -100
 
 
 @dataclass(frozen=True, config=STRICT)
-class TinyVisionSettings(Record):
+class TinyVisionSettings(Record, path="spear.vision_start"):
     """Settings of a tiny vision-language policy: the ``spear.vision_start`` node.
 
     Attributes:
@@ -60,8 +60,6 @@ class TinyVisionSettings(Record):
         vocabulary: maximum tokens of the byte-level BPE.
         hidden: width of the text model and of the vision tower.
     """
-
-    PATH: ClassVar[str] = "spear.vision_start"
 
     env_id: str = "spear/Sokoban-v1"
     env_kwargs: Mapping[str, Any] = field(default_factory=lambda: {"modality": "image"})
@@ -87,11 +85,8 @@ def make_tiny_vision_policy(
 ) -> list[float]:
     """Write the policy's Hugging Face folder, for transformers, verl and vLLM; return the losses of its steps.
 
-    Args:
-        observe: called after each optimiser step with its number and the total.
-
-    Raises:
-        SpearError: ``out`` exists, the environment does not show pictures, or the expert won nothing.
+    ``observe`` is called after each optimiser step with its number and the total. Raises SpearError if ``out`` exists,
+    the environment does not show pictures, or the expert won nothing.
     """
     if out.exists():
         raise SpearError(f"{out} exists: choose another folder")

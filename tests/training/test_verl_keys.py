@@ -205,6 +205,8 @@ def test_some_keys_are_read_in_trainings_of_one_kind(
         ("data.filter_overlong_prompts", True, UNREAD),
         (f"{AR}.actor.optim.lrr", 1e-6, f"{UNREAD}; did you mean {AR}.actor.optim.lr?"),
         ("xyzzy", 1, f"xyzzy: {UNREAD}"),
+        ("trainer.nnodes", "two", "must be a whole number, not 'two'"),
+        ("trainer.n_gpus_per_node", {}, "must be a whole number, not {}"),
     ],
 )
 def test_what_a_user_of_verl_might_try_is_refused(flat: dict[str, Any], key: str, value: Any, expected: str) -> None:
@@ -229,6 +231,12 @@ def test_a_composed_configuration_is_checked() -> None:
         compose_config((TEXT, f"{AR}.actor.tau_pos=2.0"), Path("x"), check=False)
     with pytest.raises(SpearError, match=r"repetition_penalty cannot be changed here"):
         compose_config((TEXT, f"+{AR}.rollout.repetition_penalty=1.3"), Path("x"), check=False)
+
+
+def test_a_node_that_others_refer_to_may_be_taken_away_or_be_refused() -> None:
+    assert compose_config((TEXT, "~spear.seed"), Path("x"), check=False).data.train_files is not None
+    with pytest.raises(SpearError, match=r"cannot be changed here"):
+        compose_config((TEXT, "trainer=1"), Path("x"), check=False)
 
 
 def test_writing_out_what_holds_anyway_is_no_change() -> None:

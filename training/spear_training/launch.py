@@ -149,7 +149,7 @@ def compose_config(
     if others:
         before, after = flatten_config(base), flatten_config(config)
         for key in before.keys() & after.keys():  # to replace an interpolation by its value is not a change
-            is_reference = isinstance(before[key], str) and "${" in before[key]
+            is_reference = isinstance(before[key], str) and "${" in before[key] and before[key] != after[key]
             if is_reference and OmegaConf.select(base, key) == OmegaConf.select(config, key):
                 after[key] = before[key]
         check_keys(before, after)

@@ -252,5 +252,8 @@ def check_keys(before: Flat, after: Flat) -> None:
         if not any(reader.holds(after) for reader in readers):
             needs = " or ".join(str(reader.needs) for reader in readers)
             raise SpearError(f"{key} cannot be changed here: it takes {needs}")
-        if key in CHOICES and after.get(key) not in CHOICES[key]:
-            raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {after.get(key)!r}")
+        value = after.get(key)
+        if type(before.get(key)) is int and type(value) is not int and value is not None and "${" not in str(value):
+            raise SpearError(f"{key} must be a whole number, not {value!r}")
+        if key in CHOICES and value not in CHOICES[key]:
+            raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {value!r}")

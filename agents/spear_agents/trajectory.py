@@ -402,9 +402,16 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:
-    file.seek(0)
-    end = sum(len(line) for line in file if line.endswith(b"\n"))  # only the last one can lack it
-    if end < file.tell():
-        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, file.tell() - end)
+    size = end = file.seek(0, 2)
+    while end:  # from the back, since records grow to gigabytes
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
         file.truncate(end)
-        file.seek(end)
+    file.seek(0, 2)

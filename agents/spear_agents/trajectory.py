@@ -402,9 +402,15 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:
-    file.seek(0)
-    end = sum(len(line) for line in file if line.endswith(b"\n"))  # only the last one can lack it
-    if end < file.tell():
-        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, file.tell() - end)
+    """Cut off what follows the last line break; reads from the end, since a training opens a long file at each step."""
+    size = start = file.seek(0, 2)
+    end = 0
+    while start and not end:
+        stop, start = start, max(0, start - 65536)
+        file.seek(start)
+        found = file.read(stop - start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else 0
+    if end < size:
+        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
         file.truncate(end)
-        file.seek(end)
+    file.seek(end)

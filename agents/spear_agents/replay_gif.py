@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from spear_agents.baselines.forms import Method, wrap_reader
 from spear_agents.files import draft_file
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
@@ -44,7 +45,12 @@ def render_episode_gif(
 
 
 def replay_frames(
-    env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, *, split: str | None = None
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    trajectory: Trajectory,
+    *,
+    split: str | None = None,
+    method: str = Method.PLAIN,
 ) -> list[np.ndarray]:
     """Frames of an episode, uint8 [height, width, 3]: the first, and one after each response. Raises SpearError."""
     if trajectory.began is not None:
@@ -58,9 +64,10 @@ def replay_frames(
     with closing(make_env(env_id, split, {**env_kwargs, "render_mode": "rgb_array"})) as env:
         _, info = env.reset(seed=trajectory.seed, options={"task": trajectory.task_id})
         frames = [np.array(env.render())]
+        reading = wrap_reader(Method(method), env)
         last = -1
         for place, response in trajectory.list_steps():
-            _, _, _, _, info = env.step(response)
+            _, _, _, _, info = reading.step(response)
             # One frame for each turn: the last if a program played several responses after one.
             frames += [frames[-1]] * (place - last)
             frames[-1], last = np.array(env.render()), place

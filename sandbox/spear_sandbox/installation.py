@@ -122,7 +122,7 @@ def _find_needed(names: Sequence[str]) -> dict[str, str]:
             if "extra ==" not in text:
                 todo |= {_simplify(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])} - seen
         # Also what has another name than the package, such as its libraries.
-        for part in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+        for part in {part for file in distribution.files or () for part in file.parts[:1]} - {"..", "__pycache__"}:
             if not part.endswith(".pth") and os.path.exists(place := str(distribution.locate_file(part))):
                 paths[part] = os.path.realpath(place)
     return paths
@@ -137,7 +137,7 @@ def _find_owners(name: str) -> list[str]:
         return [
             _simplify(one.metadata["Name"])
             for one in metadata.distributions()
-            if any(file.parts[0].partition(".")[0] == name for file in one.files or ())
+            if any(part.partition(".")[0] == name for file in one.files or () for part in file.parts[:1])
         ]
 
 

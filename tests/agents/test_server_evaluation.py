@@ -14,8 +14,11 @@ from rich.console import Console
 from spear_agents.cli import evaluate
 from spear_agents.compare_cli import compare
 from spear_agents.engines.base import Finish, Generation, Served
+from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.evaluation import run_evaluation
+from spear_agents.panels.rescore import rescore_run
 from spear_agents.records import EPISODES
+from spear_agents.replay.bodies import describe_episode
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import read_trajectories
 from spear_agents.watching import watch_episodes
@@ -83,6 +86,21 @@ def test_a_server_that_never_answers_is_an_error_and_no_figure(script: Script, t
     assert isinstance(result.exception, SpearError) and "no episode could be played" in str(result.exception)
     assert "read the server's log" in str(result.exception)
     assert not (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("method", "form"), [("io", "{}"), ("react", "Thought: so\nAction: {}")])
+def test_an_episode_of_another_form_is_played_again_in_it(
+    script: Script, tmp_path: Path, method: str, form: str
+) -> None:
+    script.answers = [say(complete(form.format(word))) for word in ("up", "left", "down", "right") * 12]
+    out = tmp_path / "out"
+    assert run(script, "--method", method, "--out", str(out), "--concurrency", "1").exit_code == 0
+    assert not rescore_run(out).differences
+    settings, pictures = json.loads((out / "settings.json").read_text()), set()
+    for trajectory in read_trajectories(out / EPISODES):
+        shown = describe_episode(trajectory, settings, lambda: ChatByteTokenizer())
+        pictures |= {shown["final_image"], *(turn["image"] for turn in shown["turns"])}
+    assert len(pictures) > 3  # moves change the pictures of three tasks
 
 
 @pytest.mark.parametrize("method", ["io", "react", "reflexion"])

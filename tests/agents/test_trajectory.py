@@ -161,6 +161,17 @@ def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path: Path, cut: int, capl
     assert list(read_trajectories(path)) == [first, second]
 
 
+def test_a_long_file_is_opened_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 32)  # a hole, which takes no space
+        file.seek(0, 2)
+        file.write(b"\n{torn")
+    with TrajectoryWriter(path):
+        pass
+    assert path.stat().st_size == (1 << 32) + 1
+
+
 def test_a_file_of_one_torn_line_becomes_empty(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text('{"env_id": "' + "x" * 100_000)

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,17 @@ def test_packages_of_the_operator_are_warm_and_draw() -> None:
         await executor.close()
 
     asyncio.run(go())
+
+
+def test_a_distribution_that_lists_its_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner_name").mkdir()
+    (tmp_path / "inner_name" / "__init__.py").touch()
+    info = tmp_path / "outer_name-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outer-name\nVersion: 1.0\n")
+    (info / "RECORD").write_text(f".,,\ninner_name/__init__.py,,\n{info.name}/METADATA,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert info.name in find_installation(["inner_name"]).packages
 
 
 def test_a_package_that_is_not_there_is_one_line() -> None:

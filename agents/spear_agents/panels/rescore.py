@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spear_agents.baselines.forms import Method, wrap_reader
 from spear_agents.panels.ledger import estimate_outcomes
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.statistics import Estimate
@@ -42,6 +43,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
     settings = read_settings(run)
     try:
         env_id, split, kwargs = settings["env_id"], settings["split"], dict(settings["env_kwargs"])
+        method = Method(settings.get("method", Method.PLAIN))
     except (KeyError, TypeError, ValueError) as error:
         raise SpearError(f"{run} was not written by this version of spear eval: it lacks {error}.") from error
     episodes = [each for each in read_last(run / EPISODES) if each.stop is not StopReason.FAULT]
@@ -56,9 +58,10 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
             raise SpearError(
                 f"{run} was played on other tasks than {env_id} has here: install the version it was played with."
             )
+        reading = wrap_reader(method, env)
         for episode in episodes:
             try:
-                found = _replay(env, episode)
+                found = _replay(reading, episode)
             except EnvFault:
                 faults += 1
                 continue
@@ -77,7 +80,7 @@ def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
     rewards = [0.0] * len(episode.turns)
     played = 0
     for place, response in episode.list_steps():
-        if env.done:
+        if env.unwrapped.done:
             break
         before = info["reward_terms"]["native_return"]
         _, _, _, _, info = env.step(response)

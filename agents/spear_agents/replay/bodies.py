@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
+from spear_agents.baselines.forms import Method
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.engines.openai import encode_picture
 from spear_agents.replay.tokens import Decoder, split_text
@@ -152,8 +153,14 @@ def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str])
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
         if not getattr(creator, "draws", False):
             return []
-        keywords, split = settings.get("env_kwargs") or {}, settings.get("split")
-        return [encode_picture(frame) for frame in replay_frames(trajectory.env_id, keywords, trajectory, split=split)]
+        frames = replay_frames(
+            trajectory.env_id,
+            settings.get("env_kwargs") or {},
+            trajectory,
+            split=settings.get("split"),
+            method=settings.get("method") or Method.PLAIN,
+        )
+        return [encode_picture(frame) for frame in frames]
     except Exception as error:  # of an environment given another's responses: show the texts anyway
         notes.append(f"No pictures: {error}")
         return []

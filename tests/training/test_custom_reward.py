@@ -92,6 +92,7 @@ def test_an_episode_that_a_fault_cut_short_is_not_scored(tmp_path: Path) -> None
         ),
         ("def compute_score(text):\n    return 1", "reward.py, compute_score: TypeError: compute_score() got an unexp"),
         ("async def compute_score(**_):\n\n    raise KeyError('a\\nb')", "reward.py, line 3, in compute_score: KeyErr"),
+        ("def compute_score(**_):\n    return next(iter([]))", "line 2, in compute_score: RuntimeError: Stop"),
         ("def compute_score(**_): return None", "compute_score returned None for task t/train/0, which is neither"),
         ("def compute_score(**_): return {'acc': 1}", "nor a dict with one under 'score'"),
         ("def compute_score(**_): return float('nan')", "returned nan for task t/train/0"),

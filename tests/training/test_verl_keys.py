@@ -214,6 +214,13 @@ def test_what_a_user_of_verl_might_try_is_refused(flat: dict[str, Any], key: str
     assert message.startswith(key) and expected in message
 
 
+def test_a_share_that_verl_gives_as_a_whole_number_may_be_a_fraction(flat: dict[str, Any]) -> None:
+    key = f"{AR}.rollout.top_p"
+    check_keys({**flat, key: 1}, {**flat, key: 0.9})
+    with pytest.raises(SpearError, match=r"top_p must be a number, not 'most'"):
+        check_keys({**flat, key: 1}, {**flat, key: "most"})
+
+
 def test_a_key_that_is_taken_away_has_changed(flat: dict[str, Any]) -> None:
     without = {key: value for key, value in flat.items() if not key.startswith("skip.")}
     with pytest.raises(SpearError, match=r"^skip\._target_ cannot be changed here: nothing reads it"):

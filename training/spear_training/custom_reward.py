@@ -57,7 +57,7 @@ class CustomReward:
             if inspect.iscoroutinefunction(self.function):
                 answer = await self.function(**arguments)
             else:
-                answer = await asyncio.to_thread(self.function, **arguments)
+                answer = await asyncio.to_thread(self._call, arguments)
         except Exception as error:
             line = _find_line(error, self.path)  # of the user's file; none if the function was called wrongly
             place = f"line {line.lineno}, in {line.name}" if line else self.name
@@ -73,6 +73,12 @@ class CustomReward:
                 "number nor a dict with one under 'score'"
             )
         return replace(episode, reward_terms={**episode.reward_terms, CUSTOM: number})
+
+    def _call(self, arguments: Mapping[str, Any]) -> Any:
+        try:
+            return self.function(**arguments)
+        except StopIteration as error:  # would leave whoever waits for the thread waiting for ever
+            raise RuntimeError("StopIteration").with_traceback(error.__traceback__) from None
 
 
 def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, Any]:

@@ -8,7 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_training.algorithms import calibrate_covariance_bounds, covariance, covariance_clip_mask
+from spear_training.algorithms import (
+    calibrate_covariance_bounds,
+    covariance,
+    covariance_clip_mask,
+    find_covariance_quantiles,
+)
 
 
 def random_batch(seed: int, rows: int, tokens: int):
@@ -147,3 +152,10 @@ def test_calibration_needs_tokens_and_shares() -> None:
         calibrate_covariance_bounds(log_probs, advantages, mask & False)
     with pytest.raises(ValueError, match="must lie in"):
         calibrate_covariance_bounds(log_probs, advantages, mask, lower_top=0.0)
+
+
+@pytest.mark.parametrize("measure", [calibrate_covariance_bounds, find_covariance_quantiles])
+def test_a_tiny_share_is_the_largest_covariance(measure) -> None:
+    log_probs, advantages, mask = random_batch(0, 2, 6)
+    largest = float(covariance(log_probs, advantages, mask)[mask].max())
+    assert measure(log_probs, advantages, mask, lower_top=1.0, upper_top=1e-12)[1] == pytest.approx(largest)

@@ -155,9 +155,9 @@ def find_covariance_quantiles(
 
 
 def _rank_largest(values: Tensor, *shares: float) -> list[Tensor]:
-    """The ceil(share n) largest of n values in descending order, float64, for each share."""
+    """The ceil(share n) largest of n values in descending order, float64, for each share; at least one."""
     if not values.numel():
         raise ValueError("no valid token to measure covariance bounds on")
-    sizes = [math.ceil(share * values.numel() - 1e-9) for share in shares]
+    sizes = [max(1, math.ceil(share * values.numel() - 1e-9)) for share in shares]
     largest = torch.topk(values.double(), max(sizes)).values
     return [largest[:size] for size in sizes]

@@ -205,8 +205,8 @@ def test_some_keys_are_read_in_trainings_of_one_kind(
         ("data.filter_overlong_prompts", True, UNREAD),
         (f"{AR}.actor.optim.lrr", 1e-6, f"{UNREAD}; did you mean {AR}.actor.optim.lr?"),
         ("xyzzy", 1, f"xyzzy: {UNREAD}"),
-        ("trainer.nnodes", "two", "must be a whole number, not 'two'"),
-        ("trainer.n_gpus_per_node", {}, "must be a whole number, not {}"),
+        ("trainer.nnodes", "two", "must be a number, not 'two'"),
+        ("trainer.n_gpus_per_node", {}, "must be a number, not {}"),
     ],
 )
 def test_what_a_user_of_verl_might_try_is_refused(flat: dict[str, Any], key: str, value: Any, expected: str) -> None:

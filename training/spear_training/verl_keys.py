@@ -144,8 +144,6 @@ CHOICES = {
     _ROLLOUT_NAME: (HF, VLLM_CPU, VLLM),
 }
 """Keys of which this trainer supports only these values."""
-FRACTIONS = (f"{_AR}.rollout.top_p",)
-"""Keys that verl gives a whole number, and that take others too."""
 
 _PAYS = "the environment pays: see spear.reward, or name a function by reward.custom_reward_function.path"
 _LORA = "FSDP reads lora_rank, lora_alpha, target_modules and exclude_modules of the model"
@@ -255,8 +253,7 @@ def check_keys(before: Flat, after: Flat) -> None:
             needs = " or ".join(str(reader.needs) for reader in readers)
             raise SpearError(f"{key} cannot be changed here: it takes {needs}")
         value = after.get(key)
-        kinds, wanted = ((int, float), "number") if key in FRACTIONS else ((int,), "whole number")
-        if type(before.get(key)) is int and type(value) not in (*kinds, type(None)) and "${" not in str(value):
-            raise SpearError(f"{key} must be a {wanted}, not {value!r}")
+        if type(before.get(key)) is int and not isinstance(value, int | float | None) and "${" not in str(value):
+            raise SpearError(f"{key} must be a number, not {value!r}")
         if key in CHOICES and value not in CHOICES[key]:
             raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {value!r}")

@@ -207,12 +207,14 @@ def take_step(folder: str, attention: str, sequence: int) -> list[float]:
 
 
 def make_small_model() -> str:
-    """The folder of a policy for the rows of the tests of invariance."""
+    """The folder of a policy for the rows of the tests of invariance, always the same one."""
+    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from tests.training.verl_plugin.test_invariance import VOCABULARY
 
     folder = tempfile.mkdtemp()
+    torch.manual_seed(1)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     config = Qwen2Config(vocab_size=VOCABULARY, intermediate_size=48, initializer_range=0.2, **sizes)
     Qwen2ForCausalLM(config).save_pretrained(folder)

@@ -75,6 +75,8 @@ def alter(value: Any) -> Any:
         return not value
     if isinstance(value, int | float):
         return value + 1
+    if isinstance(value, dict):
+        return {**value, "other": 1}
     return [*value, "other"] if isinstance(value, list) else "other"
 
 
@@ -207,6 +209,10 @@ def test_some_keys_are_read_in_trainings_of_one_kind(
         ("xyzzy", 1, f"xyzzy: {UNREAD}"),
         ("trainer.nnodes", "two", "must be a number, not 'two'"),
         ("trainer.n_gpus_per_node", {}, "must be a number, not {}"),
+        ("trainer.nnodes", None, "must be a number, not null"),
+        (f"{AR}.actor.fsdp_config.mixed_precision", 0.5, "must be a mapping of settings, not 0.5"),
+        ("transfer_queue.backend", None, "must be a mapping of settings, not null"),
+        ("data.apply_chat_template_kwargs", -3, "must be a mapping of settings, not -3"),
     ],
 )
 def test_what_a_user_of_verl_might_try_is_refused(flat: dict[str, Any], key: str, value: Any, expected: str) -> None:
@@ -242,7 +248,7 @@ def test_a_composed_configuration_is_checked() -> None:
 
 def test_a_node_that_others_refer_to_may_be_taken_away_or_be_refused() -> None:
     assert compose_config((TEXT, "~spear.seed"), Path("x"), check=False).data.train_files is not None
-    with pytest.raises(SpearError, match=r"cannot be changed here"):
+    with pytest.raises(SpearError, match=r"trainer must be a mapping of settings, not 1"):
         compose_config((TEXT, "trainer=1"), Path("x"), check=False)
 
 

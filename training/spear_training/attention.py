@@ -78,7 +78,9 @@ def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> 
             continue
         for place in places:
             key = f"{place}.ulysses_sequence_parallel_size"
-            size = int(OmegaConf.select(config, key) or 1)
+            size = OmegaConf.select(config, key) or 1
+            if not isinstance(size, int):
+                raise SpearError(f"{key} must be a whole number, not {size!r}")
             if size > 1:
                 check_exchange(str(OmegaConf.select(config, f"{node}.{_KEY}")), size, vision=vision)
                 if not OmegaConf.select(config, f"{node}.use_remove_padding"):

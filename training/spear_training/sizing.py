@@ -28,8 +28,14 @@ WHOLE_NUMBERS = {
     "trainer.log_val_generations": 0,
     "trainer.total_training_steps": 1,
     "data.train_batch_size": 1,
+    "data.max_prompt_length": 1,
+    "data.max_response_length": 1,
     "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 1,
     "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 1,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1,
     WORKERS: 1,
 }
 """Integer keys that verl does not check, and their least values; a wrong one would fail in a run's start."""
@@ -71,6 +77,8 @@ def check_queue(config: DictConfig, settings: SpearSettings, max_turns: int) -> 
     limit = config.transfer_queue.backend.SimpleStorage.total_storage_size
     if limit is None:
         return
+    if not isinstance(limit, int):
+        raise SpearError(f"{QUEUE} must be a whole number or null, not {limit!r}")
     needed = count_queue_rows(config, settings, max_turns)
     if limit < needed:
         raise SpearError(
@@ -100,7 +108,7 @@ def _count_episodes(config: DictConfig) -> int:
 
 
 def check_whole_numbers(config: DictConfig) -> None:
-    """Raise SpearError if a number of tasks, episodes, steps or workers is not a whole one of at least 1."""
+    """Raise SpearError if a number of tasks, tokens, ranks, steps or workers is not a whole one, or too small."""
     for key, least in WHOLE_NUMBERS.items():
         value = OmegaConf.select(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

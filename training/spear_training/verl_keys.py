@@ -145,6 +145,9 @@ CHOICES = {
 }
 """Keys of which this trainer supports only these values."""
 
+NULLABLE = (f"{_AR}.actor.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps")
+"""Keys with a number by default that verl also takes null for."""
+
 _PAYS = "the environment pays: see spear.reward, or name a function by reward.custom_reward_function.path"
 _LORA = "FSDP reads lora_rank, lora_alpha, target_modules and exclude_modules of the model"
 _TURNS = "an episode is played by the environment: see spear.env and docs/training.md"
@@ -239,9 +242,14 @@ def check_keys(before: Flat, after: Flat) -> None:
     ``before`` is the configuration of the choices only (preset, algorithm, model, cluster, environment).
     """
     missing = object()
-    for key in dict.fromkeys([*before, *after]):
+    for key in dict.fromkeys([*after, *before]):  # a replaced node before what was below it
         if key.startswith("spear.") or before.get(key, missing) == after.get(key, missing):
             continue
+        value = after.get(key)
+        shown, is_reference = "null" if value is None else repr(value), "${" in str(value)
+        was_node = before.get(key) == {} or any(other.startswith(f"{key}.") for other in before)
+        if was_node and not isinstance(value, Mapping) and not is_reference:
+            raise SpearError(f"{key} must be a mapping of settings, not {shown}")
         readers = find_readers(key)
         if not readers:
             advice = find_advice(key)
@@ -252,8 +260,8 @@ def check_keys(before: Flat, after: Flat) -> None:
         if not any(reader.holds(after) for reader in readers):
             needs = " or ".join(str(reader.needs) for reader in readers)
             raise SpearError(f"{key} cannot be changed here: it takes {needs}")
-        value = after.get(key)
-        if type(before.get(key)) is int and not isinstance(value, int | float | None) and "${" not in str(value):
-            raise SpearError(f"{key} must be a number, not {value!r}")
+        is_number = isinstance(value, int | float) or is_reference or (value is None and key in NULLABLE)
+        if type(before.get(key)) is int and not is_number:
+            raise SpearError(f"{key} must be a number, not {shown}")
         if key in CHOICES and value not in CHOICES[key]:
-            raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {value!r}")
+            raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {shown}")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from spear_envs.bm25.packing import PADDING, Packed, count_words
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import describe_files, write_synced
+from spear_envs.data.files import describe_files, replace_text
 
 MANIFEST = "manifest.json"
 FORMAT = "spear-bm25-index"
@@ -77,7 +77,7 @@ def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
     """Turn a folder with complete arrays into an index."""
     files = describe_files(folder, map(name_file, ARRAYS))
     manifest = {"format": FORMAT, "version": VERSION, "terms_total": terms_total, "filled": filled, "files": files}
-    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    replace_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n", synced=True)
 
 
 def map_index(folder: Path, mend: str = MEND) -> Packed:

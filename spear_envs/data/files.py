@@ -97,26 +97,20 @@ def record_checksum(path: Path, digest: str) -> None:
     replace_text(_checksum_path(path), f"{digest}  {path.name}\n")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file, complete or not at all."""
+def replace_text(path: Path, text: str, *, synced: bool = False) -> None:
+    """Write a text file, complete or not at all; ``synced``: also after a power failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Bytes and SHA-256 of files by their paths in a folder, for its manifest."""
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest_file(folder / name)} for name in names}
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file that is on disk when it gets its name."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import describe_files, digest_file, write_synced
+from spear_envs.data.files import describe_files, digest_file, replace_text
 from spear_envs.retrieval.corpus import Corpus
 
 MANIFEST = "manifest.json"
@@ -63,7 +63,7 @@ def write_manifest(
         "settings": dict(settings),
         "files": describe_files(folder, files),
     }
-    write_synced(folder / MANIFEST, json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n")
+    replace_text(folder / MANIFEST, json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n", synced=True)
 
 
 def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:

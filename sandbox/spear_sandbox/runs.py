@@ -15,7 +15,7 @@ from spear_sandbox.cgroups import Group, Groups, OomKill, OomWatch
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.wire import check_folders, check_name
-from spear_sandbox.zygotes import LostRunError, send_signal
+from spear_sandbox.zygotes import LostRunError, lack_memory, send_signal
 
 Fork = Callable[[Sequence[int]], Awaitable[int]]
 """Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin.
@@ -228,8 +228,10 @@ def _judge(
     if reason is KillReason.NONE:
         if record is None:
             raise LostRunError("the run ended without a report: something outside killed it")
-        if record.verdict == Verdict.NOT_STARTED:
+        if record.verdict in (Verdict.NOT_STARTED, Verdict.STARVED):
             why = record.files.get("", b"").decode("utf-8", "replace")
+            if record.verdict == Verdict.STARVED:
+                raise lack_memory(why)
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started: {why}")
         if out.count > limits.max_output or error.count > limits.max_output:
             reason = KillReason.OUTPUT

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spear_sandbox.guest.root import Settings
 from spear_sandbox.guest.warmth import COMMON_MODULES
-from spear_sandbox.guest.zygote import LOCKS, READY, SPAWN, SPAWNED, USERS
+from spear_sandbox.guest.zygote import LOCKS, READY, SPAWN, SPAWNED, STARVED, USERS
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, SandboxFault
 
@@ -124,7 +124,12 @@ class Zygote:
                     answer.set_result(received[0])
             elif not answer.done():
                 text = message[1:].decode("utf-8", "replace")
-                answer.set_exception(SandboxFault(FaultKind.UNAVAILABLE, f"no new process for a run: {text}"))
+                starved = message.startswith(STARVED)
+                answer.set_exception(
+                    lack_memory(text)
+                    if starved
+                    else SandboxFault(FaultKind.UNAVAILABLE, f"no new process for a run: {text}")
+                )
 
     def _end(self) -> None:
         if self.alive:
@@ -143,6 +148,11 @@ class Zygote:
         """End the interpreter and all of its runs, and wait until they are gone."""
         self._end()
         await end_process(self._process)
+
+
+def lack_memory(why: str) -> SandboxFault:
+    """The fault of a run that was not started because others hold the memory."""
+    return SandboxFault(FaultKind.MEMORY, f"no memory to start the run ({why}): lower --max-running or --memory-mb")
 
 
 def _gone() -> LostRunError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_sandbox.guest.job import Job, Record, pack_job, pack_record, read_job, unpack_record
-from spear_sandbox.guest.supervisor import _sum_memory, fetch_files
+from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, pack_record, read_job, unpack_record
+from spear_sandbox.guest.supervisor import _sum_memory, fetch_files, report_failure
 
 names = st.text(st.characters(exclude_categories=()), min_size=1, max_size=20)
 records = st.builds(
     Record,
-    st.integers(0, 3),
+    st.integers(0, 4),
     st.integers(-(2**31), 2**31 - 1),
     st.floats(0, 1e6),
     st.floats(0, 1e6),
@@ -120,3 +121,22 @@ sys.stdin.read()
         process.stdin.close()
         process.stdout.close()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (OSError(errno.ENOMEM, "mount"), Verdict.STARVED),
+        (MemoryError(), Verdict.STARVED),
+        (OSError(errno.EPERM, "mount"), Verdict.NOT_STARTED),
+        (ValueError("job"), Verdict.NOT_STARTED),
+    ],
+)
+def test_a_run_without_memory_to_start_says_so(error: Exception, verdict: int) -> None:
+    read_end, write_end = os.pipe()
+    report_failure(error, write_end)
+    record = unpack_record(os.read(read_end, 1 << 16))
+    for fd in (read_end, write_end):
+        os.close(fd)
+    assert record is not None and record.verdict == verdict
+    assert record.files[""].decode() == f"{type(error).__name__}: {error}"

@@ -17,10 +17,10 @@ import pytest
 
 from spear_sandbox import warm
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.guest.zygote import SPAWNED
+from spear_sandbox.guest.zygote import FAILED, SPAWNED, STARVED
 from spear_sandbox.installation import Installation, Warmth, find_installation, list_kinds
 from spear_sandbox.local import LocalExecutor
-from spear_sandbox.protocol import SandboxFault
+from spear_sandbox.protocol import FaultKind, SandboxFault
 from spear_sandbox.warm import WarmBackend
 from spear_sandbox.zygotes import Zygote
 
@@ -251,3 +251,21 @@ def test_run_that_is_cancelled_as_it_starts_is_killed() -> None:
             await zygote.close()
 
     asyncio.run(cancel())
+
+
+@pytest.mark.parametrize(("answer", "kind"), [(STARVED, FaultKind.MEMORY), (FAILED, FaultKind.UNAVAILABLE)])
+def test_a_run_that_the_kernel_refuses_for_lack_of_memory_may_be_tried_again(answer: bytes, kind: FaultKind) -> None:
+    async def ask() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        zygote = Zygote(subprocess.Popen(["sleep", "0"]), ours, traits=b"")
+        asked = asyncio.ensure_future(zygote.fork([]))
+        await asyncio.sleep(0)
+        theirs.sendall(answer + b"[Errno 12] clone: Cannot allocate memory")
+        with pytest.raises(SandboxFault, match=r"\[Errno 12\] clone") as caught:
+            await asked
+        assert caught.value.kind is kind
+        theirs.close()
+        await zygote.close()
+
+    asyncio.run(ask())

@@ -46,7 +46,8 @@ def read_job(fd: int) -> Job:
 class Verdict:
     """Why a run ended, as one byte."""
 
-    ITSELF, TIMEOUT, MEMORY, NOT_STARTED = range(4)
+    ITSELF, TIMEOUT, MEMORY, NOT_STARTED, STARVED = range(5)
+    """STARVED: not started either, for lack of memory."""
 
 
 class Record(NamedTuple):

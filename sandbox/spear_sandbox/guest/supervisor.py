@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal's own functions make enums of all that they take and give
 import contextlib
+import errno
 import fnmatch
 import os
 import resource
@@ -276,9 +277,11 @@ def report(record: Record, fd: int = REPORT_FD) -> None:
 
 def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
     """Report that the run could not be started."""
+    starved = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
+    verdict = Verdict.STARVED if starved else Verdict.NOT_STARTED
     text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:4096]
     with contextlib.suppress(OSError):
-        report(Record(Verdict.NOT_STARTED, 0, 0.0, 0.0, 0, {"": text}), fd)
+        report(Record(verdict, 0, 0.0, 0.0, 0, {"": text}), fd)
 
 
 def enter_groups(job: Job, others: list[int]) -> list[int]:

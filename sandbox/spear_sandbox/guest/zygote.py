@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -24,7 +25,8 @@ from spear_sandbox.guest.rehearsal import rehearse
 from spear_sandbox.guest.seccomp import Locks, build_filter, prepare_filter
 from spear_sandbox.guest.users import let_others_read
 
-READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
+READY, SPAWN, SPAWNED, FAILED, STARVED = b"R", b"S", b"P", b"F", b"M"
+"""STARVED: failed for lack of memory."""
 LOCKS, USERS = b"l", b"u"
 """After READY: the supervisor is asked about locks; each run has its own user."""
 SESSIONS = "spear_sandbox.guest.interpreter"
@@ -101,7 +103,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
             gate = os.eventfd(0) if users else -1
             child, pidfd = kernel.clone(kernel.ALL_NAMESPACES)
         except OSError as error:
-            control.sendall(FAILED + str(error).encode())
+            control.sendall((STARVED if error.errno == errno.ENOMEM else FAILED) + str(error).encode())
         else:
             if child == 0:
                 return _start_run(received, origin, gate)

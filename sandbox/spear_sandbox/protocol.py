@@ -62,7 +62,7 @@ class FaultKind(Enum):
     BAD_REPLY = "sandbox_bad_reply"
     """The sandbox's answer is not an outcome."""
     MEMORY = "sandbox_memory"
-    """The kernel killed the run because others had taken memory that it was still allowed."""
+    """The kernel killed the run, or could not start it, because others had taken memory that it was still allowed."""
     SESSION_ENDED = "sandbox_session_ended"
     """A session is over: closed, idle for too long, killed at a limit, ended by its program, or its server was
     restarted."""

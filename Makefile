@@ -58,7 +58,7 @@ bench: setup  ## every benchmark beside its peers and bars: runs/bench/ (ARGS=--
 	$(VENV)/bin/spear bench run $(ARGS)
 
 docs: setup  ## the site, with an API reference and an episode of each environment: build/docs/
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict  # not --quiet, which hides warnings from --strict
 
 clean:  ## remove build products and caches (.venv and runs/ stay)
 	rm -rf build dist *.egg-info */build */*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

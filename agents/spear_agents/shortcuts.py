@@ -49,8 +49,8 @@ def evaluate(
         out: folder for the episodes and the figures; the same call again plays only what is missing.
         concurrency: episodes at a time; by default 128, with a server as many as ``requests``.
         progress: show a progress bar, on a terminal or in a notebook.
-        options: any other option of ``spear eval``, with underscores: ``temperature=0.7``, ``split="test"``,
-            ``method="react"``.
+        options: other options of ``spear eval``, with underscores: ``temperature=0.7``, ``split="test"``,
+            ``method="react"``; not those of its output, such as ``latex``.
 
     Returns:
         The figures and the episodes. A notebook shows them as a table; :meth:`~Evaluation.to_pandas` has a row for each

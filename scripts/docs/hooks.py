@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Files of the repository that are pages, too.
 _ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"\[([^\]\n]+)\]\((?!https?:|#|data:)([^)\s]+)\)")
-_MARK = re.compile(r"^ *<!-- (?:slow|quickstart|not run: .*) -->\n", re.MULTILINE)
+_MARK = re.compile(r"^ *<!-- (?:slow|quickstart|output|not run: .*) -->\n", re.MULTILINE)
 _CODE = re.compile(r"<code>([A-Za-z_]\w*)((?:\.\w+)*)</code>")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -22,7 +21,7 @@ TEXT = ("", "text", "console", "json", "yaml", "bibtex")
 SHELL_SECONDS = 540
 
 _FENCE = re.compile(r"( *)(`{3,})(\w*)(?: +title=\"([^\"]+)\")?\s*")
-_MARK = re.compile(r" *<!-- (slow|quickstart|not run: (.+)) -->")
+_MARK = re.compile(r" *<!-- (slow|quickstart|output|not run: (.+)) -->")
 
 
 class Turn(Enum):
@@ -49,6 +48,8 @@ class Block:
     turn: Turn
     reason: str
     """Why it is not run."""
+    is_output: bool = False
+    """Whether the programs before it print it: ``<!-- output -->`` in the line before."""
 
 
 def read_blocks(page: Path) -> Iterator[Block]:
@@ -60,7 +61,7 @@ def read_blocks(page: Path) -> Iterator[Block]:
         if opening is None:
             number += 1
             continue
-        _, ticks, language, title = opening.groups()
+        indent, ticks, language, title = opening.groups()
         end = number + 1
         while not re.fullmatch(rf" *{ticks}`*\s*", lines[end]):
             end += 1
@@ -69,14 +70,33 @@ def read_blocks(page: Path) -> Iterator[Block]:
         if mark is not None:
             turn = Turn.SLOW if mark[1] == "slow" else Turn.NEVER
             reason = mark[2] or ("scripts/quickstart.sh runs it" if mark[1] == "quickstart" else "")
-        code = textwrap.dedent("\n".join(lines[number + 1 : end]))
-        yield Block(page, number + 1, language, title or "", code, turn, reason)
+        code = "\n".join(line.removeprefix(indent) for line in lines[number + 1 : end])
+        is_output = mark is not None and mark[1] == "output"
+        yield Block(page, number + 1, language, title or "", code, turn, reason, is_output)
         number = end + 1
 
 
 def list_code(page: Path) -> list[Block]:
     """The blocks of a page that are programs."""
     return [block for block in read_blocks(page) if block.language in CODE]
+
+
+def list_outputs(page: Path, *turns: Turn) -> list[Block]:
+    """The outputs of a page that come after a program whose turn it is."""
+    outputs: list[Block] = []
+    last: Block | None = None
+    for block in read_blocks(page):
+        if block.language in CODE:
+            last = block
+        elif block.is_output and last is not None and last.turn in turns:
+            outputs.append(block)
+    return outputs
+
+
+def is_printed(output: str, printed: str) -> bool:
+    """Whether a program printed this; "…" stands for anything, and space at the end of a line does not count."""
+    wanted, found = ("\n".join(line.rstrip() for line in text.splitlines()) for text in (output, printed))
+    return re.search(".*".join(map(re.escape, wanted.split("…"))), found, re.DOTALL) is not None
 
 
 def run_blocks(page: Path, numbers: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Every code block of the pages is run, or says why it is not."""
+"""Every code block of the pages is run, or says why it is not, and prints what the page shows as its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import CODE, PAGES, ROOT, TEXT, Block, Turn, list_code, read_blocks, run_blocks
+from tests.docs.blocks import (
+    CODE,
+    PAGES,
+    ROOT,
+    TEXT,
+    Block,
+    Turn,
+    is_printed,
+    list_code,
+    list_outputs,
+    read_blocks,
+    run_blocks,
+)
 
 FAST_SECONDS = 300  # a hang, also on a machine with other work
 SLOW_SECONDS = 600
@@ -26,6 +38,7 @@ def run_page(page: Path, folder: Path, *turns: Turn, seconds: int) -> str:
         **{name: value for name, value in os.environ.items() if not name.startswith("SPEAR_")},
         "HOME": str(folder / "home"),
         "XDG_CACHE_HOME": str(folder / "home" / ".cache"),
+        "COLUMNS": "120",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         # From wherever it is called: the checkout's packages and this module.
         "PYTHONPATH": str(ROOT),
@@ -41,6 +54,8 @@ def run_page(page: Path, folder: Path, *turns: Turn, seconds: int) -> str:
         pytest.fail(f"{name_page(page)}: no end after {seconds} s; {(error.stdout or b'')[-1000:]!r}")
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.stdout.count("== ") >= len(blocks)
+    stale = [block for block in list_outputs(page, *turns) if not is_printed(block.code, done.stdout)]
+    assert not stale, f"{[f'{name_page(page)}:{block.line}' for block in stale]} is not what is printed:\n{done.stdout}"
     return done.stdout
 
 
@@ -95,6 +110,20 @@ class TestReading:
         assert (never.code, never.turn, never.reason) == ("cat\n  x", Turn.NEVER, "there is no GPU")
         assert titled.title == "b.py"
         assert text.code == "```python\n```"
+
+    def test_outputs_belong_to_the_program_before(self, tmp_path: Path) -> None:
+        page = tmp_path / "page.md"
+        page.write_text(
+            "```python\n```\n<!-- output -->\n```text\na\n```\n```text\nb\n```\n<!-- slow -->\n```bash\n```\n"
+            "<!-- output -->\n```\nc\n```\n"
+        )
+        assert [block.code for block in list_outputs(page, Turn.FAST)] == ["a"]
+        assert [block.code for block in list_outputs(page, Turn.FAST, Turn.SLOW)] == ["a", "c"]
+
+    def test_an_output_may_leave_something_out(self) -> None:
+        printed = "== page\na 1.5 s  \n\nmore\nb (c)\n"
+        assert is_printed("a … s\n\n…\nb (c)", printed) and is_printed("b (…)", printed)
+        assert not is_printed("a s", printed) and not is_printed("b c", printed) and not is_printed("b … a", printed)
 
     def test_what_fails_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         block = Block(ROOT / "docs" / "x.md", 1, "bash", "", "exit 7", Turn.FAST, "")

@@ -86,7 +86,8 @@ def test_notebooks_have_the_cells_of_their_pages(page: str) -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs the dependency group 'docs'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
+    # Not --quiet: --strict would not see the warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     # No name resolves and no proxy answers: a build that asks the network would fail.
     offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(

@@ -38,6 +38,7 @@ def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options
     The loss falls on the policy's tokens alone: on the recorded ids where the data has them, else on what the model's
     chat template makes of the responses. KEY=VALUE changes any key of verl's supervised trainer:
 
+    \b
       spear sft --model DIR --data alfworld.jsonl --out runs/sft trainer.n_gpus_per_node=8
 
     The same command resumes a run that was stopped.

@@ -215,8 +215,12 @@ def main(args: list[str] | None = None) -> None:
         return None if package in ROOMS else explain_missing(error, find_requirement(package, *words[:1]))
 
     # Users' modules may be in the current folder, where a console script does not look.
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        sys.exit("Error: the current folder was deleted: change to another one")
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
     register_shells()
     run_command(spear, "spear", words, explain=explain)
 

@@ -117,7 +117,7 @@ def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> N
         ({"history": -1}, "history=-1"),
         ({"max_tokens": 0}, "max_tokens=0: 0 is not in the range x>=1"),
         ({"max_prompt_tokens": 0}, "max_prompt_tokens=0"),
-        ({"env_kwargs": {"split": "train"}}, "give it as --split, or split="),
+        ({"env_kwargs": {"split": "train"}}, "split is not a keyword here"),
         ({"env_id": None, "panel": "sokoban-tiny", "env_kwargs": {"mu": 1}}, "leave --env out"),
         ({"engine": None}, "who plays?"),
         ({"env_id": None}, "which tasks?"),

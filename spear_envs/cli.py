@@ -215,8 +215,12 @@ def main(args: list[str] | None = None) -> None:
         return None if package in ROOMS else explain_missing(error, find_requirement(package, *words[:1]))
 
     # Users' modules may be in the current folder, where a console script does not look.
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        sys.exit("Error: the current folder was deleted: change to another one")
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
     register_shells()
     run_command(spear, "spear", words, explain=explain)
 
@@ -264,8 +268,8 @@ def import_modules(modules: tuple[str, ...]) -> None:
 @click.argument("env_id", type=ENV)
 @click.option("--module", "modules", multiple=True, help="Module that registers the environment; may be repeated.")
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--train-tasks", default=64, help="Tasks to try of an unbounded split.")
-@click.option("--resets", default=1000, help="Resets after which memory must not have grown.")
+@click.option("--train-tasks", type=click.IntRange(1), default=64, help="Tasks to try of an unbounded split.")
+@click.option("--resets", type=click.IntRange(1), default=1000, help="Resets after which memory must not have grown.")
 def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_tasks: int, resets: int) -> None:
     """Test that the environment ENV_ID, ours or yours, keeps the contract.
 

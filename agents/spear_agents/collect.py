@@ -20,7 +20,7 @@ from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.episode import play_episode
 from spear_agents.evaluation import Observer, choose_template, run_evaluation
-from spear_agents.files import draft_file
+from spear_agents.files import draft_file, require_replaceable
 from spear_agents.looping import run_blocking
 from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import PromptBuilder
@@ -73,6 +73,7 @@ def collect_episodes(
     Raises SpearError as :func:`~spear_agents.evaluation.run_evaluation`, for observations that are pictures, and if
     nothing was won.
     """
+    require_replaceable(out)  # now, not after the episodes
     split = settings.split or find_splits(settings.env_id)[0]
     tasks = settings.tasks
     if tasks == "all":

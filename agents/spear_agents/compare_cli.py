@@ -18,6 +18,7 @@ from spear_agents.evaluation import compare_runs
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.significance import Judgement, explain_comparison, judge_comparison
 from spear_agents.statistics import Comparison, Estimate, Metric
+from spear_envs.core.errors import SpearError
 
 _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 
@@ -35,7 +36,7 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
     help="One more pair, of runs of another training seed; may be repeated.",
 )
 @click.option("--metric", type=click.Choice([metric.value for metric in Metric]), default="success")
-@click.option("--seed", type=int, default=0, help="Seed of the bootstrap and of drawn permutations.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the bootstrap and of drawn permutations.")
 @click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
 def compare(
     before: Path, after: Path, more: Sequence[tuple[Path, Path]], metric: str, seed: int, as_json: bool
@@ -72,7 +73,9 @@ def compare(
 
 
 def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
-    """Compare several pairs of runs, over seeds and tasks."""
+    """Compare several pairs of runs, over seeds and tasks. Raises SpearError if a pair is given twice."""
+    if len({(first.resolve(), second.resolve()) for first, second in folders}) < len(folders):
+        raise SpearError("a pair is given twice: each must be of another training seed")
     runs = [(read_last(first / EPISODES), read_last(second / EPISODES)) for first, second in folders]
     found = compare_pairs(runs, metric)
     sentences = explain_pairs(found)

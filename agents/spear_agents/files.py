@@ -35,9 +35,17 @@ def write_text(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
+def require_replaceable(path: Path) -> None:
+    """Raise SpearError for a folder, a device or a pipe: a rename would make ``/dev/null`` an ordinary file."""
+    if path.exists() and not path.is_file():
+        kind = "a folder: name a file in it" if path.is_dir() else "a device or a pipe: name a file"
+        raise SpearError(f"{path} is {kind}")
+
+
 @contextlib.contextmanager
 def draft_file(path: Path) -> Iterator[Path]:
     """Temporary file next to ``path``, which it replaces unless the block fails. Raises SpearError if unwritable."""
+    require_replaceable(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,9 @@ _SAMPLING = join_options(
     click.option("--temperature", type=float, default=1.0),
     click.option("--top-p", type=float, default=1.0),
     click.option("--top-k", type=int, default=0, help="0 is off."),
-    click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
+    click.option(
+        "--max-tokens", type=click.IntRange(1), help="Longest response; default: the model's own limit, else 512."
+    ),
 )
 
 
@@ -121,7 +123,7 @@ def add_playing_options(
         click.option("--tasks", default="all", help="all, a number of leading ones, or ids."),
         click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME, else 1."),
         click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
-        click.option("--seed", type=int, default=0),
+        click.option("--seed", type=click.IntRange(0), default=0),
         click.option(
             "--concurrency",
             type=click.IntRange(1),
@@ -156,8 +158,8 @@ def _add_prompt_options(template: str | None) -> Callable[[F], F]:
             help="Variable of the model's chat template, such as enable_thinking=false (hf, vllm).",
         ),
         click.option("--layout", type=_choose(Layout), help="Default: per_turn, or what the method needs."),
-        click.option("--history", type=int, default=2, help="Earlier turns shown in per_turn prompts."),
-        click.option("--max-prompt-tokens", type=int, help="Longest prompt (openai: in bytes)."),
+        click.option("--history", type=click.IntRange(0), default=2, help="Earlier turns shown in per_turn prompts."),
+        click.option("--max-prompt-tokens", type=click.IntRange(1), help="Longest prompt (openai: in bytes)."),
         click.option(
             "--overlong",
             type=_choose(Overlong),

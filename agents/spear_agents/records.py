@@ -83,8 +83,9 @@ def read_settings(out: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, TypeError) as error:
-        if not out.is_dir():
-            raise SpearError(f"{out} does not exist: give a folder of `spear eval --out`") from error
+        if not path.exists():
+            found = "does not exist" if not out.is_dir() else f"does not contain {SETTINGS}"
+            raise SpearError(f"{out} {found}: give a folder of `spear eval --out`") from error
         raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
 
 

@@ -61,7 +61,7 @@ def evaluate(
     """
     given: dict[str, Any] = {"engine": engine, "model": model and str(model), "base_url": base_url}
     if panel is None or tasks != "all":
-        given["tasks"] = tasks if isinstance(tasks, str) else str(tasks) if isinstance(tasks, int) else ",".join(tasks)
+        given["tasks"] = str(tasks) if isinstance(tasks, (str, int)) else ",".join(map(str, tasks))
     given = {name: value for name, value in given.items() if value is not None} | options
     if "engine" not in given:
         if model is None:
@@ -95,7 +95,7 @@ def settle(
     panel = open_panel(panel_name)
     decided = [name for name in PROTOCOL_OPTIONS if name in given]
     if env_id is not None or decided:
-        what = f"--{decided[0].replace('_', '-')}" if decided else env_id
+        what = f"--{decided[0].removesuffix('_keywords').replace('_', '-')}" if decided else env_id
         raise SpearError(f"panel {panel.name} decides the tasks and how they are played: leave {what} out.")
     return panel.make_settings(make_settings(panel.env_id, options))
 
@@ -123,8 +123,10 @@ def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise SpearError(f"evaluate has no option {name!r}.{_suggest_option(name, known)}")
         plain = value.value if isinstance(value, Enum) else value
+        if plain is None:
+            continue
         try:
-            options[name] = None if plain is None else known[name].type.convert(plain, known[name], context)
+            options[name] = known[name].type.convert(plain, known[name], context)
         except click.BadParameter as error:
             raise SpearError(f"{name}={plain!r}: {error.message}") from None
     return options

@@ -28,6 +28,8 @@ def make_env(
     Raises:
         SpearError: it is unknown, does not take these keywords, or is not a ``SpearEnv``.
     """
+    if split is not None and "split" in keywords:
+        raise SpearError("split is not a keyword here: it is chosen apart, in spear eval by --split")
     chosen: dict[str, Any] = {} if split is None else {"split": split}
     try:
         env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped

@@ -22,6 +22,14 @@ def test_a_json_file_is_whole_or_the_old_one(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["x.json"]
 
 
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SpearError, match="is a device or a pipe: name a file"):
+        write_json(pipe, {})
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
 def test_a_model_s_digest_follows_its_weights_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))

@@ -192,6 +192,9 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     assert "2 seeds × 3 tasks" in shown.output and "over these runs' tasks alone" in shown.output
     found = json.loads(CliRunner().invoke(compare, [*pairs, "--json"]).output)
     assert found["by_seed"][1] == 0.0 and len(found["pairs"]) == 2
+    twice = CliRunner().invoke(compare, [*pairs[:3], *pairs[:2]]).exception
+    assert isinstance(twice, SpearError) and "a pair is given twice" in str(twice)
+    assert "x>=0" in CliRunner().invoke(compare, [*pairs[:2], "--seed", "-1"]).output
 
 
 def test_figures_come_as_latex_and_json() -> None:

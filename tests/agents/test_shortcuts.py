@@ -112,6 +112,13 @@ def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> N
         ({"temperature": "warm"}, "temperature='warm': 'warm' is not a valid float"),
         ({"method": "react!"}, "not one of 'plain', 'io', 'react'"),
         ({"tasks": 0}, "ask for 1 or more"),
+        ({"tasks": [0, 1]}, "Unknown task '0'"),
+        ({"seed": -1}, "seed=-1: -1 is not in the range x>=0"),
+        ({"history": -1}, "history=-1"),
+        ({"max_tokens": 0}, "max_tokens=0: 0 is not in the range x>=1"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens=0"),
+        ({"env_kwargs": {"split": "train"}}, "split is not a keyword here"),
+        ({"env_id": None, "panel": "sokoban-tiny", "env_kwargs": {"mu": 1}}, "leave --env out"),
         ({"engine": None}, "who plays?"),
         ({"env_id": None}, "which tasks?"),
         ({"env_kwargs": {"romm": 3}}, "romm"),
@@ -122,6 +129,11 @@ def test_bad_input_is_one_clear_error(keywords: dict[str, Any], words: str) -> N
     with pytest.raises(SpearError) as caught:
         evaluate(**{"env_id": SOKOBAN, "engine": "random", "progress": False, **keywords})
     assert words in str(caught.value)
+
+
+def test_none_is_the_default() -> None:
+    none: dict[str, Any] = dict.fromkeys(("temperature", "seed", "history", "split"))
+    assert evaluate(SOKOBAN, engine="random", tasks=1, **none).settings.seed == 0
 
 
 def test_importing_the_package_imports_nothing_of_it() -> None:

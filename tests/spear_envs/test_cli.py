@@ -276,6 +276,15 @@ def test_ctrl_c_is_one_line_and_130(tmp_path: Path) -> None:
     assert err.strip() == "Interrupted."
 
 
+def test_a_deleted_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit, match="Error: the current folder was deleted: change to another one"):
+        cli.main(["envs"])
+
+
 def test_help_goes_into_a_closed_pipe() -> None:
     read, write = os.pipe()
     os.close(read)

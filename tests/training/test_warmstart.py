@@ -324,7 +324,7 @@ def test_an_existing_folder_is_kept_unless_told_otherwise(tmp_path: Path) -> Non
     out = tmp_path / "policy"
     out.mkdir()
     (out / "precious").write_text("")
-    with pytest.raises(SpearError, match="exists"):
+    with pytest.raises(SpearError, match="exists: choose another folder, or replace it by --overwrite"):
         train_policy(SMALL, out)
     assert os.listdir(out) == ["precious"]
     train_policy(replace(SMALL, panel_tasks=0, episodes=4), out, overwrite=True)

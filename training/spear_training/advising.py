@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.settings import SpearSettings
+from spear_training.earlier import load_earlier
 from spear_training.environments import count_turns
 from spear_training.guidance import Advice, RunShape, review_history, review_settings
 from spear_training.launch import CONFIG_FILE
@@ -72,8 +72,7 @@ def advise(run: Path) -> None:
     path = run / CONFIG_FILE
     if not path.is_file():
         raise SpearError(f"{run} does not contain {CONFIG_FILE}: name the folder of a training")
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
+    config = load_earlier(path, "actor_rollout_ref")
     console = Console()
     settings = RunSettings.from_config(config)
     adviser = Adviser(console, settings.algorithm, RunShape.of_config(config, count_turns(settings.env)))

@@ -61,7 +61,7 @@ def train(
 @click.command("demo")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"))
 @click.option("--steps", type=click.IntRange(1), default=60, envvar="SPEAR_DEMO_STEPS", help="Training steps.")
-@click.option("--seed", type=int, default=0, help="Seed of the training.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the training.")
 def demo(out: Path, steps: int, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 

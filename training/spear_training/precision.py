@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from spear_envs.core.errors import SpearError
+from spear_training.earlier import load_earlier
 
 AUTO = "auto"
 DTYPES = ("float32", "bfloat16")
@@ -55,7 +56,7 @@ def keep_dtype(chosen: str, key: str, earlier: Path | None) -> str:
     """``chosen``, or for ``auto`` what the configuration ``earlier`` has at ``key``, if there is one."""
     if chosen != AUTO or earlier is None or not earlier.is_file():
         return chosen
-    return str(OmegaConf.select(OmegaConf.load(earlier), key, default=AUTO))
+    return str(OmegaConf.select(load_earlier(earlier), key, default=AUTO))
 
 
 @lru_cache(maxsize=1)

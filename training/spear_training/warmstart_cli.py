@@ -40,7 +40,7 @@ from spear_envs.completion import ENV, SPLIT
 @click.option("--valid-split", type=SPLIT, help="Split on which the result is measured.")
 @click.option("--panel-tasks", type=int, help="Number of its leading tasks to play; 0 for none.")
 @click.option("--target", type=float, help="Continue training below this success on them.")
-@click.option("--seed", type=int, default=0)
+@click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--threads", type=click.IntRange(1), default=1, help="Compute threads.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
 def warmstart(

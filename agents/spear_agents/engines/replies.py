@@ -128,6 +128,8 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
         )
     if status == 429:
         return SpearError(f"{url}: no credit is left ({message})")
+    if 300 <= status < 400:
+        return SpearError(f"{url} leads elsewhere ({status}): give the final address, perhaps https://, as --base-url")
     mend = "Change the option it names."
     if _ONLY_OPENAI.search(message):
         mend = "--server openai sends max_completion_tokens, and leaves out a temperature and a top_p of 1."

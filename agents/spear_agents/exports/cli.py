@@ -46,6 +46,8 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
     \b
       spear export-data runs/first --form pairs --out pairs.jsonl
     """
+    if out.resolve() == (run / EPISODES).resolve():
+        raise SpearError(f"{out} is the record itself: name another file")
     with open_recorded(run, tokenizer) as recorded:
         if form == Form.DATASET:
             told = f"{write_dataset(recorded, out):,} episodes"

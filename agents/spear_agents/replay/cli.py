@@ -50,7 +50,7 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
 @click.option("--split", type=SPLIT, help="Split of the tasks; by default the last of the environment's, such as test.")
 @click.option("--template", default="default", help="Prompt template of the record.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--seed", type=int, default=0)
+@click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the record.  [default: runs/play-<env>]")
 @click.option("--port", type=int, default=PORT, help="Port of --browser; 0 takes a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="With --browser: open it.")

@@ -205,7 +205,7 @@ def test_no_more_requests_at_a_time_than_allowed(script: Script) -> None:
         (400, {"error": {"message": "temperature must be 1."}}, "temperature must be 1. Change the option it names"),
         (400, {"error": {"message": "Use 'max_completion_tokens' instead."}}, "instead. --server openai sends max_"),
         (429, {"error": {"message": "pay first", "code": "insufficient_quota"}}, "no credit"),
-        (301, {}, "301"),
+        (301, {}, "leads elsewhere .301.: give the final address"),
     ],
 )
 def test_what_waiting_cannot_mend_stops_at_once(script: Script, status: int, body: Any, words: str) -> None:

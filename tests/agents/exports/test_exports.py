@@ -253,7 +253,14 @@ def test_spans_are_otlp(scripted: Path, branched: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_told_in_a_line(corridor: str, tmp_path: Path) -> None:
     run = tmp_path / "expert"
     call(evaluate, corridor, "--engine", "expert", "--out", run)
-    for folder, told in ((run, "has a won and a lost episode that differ"), (tmp_path, "cannot be read")):
+    for folder, told in ((run, "has a won and a lost episode that differ"), (tmp_path, "does not contain settings")):
         with pytest.raises(SpearError, match=told):
             call(export_data, folder, "--form", "pairs", "--out", tmp_path / "pairs.jsonl")
     assert not (tmp_path / "pairs.jsonl").exists()
+
+
+def test_the_record_itself_is_never_replaced(scripted: Path) -> None:
+    before = (scripted / "episodes.jsonl").read_bytes()
+    with pytest.raises(SpearError, match="is the record itself: name another file"):
+        call(export_data, scripted, "--form", "pairs", "--out", scripted / "episodes.jsonl")
+    assert (scripted / "episodes.jsonl").read_bytes() == before

@@ -34,7 +34,7 @@ def test_keywords() -> None:
         ("sokoban", None, {}, "Did you mean 'spear/Sokoban-v1'"),
         ("no_module:spear/Sokoban-v1", None, {}, "no_module"),
         ("spear/Sokoban-v1", None, {"boxen": 2}, "boxen"),
-        ("spear/Sokoban-v1", "test", {"split": "train"}, "split"),
+        ("spear/Sokoban-v1", "test", {"split": "train"}, "split is not a keyword here"),
         ("spear/Sokoban-v1", "tests", {}, "Did you mean 'test'"),
         ("CartPole-v1", None, {}, "not a SpearEnv"),
     ],

@@ -198,6 +198,12 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     assert (config.engine.pad_to_length, config.engine.pad_to_length_bucket) == (True, BUCKET)
     with pytest.raises(SpearError, match="one row of 9,000 tokens"):
         fit_tuning(OmegaConf.create(settings), (), 3 * GIB, 9000, tmp_path / "none.yaml")
+    OmegaConf.save(compose(), tmp_path / "training.yaml")
+    with pytest.raises(SpearError, match="is not of this kind of run"):
+        fit_tuning(config, (), None, 1600, tmp_path / "training.yaml")
+    OmegaConf.save(config, tmp_path / "tuning.yaml")
+    with pytest.raises(SpearError, match="is not of this kind of run"):
+        fit_training(compose(), (), None, tmp_path / "tuning.yaml")
 
 
 def test_on_a_cpu_the_choice_ends_where_more_is_hardly_faster() -> None:

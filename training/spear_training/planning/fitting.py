@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
+from spear_training.earlier import load_earlier
 from spear_training.planning.architecture import find_architecture, find_folder, read_known
 from spear_training.planning.memory import GIB, Item, Trainer, count_shards, read_width, size_rollout_on_cpu, sum_bytes
 
@@ -147,7 +148,7 @@ def fit_training(
 
     What the user's ``overrides`` set stays, and so does the choice of ``earlier``, the configuration of a resumed run.
     Returns None where the ``room`` (bytes of a device) or the shape of the model is not known. Raises SpearError if not
-    even one row fits.
+    even one row fits, or ``earlier`` is of another kind of run.
     """
     given = _keep_earlier(config, ACTOR_KEYS, overrides, earlier)
     name = str(config.actor_rollout_ref.model.path)
@@ -185,7 +186,7 @@ def _keep_earlier(config: DictConfig, keys: Keys, overrides: Sequence[str], earl
     given = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if earlier is None or not earlier.is_file():
         return given
-    before = OmegaConf.load(earlier)
+    before = load_earlier(earlier, keys.tokens)
     _write(config, {key: OmegaConf.select(before, key) for key in keys if key not in given})
     return given | set(keys)
 

@@ -150,7 +150,7 @@ def train_policy(
     """
     folder = Path(out)
     if folder.exists() and not overwrite:
-        raise SpearError(f"{folder} exists: choose another folder or allow it to be overwritten")
+        raise SpearError(f"{folder} exists: choose another folder, or replace it by --overwrite")
     with draft_folder(folder) as draft:
         report = _build(settings, draft, threads, observer or (lambda stage, done, total: None))
         if folder.exists():

@@ -23,7 +23,7 @@ from spear_agents.evaluation import Observer, choose_template, run_evaluation
 from spear_agents.files import draft_file, require_replaceable
 from spear_agents.looping import run_blocking
 from spear_agents.models.getting import resolve_model
-from spear_agents.prompting import PromptBuilder
+from spear_agents.prompting import PromptBuilder, shows_picture
 from spear_agents.settings import EvalSettings
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
@@ -76,10 +76,12 @@ def collect_episodes(
     require_replaceable(out)  # now, not after the episodes
     split = settings.split or find_splits(settings.env_id)[0]
     tasks = settings.tasks
-    if tasks == "all":
-        with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
-            tasks = tasks if env.tasks.bounded else str(min(len(env.tasks), ENDLESS_TASKS))
-    settings = replace(settings, split=split, tasks=tasks)
+    with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
+        if tasks == "all" and not env.tasks.bounded:
+            tasks = str(min(len(env.tasks), ENDLESS_TASKS))
+        settings = replace(settings, tasks=tasks).resolve(split, env.templates)
+        if shows_picture(env, choose_template(env, settings.template or "")):
+            raise _refuse_pictures(settings.env_id)
     tokenizer = None if tokenizer is None else resolve_model(tokenizer)
     folder = out.with_name(out.name + FOLDER_SUFFIX)
     evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer, on_response=on_response)
@@ -196,13 +198,17 @@ def read_messages(trajectory: Trajectory, chains: Sequence[Sequence[int]]) -> li
     return [codec.read_messages([*chain.from_iterable(spoken[: places[-1] + 1])]) for places in chains]
 
 
+def _refuse_pictures(env_id: str) -> SpearError:
+    return SpearError(f"{env_id} shows pictures, which messages cannot hold: use --env modality=text")
+
+
 def _join_samples(
     dialogues: list[list[Message]], tokens: Trajectory | None, trajectory: Trajectory, joined: bool
 ) -> Iterator[dict[str, Any]]:
     rows = tokens.rows() if tokens is not None else [None] * len(dialogues)
     for number, (messages, row) in enumerate(zip(dialogues, rows, strict=True)):
         if any(IMAGE in message["content"] for message in messages if message["role"] != "assistant"):
-            raise SpearError(f"{trajectory.env_id} shows pictures, which messages cannot hold: use --env modality=text")
+            raise _refuse_pictures(trajectory.env_id)
         sample: dict[str, Any] = {
             "env_id": trajectory.env_id,
             "task_id": trajectory.task_id,

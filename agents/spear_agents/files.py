@@ -37,20 +37,24 @@ def write_text(path: Path, text: str) -> None:
 
 def require_replaceable(path: Path) -> None:
     """Raise SpearError for a folder, a device or a pipe: a rename would make ``/dev/null`` an ordinary file."""
-    if path.exists() and not path.is_file():
-        kind = "a folder: name a file in it" if path.is_dir() else "a device or a pipe: name a file"
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder: name a file in it" if os.path.isdir(path) else "a device or a pipe: name a file"
         raise SpearError(f"{path} is {kind}")
 
 
 @contextlib.contextmanager
 def draft_file(path: Path) -> Iterator[Path]:
-    """Temporary file next to ``path``, which it replaces unless the block fails. Raises SpearError if unwritable."""
+    """Temporary file next to ``path``, which it replaces unless the block fails. Raises SpearError if unwritable.
+
+    A link stays one: what it leads to is replaced.
+    """
     require_replaceable(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield draft
-        draft.replace(path)
+        draft.replace(target)
     except OSError as error:
         raise explain_unwritable(path, error) from error
     finally:

@@ -21,6 +21,7 @@ from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
 from spear_envs.core.errors import SpearError
+from spear_sandbox.web.options import Number
 
 REFLEXION_TRIALS = 3
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +62,7 @@ add_program_options = join_options(
     click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
     click.option(
         "--agent-timeout",
-        type=click.FloatRange(0, min_open=True),
+        type=Number(0, min_open=True),
         default=3600.0,
         help="Time limit for an episode in seconds.",
     ),
@@ -78,7 +79,7 @@ _SERVER = join_options(
     click.option("--key-variable", default=KEY_VARIABLE, help="Variable with the server's key."),
     click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
     click.option("--requests", type=click.IntRange(1), default=16, help="Requests at a time."),
-    click.option("--request-timeout", type=float, default=300.0, help="Seconds for one request."),
+    click.option("--request-timeout", type=Number(0, min_open=True), default=300.0, help="Seconds for one request."),
     click.option("--tries", type=click.IntRange(1), default=6, help="Tries of one request."),
 )
 _VLLM = join_options(
@@ -86,15 +87,17 @@ _VLLM = join_options(
     click.option("--lora", help="Folder of a LoRA adapter for the model."),
     click.option("--max-model-len", type=int, help="Maximum tokens of prompt and response; default: the model's."),
     click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1."),
-    click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory."),
+    click.option("--gpu-memory-utilization", type=Number(0, 1, min_open=True), help="Share of a GPU's memory."),
     click.option(
-        "--kv-cache-gib", type=float, help="Memory of keys and values; default on a CPU: up to half of what is free."
+        "--kv-cache-gib",
+        type=Number(0, min_open=True),
+        help="Memory of keys and values; default on a CPU: up to half of what is free.",
     ),
 )
 _SAMPLING = join_options(
     "Sampling",
-    click.option("--temperature", type=float, default=1.0),
-    click.option("--top-p", type=float, default=1.0),
+    click.option("--temperature", type=Number(0), default=1.0),
+    click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0),
     click.option("--top-k", type=int, default=0, help="0 is off."),
     click.option(
         "--max-tokens", type=click.IntRange(1), help="Longest response; default: the model's own limit, else 512."

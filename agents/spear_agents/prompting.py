@@ -16,6 +16,7 @@ from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.trajectory import Layout
 from spear_agents.transcript import Asked, Transcript
+from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
@@ -344,6 +345,20 @@ class _Written:
         else:
             self._messages.append({"role": "assistant", "content": text})
         self._runs_on = bool(self._builder.stop_strings) and finish is not Finish.STOP
+
+
+def shows_picture(env: Any, template: PromptTemplate) -> bool:
+    """Whether the first prompt of an environment, which is reset, has a picture."""
+    observation, info = env.reset(seed=0)
+    context = PromptContext(
+        instruction=info["instruction"],
+        observation=text_of(observation),
+        admissible_actions=info["admissible_actions"],
+        history=(),
+        turn=1,
+        max_turns=env.unwrapped.max_turns,
+    )
+    return IMAGE in template.render(disarm_context(context))
 
 
 def disarm_context(context: PromptContext) -> PromptContext:

@@ -24,7 +24,7 @@ from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import take_address, warn_of_open_address
+from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 from spear_sandbox.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def sandbox() -> None:
 @click.option("--queue-length", type=click.IntRange(0), default=4096, help="Requests that may wait for a place.")
 @click.option(
     "--queue-wait",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=30.0,
     help="Seconds that a request may wait for a place, then 504; 503 at once if they will not suffice.",
 )
@@ -115,7 +115,7 @@ def sandbox() -> None:
 )
 @click.option(
     "--max-run-timeout",
-    type=click.FloatRange(0, 86_400, min_open=True),
+    type=Number(0, 86_400, min_open=True),
     default=300.0,
     help="Seconds to which longer timeouts of requests are cut.",
 )
@@ -129,7 +129,7 @@ def sandbox() -> None:
 @click.option("--max-sessions", type=click.IntRange(0), default=256, help="Sessions that may be open.")
 @click.option(
     "--session-idle",
-    type=click.FloatRange(1),
+    type=Number(1),
     default=600.0,
     help="Seconds after which a session that nobody uses is ended.",
 )
@@ -303,7 +303,7 @@ def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:
 @_take_isolation
 @click.argument("file", type=click.File("rb"))
 @click.option("--url", help="Run on this service instead of on this machine.")
-@click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), default=30.0, help="Seconds of wall time.")
+@click.option("--timeout", type=Number(0, 86_400, min_open=True), default=30.0, help="Seconds of wall time.")
 @click.option("--memory-mb", type=click.IntRange(16), default=1024, help="MiB of one process.")
 @click.option("--stdin", "stdin", type=click.File("rb"), help="File with the program's input; - for standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")

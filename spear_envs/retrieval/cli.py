@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import take_address, warn_of_open_address
+from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.batching import BatchLimits
@@ -61,7 +61,7 @@ def retriever() -> None:
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=30.0,
     help="Seconds after which a request is answered with 504.",
 )

@@ -168,6 +168,7 @@ def test_what_cannot_be_collected_is_said(settings: EvalSettings, tmp_path: Path
     pictures = EvalSettings("spear/Sokoban-v1", EngineKind.EXPERT, split="test", tasks="1")
     with pytest.raises(SpearError, match="modality=text"):
         collect_episodes(pictures, tmp_path / "pictures.jsonl")
+    assert not (tmp_path / "pictures.jsonl.episodes").exists(), "told before an episode is played and paid"
     with pytest.raises(SpearError, match="cannot be written"):
         collect_episodes(settings, Path("/proc/nowhere/data.jsonl"))
     with pytest.raises(SpearError, match="is a folder: name a file in it"):

@@ -30,6 +30,15 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
 
 
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "far" / "x.json")
+    for value in (1, 2):
+        write_json(link, value)
+        assert link.is_symlink() and (tmp_path / "far" / "x.json").read_text() == f"{value}\n"
+    assert os.listdir(tmp_path / "far") == ["x.json"]
+
+
 def test_a_model_s_digest_follows_its_weights_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))

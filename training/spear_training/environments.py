@@ -13,13 +13,11 @@ from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from spear_agents.evaluation import choose_template
-from spear_agents.prompting import disarm_context
+from spear_agents.prompting import shows_picture
 from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout
-from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
-from spear_envs.core.prompts import IMAGE, PromptContext
 from spear_training.algorithms.records import STRICT, Record, number
 
 
@@ -85,20 +83,11 @@ def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False
         made: Any = make_environment(settings, split=split)
         with closing(made) as env:
             template = choose_template(env, settings.template)
-            observation, info = env.reset(seed=0)
+            pictures = shows_picture(env, template)
             obstacle = _find_obstacle(env.unwrapped) if branches else None
             splits.append(SplitFacts(split, len(env.tasks), env.tasks.fingerprint))
             max_turns = env.max_turns
-    context = PromptContext(
-        instruction=info["instruction"],
-        observation=text_of(observation),
-        admissible_actions=info["admissible_actions"],
-        history=(),
-        turn=1,
-        max_turns=max_turns,
-    )
-    shows_picture = IMAGE in template.render(disarm_context(context))
-    return EnvironmentFacts(settings.id, max_turns, shows_picture, train=splits[1], valid=splits[0], obstacle=obstacle)
+    return EnvironmentFacts(settings.id, max_turns, pictures, train=splits[1], valid=splits[0], obstacle=obstacle)
 
 
 def _find_obstacle(env: Any) -> str | None:

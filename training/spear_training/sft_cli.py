@@ -8,6 +8,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from spear_sandbox.web.options import Number
+
 _FILE = click.Path(path_type=Path)
 
 
@@ -17,7 +19,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--out", type=_FILE, required=True, help="Run folder: checkpoints, metrics, log; the result in model/.")
 @click.option("--epochs", type=click.IntRange(1), default=1, help="Passes over the samples.")
 @click.option("--batch", type=click.IntRange(1), default=32, help="Samples of an optimiser step.")
-@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-5)
+@click.option("--learning-rate", type=Number(0, min_open=True), default=1e-5)
 @click.option("--max-length", type=click.IntRange(2), default=16384, help="Longest sample in tokens.")
 @click.option(
     "--overlong", type=click.Choice(["drop", "truncate"]), default="drop", help="What happens to longer ones."

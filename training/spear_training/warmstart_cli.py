@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
+from spear_sandbox.web.options import Number
 
 
 @click.command("warmstart")
@@ -23,8 +24,8 @@ from spear_envs.completion import ENV, SPLIT
 @click.option("--layout", type=click.Choice([x.value for x in Layout]), help="One row per turn, or per conversation.")
 @click.option("--history", type=click.IntRange(0), help="Earlier turns shown in per_turn prompts.")
 @click.option("--episodes", type=int, help="Expert episodes.")
-@click.option("--noise", type=float, help="Share of the expert's turns that are errors.")
-@click.option("--inadmissible", type=float, help="Share of its errors without effect.")
+@click.option("--noise", type=Number(0, 1), help="Share of the expert's turns that are errors.")
+@click.option("--inadmissible", type=Number(0, 1), help="Share of its errors without effect.")
 @click.option(
     "--answers",
     type=click.Choice(["played", "expert"]),
@@ -32,14 +33,14 @@ from spear_envs.completion import ENV, SPLIT
 )
 @click.option("--epochs", type=int, help="Passes over the rows.")
 @click.option("--batch", type=int, help="Rows of an optimiser step.")
-@click.option("--learning-rate", type=float, help="Highest learning rate.")
+@click.option("--learning-rate", type=Number(0, min_open=True), help="Highest learning rate.")
 @click.option("--hidden", type=int, help="Width of the model.")
 @click.option("--layers", type=int, help="Depth of the model.")
 @click.option("--heads", type=int, help="Attention heads of a layer.")
 @click.option("--mlp", type=int, help="Width of the feed-forward part.")
 @click.option("--valid-split", type=SPLIT, help="Split on which the result is measured.")
 @click.option("--panel-tasks", type=int, help="Number of its leading tasks to play; 0 for none.")
-@click.option("--target", type=float, help="Continue training below this success on them.")
+@click.option("--target", type=Number(0, 1), help="Continue training below this success on them.")
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--threads", type=click.IntRange(1), default=1, help="Compute threads.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")

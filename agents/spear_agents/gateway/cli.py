@@ -17,7 +17,7 @@ from spear_agents.trajectory import Layout
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.options import take_address, warn_of_open_address
+from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
 
@@ -28,7 +28,7 @@ TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
 @take_address(8500)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
 @click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
-@click.option("--idle", type=click.FloatRange(0, min_open=True), default=600.0,
+@click.option("--idle", type=Number(0, min_open=True), default=600.0,
               help="Seconds without a request after which an episode ends.")  # fmt: skip
 def gateway(
     env_id: str,

@@ -1,15 +1,26 @@
-"""Options of all commands that serve."""
+"""Options of all commands that serve, and numbers of all commands."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from spear_sandbox.web.listening import is_loopback
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+class Number(click.FloatRange):
+    """A finite number in a range; click's own takes NaN, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def take_address(port: int) -> Callable[[F], F]:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import take_address, warn_of_open_address
+from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 _FOR_OPENENV = ("template", "host", "port", "max_sessions", "idle", "max_message_mb")
 _FOR_MCP = ("task", "seed", "out")
@@ -29,7 +29,7 @@ _FOR_MCP = ("task", "seed", "out")
 )
 @click.option(
     "--idle",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=900.0,
     help="Seconds without a message after which a session ends.",
 )

@@ -8,21 +8,22 @@ import click
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
+from spear_sandbox.web.options import Number
 from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
-@click.option("--turns", type=click.FloatRange(1), help="Turns of an episode.")
-@click.option("--prompt-tokens", "prompt", type=click.FloatRange(1), help="Tokens of a row's prompt.")
-@click.option("--response-tokens", "response", type=click.FloatRange(1), help="Tokens of a row's response.")
-@click.option("--written-tokens", "written", type=click.FloatRange(1), help="Tokens of these by the policy.")
-@click.option("--positive", type=click.FloatRange(0, 1), help="Share of rows of positive advantage, else 0.5.")
+@click.option("--turns", type=Number(1), help="Turns of an episode.")
+@click.option("--prompt-tokens", "prompt", type=Number(1), help="Tokens of a row's prompt.")
+@click.option("--response-tokens", "response", type=Number(1), help="Tokens of a row's response.")
+@click.option("--written-tokens", "written", type=Number(1), help="Tokens of these by the policy.")
+@click.option("--positive", type=Number(0, 1), help="Share of rows of positive advantage, else 0.5.")
 @click.option(
     "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics in a training's folder."
 )
 @click.option(
     "--device-memory",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help="GiB of a GPU, else 80; of a CPU, else what is free on this machine.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")

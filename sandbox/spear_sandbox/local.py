@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 import weakref
@@ -17,7 +18,7 @@ from spear_sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backen
 from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.runs import carry_out, make_job
 from spear_sandbox.sessions import LocalSession
-from spear_sandbox.zygotes import LostRunError
+from spear_sandbox.zygotes import LostRunError, lack_memory
 
 REFUSED_S = 60.0
 """How long a refusal is remembered."""
@@ -133,6 +134,8 @@ class LocalExecutor:
                 raise _closed() from fault
             raise
         except OSError as error:  # this process has too many open files, say
+            if error.errno == errno.ENOMEM:
+                raise lack_memory(str(error)) from error
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started or followed: {error}") from error
         finally:
             self._admission.leave()

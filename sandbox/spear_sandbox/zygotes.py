@@ -124,12 +124,8 @@ class Zygote:
                     answer.set_result(received[0])
             elif not answer.done():
                 text = message[1:].decode("utf-8", "replace")
-                starved = message.startswith(STARVED)
-                answer.set_exception(
-                    lack_memory(text)
-                    if starved
-                    else SandboxFault(FaultKind.UNAVAILABLE, f"no new process for a run: {text}")
-                )
+                fault = SandboxFault(FaultKind.UNAVAILABLE, f"no new process for a run: {text}")
+                answer.set_exception(lack_memory(text) if message.startswith(STARVED) else fault)
 
     def _end(self) -> None:
         if self.alive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,3 +271,23 @@ def test_a_run_that_the_kernel_refuses_for_lack_of_memory_may_be_tried_again(ans
         await zygote.close()
 
     asyncio.run(ask())
+
+
+def test_a_run_for_which_this_process_has_no_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def starve(executor: LocalExecutor) -> None:
+        backend, failures = backend_of(executor), [OSError(errno.ENOMEM, "fork")]
+        borrow = backend.borrow
+
+        def borrow_late(code: str) -> contextlib.AbstractAsyncContextManager[Any]:
+            if failures:
+                raise failures.pop()
+            return borrow(code)
+
+        monkeypatch.setattr(backend, "borrow", borrow_late)
+        assert (await executor.run("print(1)")).stdout == "1\n"
+        failures += [OSError(errno.ENOMEM, "fork"), OSError(errno.ENOMEM, "fork")]
+        with pytest.raises(SandboxFault, match="no memory to start the run") as caught:
+            await executor.run("print(2)")
+        assert caught.value.kind is FaultKind.MEMORY and not failures
+
+    play(starve)

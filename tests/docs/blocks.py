@@ -49,7 +49,7 @@ class Block:
     reason: str
     """Why it is not run."""
     is_output: bool = False
-    """Whether the programs before it print it: ``<!-- output -->`` in the line before."""
+    """Whether the program before it prints it: ``<!-- output -->`` in the line before."""
 
 
 def read_blocks(page: Path) -> Iterator[Block]:
@@ -81,15 +81,15 @@ def list_code(page: Path) -> list[Block]:
     return [block for block in read_blocks(page) if block.language in CODE]
 
 
-def list_outputs(page: Path, *turns: Turn) -> list[Block]:
-    """The outputs of a page that come after a program whose turn it is."""
-    outputs: list[Block] = []
+def list_outputs(page: Path, *turns: Turn) -> list[tuple[Block, Block]]:
+    """The programs of a page whose turn it is, each with an output that comes after it."""
+    outputs: list[tuple[Block, Block]] = []
     last: Block | None = None
     for block in read_blocks(page):
         if block.language in CODE:
             last = block
         elif block.is_output and last is not None and last.turn in turns:
-            outputs.append(block)
+            outputs.append((last, block))
     return outputs
 
 
@@ -97,6 +97,12 @@ def is_printed(output: str, printed: str) -> bool:
     """Whether a program printed this; "…" stands for anything, and space at the end of a line does not count."""
     wanted, found = ("\n".join(line.rstrip() for line in text.splitlines()) for text in (output, printed))
     return re.search(".*".join(map(re.escape, wanted.split("…"))), found, re.DOTALL) is not None
+
+
+def cut_printed(page: Path, printed: str) -> dict[int, str]:
+    """What each program of :func:`run_blocks` printed, by its line."""
+    parts = re.split(rf"^== {re.escape(str(page.relative_to(ROOT)))}:(\d+)\n", printed, flags=re.MULTILINE)
+    return dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
 
 
 def run_blocks(page: Path, numbers: list[int]) -> None:

@@ -16,6 +16,7 @@ from tests.docs.blocks import (
     TEXT,
     Block,
     Turn,
+    cut_printed,
     is_printed,
     list_code,
     list_outputs,
@@ -54,8 +55,10 @@ def run_page(page: Path, folder: Path, *turns: Turn, seconds: int) -> str:
         pytest.fail(f"{name_page(page)}: no end after {seconds} s; {(error.stdout or b'')[-1000:]!r}")
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.stdout.count("== ") >= len(blocks)
-    stale = [block for block in list_outputs(page, *turns) if not is_printed(block.code, done.stdout)]
-    assert not stale, f"{[f'{name_page(page)}:{block.line}' for block in stale]} is not what is printed:\n{done.stdout}"
+    printed = cut_printed(page, done.stdout)
+    for program, output in list_outputs(page, *turns):
+        found = printed[program.line]
+        assert is_printed(output.code, found), f"{name_page(page)}:{output.line} is not what is printed:\n{found}"
     return done.stdout
 
 
@@ -117,8 +120,12 @@ class TestReading:
             "```python\n```\n<!-- output -->\n```text\na\n```\n```text\nb\n```\n<!-- slow -->\n```bash\n```\n"
             "<!-- output -->\n```\nc\n```\n"
         )
-        assert [block.code for block in list_outputs(page, Turn.FAST)] == ["a"]
-        assert [block.code for block in list_outputs(page, Turn.FAST, Turn.SLOW)] == ["a", "c"]
+        assert [(run.line, shown.code) for run, shown in list_outputs(page, Turn.FAST)] == [(1, "a")]
+        assert [shown.code for _, shown in list_outputs(page, Turn.FAST, Turn.SLOW)] == ["a", "c"]
+
+    def test_what_each_program_prints_is_its_own(self) -> None:
+        printed = "== docs/x.md:3\na\n== docs/x.md:9\n== docs/x.md:12\n== b\n"
+        assert cut_printed(ROOT / "docs" / "x.md", printed) == {3: "a\n", 9: "", 12: "== b\n"}
 
     def test_an_output_may_leave_something_out(self) -> None:
         printed = "== page\na 1.5 s  \n\nmore\nb (c)\n"

@@ -207,6 +207,7 @@ def test_a_failure_of_the_training_reaches_the_user(tmp_path: Path, model_folder
 def test_the_demo_takes_its_steps_from_the_environment_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("SPEAR_DEMO_STEPS", raising=False)
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr("spear_training.demo.run_demo", lambda out, **options: calls.append({"out": out, **options}))
     call(capsys, "demo", "--out", str(tmp_path), "--seed", "3")

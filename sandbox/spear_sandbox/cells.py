@@ -7,19 +7,22 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
-from spear_sandbox.protocol import CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
-from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
+from spear_sandbox.guest.interpreter import MAX_REPLY
+from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
+from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession, work_aside
 from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import work_for, write_json
-from spear_sandbox.wire import BadRequestError, check_name, read_files
+from spear_sandbox.wire import MAX_FILES, BadRequestError, check_name, dump_json, read_files
 
 MOST_RETRY_S = 60
 """The longest ``Retry-After``."""
@@ -47,20 +50,20 @@ class CellRequest(BaseModel):
 class JupyterRequest(BaseModel):
     """The body of ``POST /run_jupyter``."""
 
-    cells: list[str]
+    cells: list[str] = Field(max_length=1024)
     cell_timeout: float = Field(0, ge=0)
     total_timeout: float = Field(45, gt=0)
     kernel: Literal["python3"] = "python3"
     memory_limit_MB: int = Field(-1, ge=-1)
     files: dict[str, str | None] = {}
-    fetch_files: list[str] = []
+    fetch_files: list[str] = Field([], max_length=MAX_FILES)
 
 
 class CellService:
     """Sessions behind HTTP.
 
-    A request may lower the limits of its session; longer timeouts of cells are cut to ``longest_s``. ``enter`` and
-    ``leave`` take and give back a place for a cell.
+    A request may lower the limits of its session; longer timeouts of cells are cut to ``longest_s``. ``place`` holds a
+    place for a cell.
     """
 
     def __init__(
@@ -69,13 +72,11 @@ class CellService:
         limits: Limits,
         *,
         longest_s: float,
-        enter: Callable[[], Awaitable[None]],
-        leave: Callable[[], None],
+        place: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         self.table = table
         self._limits = replace(limits, wall_s=longest_s)
-        self._enter = enter
-        self._leave = leave
+        self._place = place
 
     async def open(self, body: bytes) -> dict[str, Any]:
         """Answer ``POST /sessions``."""
@@ -83,34 +84,50 @@ class CellService:
         session, idle = await self._open(asked.files, asked.memory_limit_MB, asked.cell_timeout, asked.idle_timeout)
         return {"session_id": session.id, "idle_timeout": idle}
 
-    async def run(self, name: str, body: bytes) -> dict[str, Any]:
+    async def run(self, name: str, body: bytes) -> Response:
         """Answer ``POST /sessions/{id}/run``."""
         asked = _read(CellRequest, body)
-        return describe_cell(await self._play(_find(self, name), asked.code, asked.timeout))
+        outcome = await _find(self, name).run(asked.code, timeout_s=asked.timeout, place=self._place)
+        return await _write(describe_cell(outcome), _measure(outcome))
 
-    async def play_notebook(self, body: bytes) -> dict[str, Any]:
-        """Answer ``POST /run_jupyter``: all cells, also after one that failed, in a session that ends with it."""
+    async def play_notebook(self, body: bytes) -> Response:
+        """Answer ``POST /run_jupyter``: all cells, also after one that failed, in a session that ends with it.
+
+        It ends early when its time is up, or when all cells together have shown more than one cell may.
+        """
         asked = _read(JupyterRequest, body)
         for name in asked.fetch_files:
             check_name(name)
         session, _ = await self._open(asked.files, asked.memory_limit_MB, None, None)
         started = time.monotonic()
+        ends = started + min(asked.total_timeout, self._limits.wall_s)
         played: list[CellOutcome] = []
         files: dict[str, str] = {}
+        left_out = 0
+        room = MAX_REPLY
         try:
             for code in asked.cells:
-                left = asked.total_timeout - (time.monotonic() - started)
+                left = max(ends - time.monotonic(), 0.001)
                 seconds = min(left, asked.cell_timeout or left)
-                played.append(await self._play(session, code, max(seconds, 0.001)))
-                if played[-1].status is not CellStatus.FINISHED:
+                played.append(await session.run(code, timeout_s=seconds, place=self._place))
+                room -= _measure(played[-1])
+                if room < 0:
+                    played[-1] = replace(played[-1], display=(), stdout="", stderr="", error=_TOO_MUCH)
+                if room < 0 or played[-1].status is not CellStatus.FINISHED:
                     break
             else:
                 for name in asked.fetch_files:
                     with contextlib.suppress(ValueError):  # it is not there
-                        files[name] = base64.b64encode(await session.read_file(name)).decode("ascii")
+                        content = await session.read_file(name)
+                        if len(content) > room:
+                            left_out += 1
+                            continue
+                        room -= len(content)
+                        files[name] = base64.b64encode(content).decode("ascii")
         finally:
             await session.close()
-        return _describe_notebook(played, files, time.monotonic() - started)
+        content = _describe_notebook(played, files, left_out, time.monotonic() - started)
+        return await _write(content, MAX_REPLY - room)
 
     async def _open(
         self, files: dict[str, str | None], memory_mb: int, cell_s: float | None, idle_s: float | None
@@ -122,12 +139,16 @@ class CellService:
             limits = replace(limits, wall_s=min(cell_s, limits.wall_s))
         return await self.table.open(read_files(files), limits, idle_s)
 
-    async def _play(self, session: LocalSession, code: str, seconds: float | None) -> CellOutcome:
-        await self._enter()
-        try:
-            return await session.run(code, timeout_s=seconds)
-        finally:
-            self._leave()
+
+_TOO_MUCH = CellError("OutputError", f"all cells together show more than {MAX_REPLY >> 20} MiB", ())
+
+
+def _measure(outcome: CellOutcome) -> int:
+    """Characters of everything that a cell showed, and some for each thing."""
+    error = outcome.error
+    texts = [outcome.stdout, outcome.stderr, *(text for forms in outcome.display for text in forms.values())]
+    texts += [error.message, *error.traceback] if error is not None else []
+    return sum(map(len, texts)) + 64 * (len(texts) + 2)
 
 
 def describe_cell(outcome: CellOutcome) -> dict[str, Any]:
@@ -147,14 +168,20 @@ def describe_cell(outcome: CellOutcome) -> dict[str, Any]:
     }
 
 
-def _describe_notebook(played: Sequence[CellOutcome], files: dict[str, str], seconds: float) -> dict[str, Any]:
+def _describe_notebook(
+    played: Sequence[CellOutcome], files: dict[str, str], left_out: int, seconds: float
+) -> dict[str, Any]:
     last = played[-1].status if played else CellStatus.FINISHED
     # SandboxFusion's form has no result for a cell whose time was up or which ended the interpreter.
+    if played and played[-1].error is _TOO_MUCH:
+        last = CellStatus.ENDED
     status = "TimeLimitExceeded" if last is CellStatus.TIME_LIMIT else "Finished"
     code = {CellStatus.FINISHED: 0, CellStatus.TIME_LIMIT: None, CellStatus.ENDED: 1}[last]
     if last is CellStatus.ENDED and played[-1].reason.value == "timeout":
         status, code = "TimeLimitExceeded", None
     said = "" if last is CellStatus.FINISHED else f"cell {len(played)} ended it: {last.value} {played[-1].reason.value}"
+    if left_out:
+        said = f"{left_out} files left out: cells and files together have more than {MAX_REPLY >> 20} MiB"
     keep = ("stdout", "stderr", "display", "error")
     return {
         "status": "Success" if last is CellStatus.FINISHED else "Failed",
@@ -166,6 +193,10 @@ def _describe_notebook(played: Sequence[CellOutcome], files: dict[str, str], sec
     }
 
 
+async def _write(content: Any, characters: int) -> Response:
+    return Response(await work_aside(characters, lambda: dump_json(content)), media_type="application/json")
+
+
 def _read(kind: type[Given], body: bytes) -> Given:
     try:
         return kind.model_validate_json(body)
@@ -173,6 +204,15 @@ def _read(kind: type[Given], body: bytes) -> Given:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         raise BadRequestError(f"{place}: {first['msg']}.") from None
+
+
+class _AnyConvertor(PathConvertor):
+    """The rest of a path, line breaks included."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any", _AnyConvertor())
 
 
 def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) -> None:
@@ -187,7 +227,7 @@ def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) 
     async def run_jupyter(request: Request) -> Response:
         body = await ask(request)
         try:
-            return await _answer(find_service().play_notebook(body))
+            return await _answer(find_service().play_notebook(body), request=request)
         except SandboxFault as fault:
             return write_json(200, {"status": "SandboxError", "message": str(fault), "driver": None, "cells": []})
 
@@ -217,12 +257,12 @@ def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) 
         await ask(request)
         return await _answer(_find(find_service(), name).list_files())
 
-    @app.get("/sessions/{name}/files/{path:path}")
+    @app.get("/sessions/{name}/files/{path:any}")
     async def read_file(name: str, path: str, request: Request) -> Response:
         await ask(request)
         return await _answer(_find(find_service(), name).read_file(path))
 
-    @app.put("/sessions/{name}/files/{path:path}")
+    @app.put("/sessions/{name}/files/{path:any}")
     async def write_file(name: str, path: str, request: Request) -> Response:
         body = await ask(request)
         if len(body) > MAX_FILE_BYTES:
@@ -263,4 +303,6 @@ async def _answer(work: Awaitable[Any], status: int = 200, request: Request | No
         raise HTTPException(502, str(fault)) from None
     if isinstance(content, bytes):
         return Response(content, status, media_type="application/octet-stream")
+    if isinstance(content, Response):
+        return content
     return write_json(status, content if content is not None else {})

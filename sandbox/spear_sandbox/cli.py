@@ -214,13 +214,14 @@ def serve_runs(
 
 async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str, port: int) -> None:
     from spear_sandbox.server import RunService, make_app
-    from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+    from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server, return_large_blocks
 
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, settings.token, allows="run code", variable=TOKEN_VARIABLE)
     level = executor.health().level.value
     click.echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
+    return_large_blocks()
     service = RunService(executor, settings)
     server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
     with listener, ignore_signals_at_the_end():

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 
 from spear_sandbox.guest.root import HELPERS, SYSTEM_FOLDERS
-from spear_sandbox.protocol import Executor, FaultKind, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.protocol import Executor, Limits, Outcome, RunStatus
 from spear_sandbox.wire import RunRequest
 
 _EXECUTE = "import os\nos.execv({path!r}, {arguments!r})\n"
@@ -85,7 +85,8 @@ async def run_language(
         if compiled.status is not RunStatus.FINISHED or compiled.return_code != 0:
             return compiled, None
         if _BINARY not in compiled.files:
-            raise SandboxFault(FaultKind.UNAVAILABLE, "the compiled program has more than 1 MiB.")
+            # Its source decides how large it is, so this is its own failure.
+            return replace(compiled, return_code=1, stderr=f"{compiled.stderr}the program has more than 16 MiB\n"), None
         files = {**asked.files, _BINARY: compiled.files[_BINARY]}
         code = f"import os\nos.chmod({_BINARY!r}, 0o755)\n" + _EXECUTE.format(path=f"./{_BINARY}", arguments=[_BINARY])
     run = await executor.run(code, stdin=asked.stdin, files=files, fetch_files=asked.fetch_files, limits=limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, Protocol
@@ -13,11 +14,24 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ImageContent, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 
-from spear_sandbox.protocol import CellOutcome, CellStatus, Executor, Limits, RunStatus, SandboxFault, Session
+from spear_sandbox.protocol import (
+    CellOutcome,
+    CellStatus,
+    Executor,
+    FaultKind,
+    Limits,
+    RunStatus,
+    SandboxFault,
+    Session,
+)
 
 PICTURES = ("image/png", "image/jpeg")
 SHOWN = 64 << 10
-"""Characters of each stream in a tool's result; a note tells how many are left out."""
+"""Characters of a program's stream, or of all that a cell shows, in a tool's result; the middle of more is left out."""
+SHOWN_PICTURES = 8 << 20
+"""Characters of all pictures of a cell, in base64."""
+IDLE_S = 600.0
+"""A session that has not been used for so long gives way to a new one."""
 
 Code = Annotated[str, Field(description="Python source.")]
 Name = Annotated[str, Field(description="What open_session gave.")]
@@ -52,7 +66,8 @@ class FileList(BaseModel):
 def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, longest_s: float = 300.0) -> MCPServer[Any]:
     """Make the server; any number of clients may call it at once. The executor is not closed.
 
-    Opening more than ``most_sessions`` closes the oldest. A program or cell may take ``longest_s`` seconds.
+    At ``most_sessions`` a new session takes the place of one that has been idle for ten minutes, or is refused, so
+    clients cannot close each other's. A program or cell may take ``longest_s`` seconds.
     """
     server: MCPServer[Any] = MCPServer("spear-sandbox", version=version("spear-sandbox"), log_level="WARNING")
     tools = _Tools(executor, most_sessions, longest_s)
@@ -78,6 +93,8 @@ class _Tools:
         self._most = most_sessions
         self._longest_s = longest_s
         self._sessions: dict[str, Session] = {}
+        self._used: dict[str, float] = {}
+        self._opening = 0
 
     async def run_code(
         self,
@@ -97,20 +114,28 @@ class _Tools:
     async def open_session(self) -> str:
         """Open a Python session that keeps variables and files from cell to cell. Returns its id."""
         with _as_tool_errors():
-            while len(self._sessions) >= self._most:
-                await self._sessions.pop(next(iter(self._sessions))).close()
-            session = await self._executor.open_session(limits=Limits(wall_s=self._longest_s))
+            if len(self._sessions) + self._opening >= self._most:
+                oldest = min(self._sessions, key=self._used.__getitem__, default=None)
+                if oldest is None or time.monotonic() - self._used[oldest] < IDLE_S:
+                    raise ToolError(f"all {self._most} sessions are in use: close one.")
+                await self._forget(oldest).close()
+            self._opening += 1
+            try:
+                session = await self._executor.open_session(limits=Limits(wall_s=self._longest_s))
+            finally:
+                self._opening -= 1
         self._sessions[session.id] = session
+        self._used[session.id] = time.monotonic()
         return session.id
 
     async def run_cell(
         self, session_id: Name, code: Code, timeout: Annotated[float, Field(description="Seconds.", gt=0)] = 60.0
     ) -> list[TextContent | ImageContent]:
         """Run a cell in a session, as a notebook does: the value of a last expression and plots are shown."""
-        with _as_tool_errors():
-            outcome = await self._find(session_id).run(code, timeout_s=timeout)
-        if outcome.status is CellStatus.ENDED:
-            self._sessions.pop(session_id, None)
+        with self._use(session_id) as session:
+            outcome = await session.run(code, timeout_s=timeout)
+        if outcome.status is CellStatus.ENDED and session_id in self._sessions:
+            self._forget(session_id)
         return _show(outcome)
 
     async def write_file(
@@ -121,32 +146,44 @@ class _Tools:
         encoding: Encoding = "utf-8",
     ) -> None:
         """Write a file into a session's working folder."""
-        with _as_tool_errors():
+        with self._use(session_id) as session:
             data = content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
-            await self._find(session_id).write_file(path, data)
+            await session.write_file(path, data)
 
     async def read_file(self, session_id: Name, path: Path, encoding: Encoding = "utf-8") -> str:
         """Read a file of a session's working folder."""
-        with _as_tool_errors():
-            data = await self._find(session_id).read_file(path)
+        with self._use(session_id) as session:
+            data = await session.read_file(path)
             return data.decode() if encoding == "utf-8" else base64.b64encode(data).decode("ascii")
 
     async def list_files(self, session_id: Name) -> FileList:
         """List the files of a session's working folder, with their sizes in bytes."""
-        with _as_tool_errors():
-            return FileList(files=await self._find(session_id).list_files())
+        with self._use(session_id) as session:
+            return FileList(files=await session.list_files())
 
     async def close_session(self, session_id: Name) -> None:
         """Close a session; its variables and files are gone."""
-        with _as_tool_errors():
-            session = self._find(session_id)
-            self._sessions.pop(session_id, None)
-            await session.close()
+        with self._use(session_id):
+            await self._forget(session_id).close()
 
-    def _find(self, name: str) -> Session:
+    @contextlib.contextmanager
+    def _use(self, name: str) -> Iterator[Session]:
+        """Find a session, and forget it if it turns out to have ended."""
         if name not in self._sessions:
-            raise ToolError("there is no such session (any more): call open_session.")
-        return self._sessions[name]
+            raise ToolError("this session has ended or never was: call open_session.")
+        self._used[name] = time.monotonic()
+        try:
+            with _as_tool_errors():
+                yield self._sessions[name]
+        except ToolError as error:
+            fault = error.__cause__
+            if isinstance(fault, SandboxFault) and fault.kind is FaultKind.SESSION_ENDED and name in self._sessions:
+                self._forget(name)
+            raise
+
+    def _forget(self, name: str) -> Session:
+        del self._used[name]
+        return self._sessions.pop(name)
 
 
 @contextlib.contextmanager
@@ -157,30 +194,41 @@ def _as_tool_errors() -> Iterator[None]:
     except UnicodeDecodeError:
         raise ToolError("the file is not UTF-8 text: read it with encoding='base64'.") from None
     except (SandboxFault, ValueError) as error:
-        raise ToolError(str(error)) from error
+        raise ToolError(_cut(str(error))) from error
 
 
 def _show(outcome: CellOutcome) -> list[TextContent | ImageContent]:
     parts = [outcome.stdout, outcome.stderr]
     pictures = []
+    room = SHOWN_PICTURES
     for forms in outcome.display:
         kind = next((kind for kind in PICTURES if kind in forms), None)
         if kind is None:
             parts.append(forms.get("text/plain", ""))
-        else:
+        elif (room := room - len(forms[kind])) >= 0 and _is_base64(forms[kind]):
             pictures.append(ImageContent(type="image", data=forms[kind], mime_type=kind))
+        else:
+            parts.append("[a picture is left out: too large, or not a picture]")
     if outcome.error is not None:
         parts.append("\n".join(outcome.error.traceback))
     if outcome.status is CellStatus.TIME_LIMIT:
         parts.append("[the time was up: the cell was interrupted]")
     elif outcome.status is CellStatus.ENDED:
         parts.append(f"[the session has ended {outcome.reason.value}]".replace(" ]", "]"))
-    text = "\n".join(_cut(part).rstrip("\n") for part in parts if part)
+    text = _cut("\n".join(part.rstrip("\n") for part in parts if part))
     return [*([TextContent(type="text", text=text)] if text or not pictures else []), *pictures]
 
 
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode(text, validate=True))
+    except ValueError:
+        return False
+
+
 def _cut(text: str) -> str:
-    if len(text) <= SHOWN:
-        return text
-    half = SHOWN // 2
-    return f"{text[:half]}\n[{len(text) - SHOWN} characters left out]\n{text[-half:]}"
+    """Shorten a text, which must not hold halves of characters: they would break the connection."""
+    if len(text) > SHOWN:
+        half = SHOWN // 2
+        text = f"{text[:half]}\n[{len(text) - SHOWN} characters left out]\n{text[-half:]}"
+    return text.encode("utf-8", "replace").decode()

@@ -139,7 +139,7 @@ class Outcome:
     """None if the server, such as SandboxFusion, does not report it."""
     reason: KillReason = KillReason.NONE
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Requested files that exist, are regular, lie below the working folder and have at most 1 MiB."""
+    """Requested files that exist, are regular, lie below the working folder and have at most 16 MiB."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,11 @@ class Stream:
     def start_again(self) -> None:
         """Discard what came so far."""
         self.read_rest(1 << 62)
-        self.data.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Give back the memory of what was kept."""
+        self.data = bytearray()
         self.count = 0
 
     def text(self) -> str:

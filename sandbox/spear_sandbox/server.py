@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from spear_sandbox.protocol import (
     RunStatus,
     SandboxFault,
 )
+from spear_sandbox.sessions import work_aside
 from spear_sandbox.table import SessionOpener, SessionTable
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, work_for, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
@@ -99,17 +101,19 @@ class RunService:
             SessionTable(executor, most=settings.max_sessions, idle_s=settings.session_idle_s),
             settings.limits,
             longest_s=settings.max_run_s,
-            enter=lambda: self._enter(settings.queue_wait_s),
-            leave=self._leave,
+            place=lambda: self._hold(settings.queue_wait_s),
         )
 
-    async def _enter(self, seconds: float) -> None:
+    @contextlib.asynccontextmanager
+    async def _hold(self, seconds: float) -> AsyncIterator[None]:
+        """Hold a place, for which this waits so long."""
         await self.admission.enter(seconds)
         self.tally.running += 1
-
-    def _leave(self) -> None:
-        self.tally.running -= 1
-        self.admission.leave()
+        try:
+            yield
+        finally:
+            self.tally.running -= 1
+            self.admission.leave()
 
     async def read(self, request: Request) -> bytes:
         """Let a request in and read its body. Raises HTTPException if it is refused, or the body is too large."""
@@ -154,21 +158,21 @@ class RunService:
     async def _work(self, asked: RunRequest) -> bytes:
         """Wait for a place, run, write the reply."""
         start = time.perf_counter()
-        try:
-            await self._enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
-        except NoPlaceError as error:
-            self.tally.gateway_timeouts += 1
-            taken = f"all {self.settings.max_running} places are taken"
-            raise turn_away(error, taken, self.settings.busy_status) from None
-        waited = time.perf_counter() - start
-        self.tally.queue_seconds.add(waited)
-        try:
-            compiled, outcome = await self._run(asked)
-        except SandboxFault as fault:
-            self.tally.faults += 1
-            return write_error(str(fault), self._level(), waited, fault.kind)
-        finally:
-            self._leave()
+        async with contextlib.AsyncExitStack() as held:
+            seconds = min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S)
+            try:
+                await held.enter_async_context(self._hold(seconds))
+            except NoPlaceError as error:
+                self.tally.gateway_timeouts += 1
+                taken = f"all {self.settings.max_running} places are taken"
+                raise turn_away(error, taken, self.settings.busy_status) from None
+            waited = time.perf_counter() - start
+            self.tally.queue_seconds.add(waited)
+            try:
+                compiled, outcome = await self._run(asked)
+            except SandboxFault as fault:
+                self.tally.faults += 1
+                return write_error(str(fault), self._level(), waited, fault.kind)
         last = outcome or compiled
         assert last is not None
         tally = self.tally
@@ -179,7 +183,9 @@ class RunService:
         tally.ended["time_limit" if late else "success" if last.return_code == 0 else "failed"] += 1
         if last.reason is not KillReason.NONE:
             tally.killed[last.reason.value] += 1
-        return write_reply(outcome, waited + last.queue_s, compiled)
+        return await work_aside(
+            sum(map(len, last.files.values())), lambda: write_reply(outcome, waited + last.queue_s, compiled)
+        )
 
     async def _run(self, asked: RunRequest) -> tuple[Outcome | None, Outcome | None]:
         limits = self.settings.limits

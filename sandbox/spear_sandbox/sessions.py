@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import contextlib
 import json
 import os
 import secrets
 import signal
 import socket
+import struct
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
-from spear_sandbox.admission import Admission
+from spear_sandbox.admission import Admission, QueueFullError
 from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import OomKill
+from spear_sandbox.guest.interpreter import HEAD, MAX_PARTS, MAX_REPLY
 from spear_sandbox.guest.job import Job, Verdict, unpack_record
 from spear_sandbox.guest.supervisor import GO_ON, INTERRUPT, REST
 from spear_sandbox.protocol import (
@@ -40,8 +47,44 @@ LONGEST_S = 86_400.0
 MAX_FILE_BYTES = 8 << 20
 _GRACE_S = 3.0
 """How long an interrupted cell may take to end before its session is ended."""
-_MAX_FRAME = 25 << 20
 _FILE_S = 20.0
+_MOST_WAITING = 64
+"""Cells and files of one session that may wait for their turn; each holds its request in memory."""
+_LARGE = 64 << 10
+"""Bytes from which an answer is handled outside the event loop."""
+_aside = ThreadPoolExecutor(1, "large-answers")
+"""One thread: several would take turns with each other before the event loop gets one."""
+Result = TypeVar("Result")
+
+
+async def work_aside(bytes_: int, work: Callable[[], Result]) -> Result:
+    """Do this at once, or beside the event loop if it handles many bytes."""
+    if bytes_ < _LARGE:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_aside, work)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What arrived for a question: the table of sizes, and then all names and contents."""
+
+    parts: int
+    body: bytearray
+
+    def unpack(self) -> list[tuple[str, bytes]]:
+        """Names and contents. Raises ValueError if the sizes are not those of the body."""
+        view = memoryview(self.body)
+        place = 8 * self.parts
+        sizes = struct.unpack_from(f"<{2 * self.parts}I", view)
+        if place + sum(sizes) != len(view):
+            raise ValueError("the sizes of an answer are wrong")
+        pieces = []
+        for size in sizes:
+            pieces.append(bytes(view[place : place + size]))
+            place += size
+        return [
+            (name.decode("utf-8", "replace"), content) for name, content in zip(pieces[::2], pieces[1::2], strict=True)
+        ]
 
 
 class LocalSession(Session):
@@ -55,17 +98,21 @@ class LocalSession(Session):
         self.used = time.monotonic()
         """When the last cell ended."""
         self.running = False
-        self.on_end: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = _do_nothing
         """Called once, when it has ended."""
         self._limits = limits
         self._admission = admission
         self._turn = asyncio.Lock()
+        self._waiting = 0
         self._number = 0
+        self._owed: deque[int] = deque()
+        """Numbers of the questions without an answer; those of abandoned cells are answered late."""
         self._received = bytearray()
-        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._answer: asyncio.Future[_Answer] | None = None
         self._ended = asyncio.Event()
         self._reason = KillReason.NONE
         self._life: asyncio.Task[None] | None = None
+        self._hung_up: asyncio.TimerHandle | None = None
         self._pidfd: int | None = None
 
     @classmethod
@@ -95,11 +142,19 @@ class LocalSession(Session):
         """Whether cells can be run."""
         return not self._ended.is_set()
 
-    async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
+    async def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        place: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    ) -> CellOutcome:
+        """See :meth:`spear_sandbox.protocol.Session.run`. ``place`` holds a place for a cell instead of ``admission``.
+
+        The place is taken when it is the cell's turn, so cells that wait for others of their session hold none.
+        """
         seconds = min(timeout_s or self._limits.wall_s, self._limits.wall_s)
-        async with self._turn:
-            self._check()
-            await self._admission.enter(None)
+        async with self._take_turn(), (place or self._take_place)():
             self.running = True
             try:
                 return await self._run(code, seconds)
@@ -110,7 +165,27 @@ class LocalSession(Session):
                 self._order(REST)
                 self.running = False
                 self.used = time.monotonic()
-                self._admission.leave()
+
+    @contextlib.asynccontextmanager
+    async def _take_turn(self) -> AsyncIterator[None]:
+        self._check()
+        if self._waiting >= _MOST_WAITING:
+            raise QueueFullError(f"{_MOST_WAITING} others of this session wait already", 1.0)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                self._check()
+                yield
+        finally:
+            self._waiting -= 1
+
+    @contextlib.asynccontextmanager
+    async def _take_place(self) -> AsyncIterator[None]:
+        await self._admission.enter(None)
+        try:
+            yield
+        finally:
+            self._admission.leave()
 
     async def write_file(self, name: str, content: bytes) -> None:
         check_name(name)
@@ -120,16 +195,20 @@ class LocalSession(Session):
 
     async def read_file(self, name: str) -> bytes:
         check_name(name)
-        answer = await self._do("read", name=name)
-        try:
-            return base64.b64decode(str(answer["content"]), validate=True)
-        except (KeyError, ValueError) as error:
-            raise SandboxFault(FaultKind.BAD_REPLY, f"the session's answer is not a file: {error!r}") from None
+        for part, content in await self._do("read", name=name):
+            if part == "content":
+                return content
+        raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is not a file")
 
     async def list_files(self) -> dict[str, int]:
-        files = (await self._do("list")).get("files")
-        if not isinstance(files, dict) or not all(isinstance(size, int) for size in files.values()):
-            raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is not a list of files")
+        """See :meth:`spear_sandbox.protocol.Session.list_files`; names that cannot be asked for are left out."""
+        files = {}
+        for part, content in await self._do("list"):
+            size, _, name = content.decode("utf-8", "replace").partition(" ")
+            with contextlib.suppress(ValueError):
+                check_name(name)
+                if part == "file" and "\ufffd" not in name:
+                    files[name] = int(size)
         return files
 
     async def interrupt(self) -> None:
@@ -142,21 +221,21 @@ class LocalSession(Session):
         if self._life is not None:
             await asyncio.wait((self._life,))
 
-    async def _do(self, action: str, **arguments: str) -> dict[str, Any]:
+    async def _do(self, action: str, **arguments: str) -> list[tuple[str, bytes]]:
         """Have the session's process do something with files."""
-        async with self._turn:
-            self._check()
+        async with self._take_turn():
             self._order(GO_ON)
             try:
-                answer = await self._ask(action, _FILE_S, **arguments)
+                answer = await self._unpack(await self._ask(action, _FILE_S, **arguments))
             except asyncio.TimeoutError:
                 self._kill(KillReason.TIMEOUT)
                 raise SandboxFault(FaultKind.SESSION_ENDED, "the session did not answer and was ended") from None
             finally:
                 self._order(REST)
                 self.used = time.monotonic()
-        if "failure" in answer:
-            raise ValueError(f"the session refused the file: {str(answer['failure'])[:200]}")
+        for part, content in answer:
+            if part == "failure":
+                raise ValueError(f"the session refused the file: {content[:200].decode('utf-8', 'replace')}")
         return answer
 
     async def _run(self, code: str, seconds: float) -> CellOutcome:
@@ -165,21 +244,24 @@ class LocalSession(Session):
         self._order(GO_ON)
         started = time.monotonic()
         status = CellStatus.FINISHED
-        answer: dict[str, Any] = {}
+        answer: list[tuple[str, bytes]] = []
         try:
             task = asyncio.ensure_future(self._ask("run", None, code=code))
             try:
-                answer = await asyncio.wait_for(asyncio.shield(task), seconds)
+                received = await asyncio.wait_for(asyncio.shield(task), seconds)
             except asyncio.TimeoutError:
                 status = CellStatus.TIME_LIMIT
                 self._order(INTERRUPT)
                 try:
-                    answer = await asyncio.wait_for(task, _GRACE_S)
+                    received = await asyncio.wait_for(task, _GRACE_S)
                 except asyncio.TimeoutError:
                     self._kill(KillReason.TIMEOUT)
                     await self._ended.wait()
+                    raise self._lost() from None
             finally:
                 task.cancel()
+            self._order(REST)
+            answer = await self._unpack(received)
         except SandboxFault:
             await self._ended.wait()
         if not self.alive:
@@ -187,37 +269,50 @@ class LocalSession(Session):
         for stream in self._streams:
             stream.read_rest(self._limits.max_output)
         out, error = self._streams
-        return CellOutcome(
+        display, failure = await work_aside(sum(len(content) for _, content in answer), partial(_read_cell, answer))
+        outcome = CellOutcome(
             status=status,
             stdout=out.text(),
             stderr=error.text(),
-            display=_read_display(answer.get("display")),
-            error=_read_error(answer),
+            display=display,
+            error=failure,
             wall_s=time.monotonic() - started,
             truncated=any(stream.count > len(stream.data) for stream in self._streams),
             reason=self._reason if status is CellStatus.ENDED else KillReason.NONE,
         )
+        for stream in self._streams:
+            stream.forget()
+        return outcome
 
-    async def _ask(self, action: str, seconds: float | None, **arguments: str) -> dict[str, Any]:
+    async def _unpack(self, answer: _Answer) -> list[tuple[str, bytes]]:
+        try:
+            return await work_aside(len(answer.body), answer.unpack)
+        except (ValueError, struct.error):  # the program itself wrote to the socket
+            self._kill(KillReason.OUTPUT)
+            raise self._lost() from None
+
+    async def _ask(self, action: str, seconds: float | None, **arguments: str) -> _Answer:
         """Send a request and wait for its answer. Raises SandboxFault if the session ends, TimeoutError."""
         loop = asyncio.get_running_loop()
-        self._number += 1
-        self._answer = loop.create_future()
-        asked = {"action": action, "arguments": arguments, "number": self._number}
-        body = json.dumps(asked).encode("ascii")
+        answer: asyncio.Future[_Answer] = loop.create_future()
 
-        async def ask() -> dict[str, Any]:
-            assert self._answer is not None
+        async def ask() -> _Answer:
+            self._number += 1
+            self._owed.append(self._number)
+            self._answer = answer
+            asked = {"action": action, "arguments": arguments, "number": self._number}
+            body = json.dumps(asked).encode("ascii")
             with contextlib.suppress(OSError):  # it has hung up
                 await loop.sock_sendall(self._line, len(body).to_bytes(4, "big") + body)
             ended = asyncio.ensure_future(self._ended.wait())
             try:
-                await asyncio.wait((self._answer, ended), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 ended.cancel()
-            if not self._answer.done():
+                self._answer = None
+            if not answer.done():
                 raise self._lost()
-            return self._answer.result()
+            return answer.result()
 
         return await asyncio.wait_for(ask(), seconds)
 
@@ -259,10 +354,19 @@ class LocalSession(Session):
                             or (watch is not None and watch.judge() is OomKill.OWN)
                         ):
                             self._reason = KillReason.MEMORY
+                        elif (
+                            self._reason is KillReason.NONE and record is not None and record.verdict == Verdict.TIMEOUT
+                        ):
+                            self._reason = KillReason.TIMEOUT
                         self._ended.set()
         finally:
             self._ended.set()
-            self.on_end()
+            self._received = bytearray()
+            self._answer = None
+            if self._hung_up is not None:
+                self._hung_up.cancel()
+            on_end, self.on_end = self.on_end, _do_nothing
+            on_end()
 
     async def _follow(self, pidfd: int) -> None:
         loop = asyncio.get_running_loop()
@@ -292,29 +396,32 @@ class LocalSession(Session):
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._line.fileno())
             # Its supervisor is about to report why it ended, unless the program has only closed the socket.
-            loop.call_later(_GRACE_S, self._kill, KillReason.NONE)
+            self._hung_up = loop.call_later(_GRACE_S, self._kill, KillReason.NONE)
             return
         self._received += part
-        while len(self._received) >= 4:
-            size = int.from_bytes(self._received[:4], "big")
-            if size > _MAX_FRAME:  # the program itself wrote to the socket
+        self._take()
+
+    def _take(self) -> None:
+        """Take what has arrived: one answer for each question, in order. Anything else ends the session.
+
+        The program shares the process with what answers, so it can write anything. Sizes are checked before their bytes
+        are kept.
+        """
+        while self._received:
+            if len(self._received) < HEAD.size and self._owed:
+                return
+            number, parts, size = HEAD.unpack_from(self._received) if self._owed else (0, 0, 0)
+            if not self._owed or number != self._owed[0] or parts > MAX_PARTS or not 8 * parts <= size <= MAX_REPLY:
+                asyncio.get_running_loop().remove_reader(self._line.fileno())
+                self._received = bytearray()
                 self._kill(KillReason.OUTPUT)
                 return
-            if len(self._received) < 4 + size:
+            if len(self._received) < HEAD.size + size:
                 return
-            body = bytes(self._received[4 : 4 + size])
-            del self._received[: 4 + size]
-            self._take(body)
-
-    def _take(self, body: bytes) -> None:
-        try:
-            answer = json.loads(body)
-            number = answer["number"]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            return
-        # The program can write anything; only the answer to the last question counts.
-        if number == self._number and self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
+            self._owed.popleft()
+            received, self._received = self._received, self._received[HEAD.size + size :]
+            if number == self._number and self._answer is not None and not self._answer.done():
+                self._answer.set_result(_Answer(parts, received[HEAD.size : HEAD.size + size]))
 
     def _order(self, order: bytes) -> None:
         if self.alive:
@@ -339,22 +446,29 @@ class LocalSession(Session):
         return SandboxFault(FaultKind.SESSION_ENDED, f"the session has ended{why}: open another")
 
 
-def _read_display(value: Any) -> tuple[Mapping[str, str], ...]:
-    """What a cell showed; malformed parts, which the program may have written, are left out."""
-    shown = value if isinstance(value, list) else []
-    return tuple(
-        {kind: text for kind, text in forms.items() if isinstance(text, str)}
-        for forms in shown
-        if isinstance(forms, dict)
-    )
+def _do_nothing() -> None:
+    """Nobody waits for the end of a session."""
 
 
-def _read_error(answer: Mapping[str, Any]) -> CellError | None:
-    if "failure" in answer:
-        return CellError("OutputError", str(answer["failure"])[:1000], ())
-    error = answer.get("error")
-    if not isinstance(error, dict):
-        return None
-    lines = error.get("traceback")
-    traceback = tuple(map(str, lines)) if isinstance(lines, list) else ()
-    return CellError(str(error.get("ename")), str(error.get("evalue")), traceback)
+def _read_cell(answer: list[tuple[str, bytes]]) -> tuple[tuple[Mapping[str, str], ...], CellError | None]:
+    """What a cell showed, by media type, and its error; parts of other names come from the program and are dropped."""
+    shown: list[dict[str, str]] = []
+    said: dict[str, str] = {}
+    lines = []
+    for name, content in answer:
+        pieces = (content[start : start + _LARGE] for start in range(0, len(content), _LARGE))
+        text = "".join(codecs.iterdecode(pieces, "utf-8", "replace"))
+        if name == "shown":
+            shown.append({})
+        elif "/" in name and shown:
+            shown[-1][name] = text
+        elif name == "line":
+            lines.append(text)
+        else:
+            said[name] = text
+    error = None
+    if "failure" in said:
+        error = CellError("OutputError", said["failure"][:1000], ())
+    elif "ename" in said:
+        error = CellError(said["ename"], said.get("evalue", ""), tuple(lines))
+    return tuple(shown), error

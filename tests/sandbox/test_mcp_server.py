@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from spear_sandbox.client import HttpExecutor
-from spear_sandbox.mcp_server import make_mcp_server
+from spear_sandbox.mcp_server import SHOWN, make_mcp_server
 from spear_sandbox.protocol import Limits
 from tests import commands
 from tests.sandbox.service import need_isolation, run_local
@@ -68,6 +68,22 @@ async def check(client: Client) -> None:
     assert (await call("close_session", session_id=other)).is_error
 
 
+async def check_answers(client: Client, session: str) -> None:
+    """Whatever a cell shows, its answer is of bounded size and the connection lives."""
+
+    async def run(code: str) -> Any:
+        return await client.call_tool("run_cell", {"session_id": session, "code": code})
+
+    assert "?" in (await run("raise Exception('half \\ud800')")).content[0].text.replace("\ufffd", "?")
+    many = await run("for k in range(300): display('x' * 60_000)\nprint('y' * 100_000)")
+    assert sum(len(part.text) for part in many.content) < 2 * SHOWN
+    forged = "class A:\n def _repr_png_(self): return {}\nA()"
+    for picture in ("'not base64 \\u2603'", "bytes(12 << 20)"):
+        shown = await run(forged.format(picture))
+        assert [part.type for part in shown.content] == ["text"] and "left out" in shown.content[0].text
+    assert (await run("6 * 7")).content[0].text == "42"
+
+
 @pytest.mark.slow
 def test_a_client_that_starts_the_command() -> None:
     need_isolation()
@@ -77,6 +93,7 @@ def test_a_client_that_starts_the_command() -> None:
         parameters = StdioServerParameters(command=sys.executable, args=command, env={**os.environ}, cwd=commands.ROOT)
         async with Client(stdio_client(parameters)) as client:
             await check(client)
+            await check_answers(client, (await client.call_tool("open_session", {})).structured_content["result"])
 
     asyncio.run(go())
 
@@ -103,8 +120,8 @@ def test_over_a_service_of_sandboxes() -> None:
         async with Client(make_mcp_server(executor, most_sessions=1)) as client:
             await check(client)
             first = (await client.call_tool("open_session", {})).structured_content["result"]
-            await client.call_tool("open_session", {})
-            assert (await client.call_tool("run_cell", {"session_id": first, "code": "1"})).is_error
+            assert (await client.call_tool("open_session", {})).is_error, "it would take another client's place"
+            await check_answers(client, first)
         await executor.close()
 
     with run_local(Limits(wall_s=30.0), 2) as running:

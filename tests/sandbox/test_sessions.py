@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import gc
 import os
 import signal
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,23 +158,139 @@ def find_cpu(pidfd: int | None) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-async def forge_answers(executor: LocalExecutor) -> None:
-    """The program has the socket if it looks for it; what it writes there harms its own session only."""
-    session = await executor.open_session()
-    find = """
-import os, json
+FIND_SOCKET = """
+import os, struct, time
 for fd in range(3, 20):
     try:
         if os.readlink(f"/proc/self/fd/{fd}").startswith("socket"): break
     except OSError: pass
+def send(data):
+    view = memoryview(data)
+    while view: view = view[os.write(fd, view):]
 """
-    await session.run(find)
-    forged = await session.run(
-        'data = b\'{"number": 2, "display": 7, "error": []}\'\nos.write(fd, len(data).to_bytes(4, \'big\') + data)'
-    )
-    assert forged.display == () and forged.error is None
-    await session.run("os.write(fd, (1 << 31).to_bytes(4, 'big'))")
+
+
+async def forge_answers(executor: LocalExecutor) -> None:
+    """The program has the socket if it looks for it; what it writes there ends or harms its own session only."""
+    one = "struct.pack('<IIIII', 2, 1, 13, 5, 0) + b'shown'"
+    for code in (
+        "send(struct.pack('<III', 9, 0, 0)); time.sleep(5)",  # of another question
+        "send(struct.pack('<III', 2, 1 << 30, 1 << 31)); time.sleep(5)",  # more than an answer may have
+        "send(struct.pack('<III', 2, 3, 8) + bytes(8)); time.sleep(5)",  # no room for its own table
+        "send(struct.pack('<IIIII', 2, 1, 13, 400, 1) + b'shown'); time.sleep(5)",  # sizes beyond its end
+        f"send({one} + b'left'); time.sleep(5)",  # and something nobody asked for
+        "while True: send(bytes(1 << 16))",
+    ):
+        session = await executor.open_session()
+        await session.run(FIND_SOCKET)
+        outcome = await session.run(code)
+        with pytest.raises(SandboxFault) as caught:
+            await session.run("1")
+            await session.list_files()
+        assert caught.value.kind is FaultKind.SESSION_ENDED and outcome.error is None, code
+    session = await executor.open_session()
+    await session.run(FIND_SOCKET)
+    forged = await session.run(f"send({one}); time.sleep(60)")
+    assert forged.display == ({},) and forged.wall_s < 5
     assert (await executor.run("print(1)")).stdout == "1\n"
+
+
+async def bound_answers(executor: LocalExecutor) -> None:
+    session = await executor.open_session()
+    for code in (
+        "for _ in range(100_000): display(1)",
+        "display('x' * (25 << 20))",
+        "raise ValueError('x' * (25 << 20))",
+    ):
+        error = (await session.run(code)).error
+        assert error is not None and error.name == "OutputError", code
+    large = await session.run("display('\\u20ac' * (7 << 20))")
+    assert len(large.display[0]["text/plain"]) == (7 << 20) + 2
+    halves = await session.run("print(1)\n'a\\ud83d\\ude00b\\ud800'\nraise ValueError('\\ud800')")
+    assert halves.error is not None and halves.error.message == "\ufffd"
+    await session.run("open('f', 'wb').write(b'x' * (13 << 20)); open('a\\nb', 'w').write('in')")
+    await session.run("open(b'\\xff', 'w'); open('\\ufffd', 'w')")
+    with pytest.raises(ValueError, match="MiB"):
+        await session.read_file("f")
+    assert await session.list_files() == {"f": 13 << 20, "a\nb": 2}
+    assert await session.read_file("a\nb") == b"in"
+    await session.close()
+
+
+async def forget_closed_sessions(executor: LocalExecutor) -> None:
+    """Nothing keeps a session that has ended, nor what it showed, not even until the next collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        session = await executor.open_session()
+        outcome = await session.run("display('x' * (5 << 20))")
+        assert not session._streams[0].data and not session._received
+        await session.close()
+        kept = weakref.ref(session)
+        del session, outcome
+        await asyncio.sleep(0)
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+async def interrupt_at_once(executor: LocalExecutor) -> None:
+    """An interruption that comes before the cell has begun is not lost."""
+    for _ in range(5):
+        session = await executor.open_session()
+        first = await session.run("import time\nfor _ in range(1000): time.sleep(0.01)", timeout_s=0.001)
+        assert first.status is CellStatus.TIME_LIMIT and first.error is not None
+        running = asyncio.ensure_future(session.run("import time; time.sleep(9)"))
+        while not session.running:
+            await asyncio.sleep(0)
+        await session.interrupt()
+        assert (await running).error.name == "KeyboardInterrupt"  # type: ignore[union-attr]
+        assert (await session.run("'later'")).error is None
+        await session.close()
+
+
+TIMERS = """
+import ctypes, os, signal, threading, time
+C = ctypes.CDLL(None)
+class Event(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("value", "more", "number", "kind")] + [("rest", ctypes.c_int * 13)]
+def wake(milliseconds):
+    event, timer = Event(number=int(signal.SIGCONT)), ctypes.c_int()
+    assert C.syscall(222, 1, ctypes.byref(event), ctypes.byref(timer)) == 0
+    times = (ctypes.c_long * 4)(0, milliseconds * 10**6, 0, milliseconds * 10**6)
+    assert C.syscall(223, timer.value, 0, ctypes.byref(times), None) == 0
+signal.signal(signal.SIGCONT, lambda *_: None)
+"""
+
+
+async def stay_at_rest(executor: LocalExecutor) -> None:
+    """A session that wakes itself again and again is ended, and its memory counts while it rests."""
+    executor._backend.groups = None  # type: ignore[union-attr]
+    for children, does in ((1, "while True: pass"), (6, "held = b'x' * (30 << 20); time.sleep(60)")):
+        # The first thread of a child has ended, so its process looks like a zombie.
+        code = f"""
+for _ in range({children}):
+    if os.fork() == 0:
+        def go():
+            [wake(milliseconds) for milliseconds in (20, 33, 47)]
+            time.sleep(1)
+            {does}
+        threading.Thread(target=go).start()
+        time.sleep(0.1)
+        C.syscall(60, 0)
+time.sleep(0.3)
+"""
+        session = await executor.open_session(limits=replace(LIMITS, memory_mb=64))
+        assert (await session.run(TIMERS + code)).error is None
+        before = cpu = find_cpu(session._pidfd)
+        end = time.monotonic() + 20
+        while session.alive and time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                cpu = max(cpu, find_cpu(session._pidfd))
+            await asyncio.sleep(0.1)
+        with pytest.raises(SandboxFault, match=r"memory_limit|timeout"):
+            await session.run("1")
+        assert cpu - before < 4
 
 
 async def take_a_place(executor: LocalExecutor) -> None:
@@ -187,16 +307,20 @@ async def take_a_place(executor: LocalExecutor) -> None:
         await running
     assert executor._admission.taken == 0
     assert (await sessions[0].run("'again'")).display == ({"text/plain": "'again'"},)
+    cells = [asyncio.ensure_future(sessions[0].run("import time; time.sleep(0.2)")) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    assert executor._admission.taken == 1, "those that wait for others of their session hold none"
+    await asyncio.gather(*cells)
 
 
 @pytest.mark.slow
 def test_cells() -> None:
-    play(play_cells, keep_files, stop_cells, forge_answers)
+    play(play_cells, keep_files, stop_cells, bound_answers, interrupt_at_once, forget_closed_sessions)
 
 
 @pytest.mark.slow
 def test_limits_and_rest() -> None:
-    play(end_at_limits, rest_between_cells, take_a_place, max_running=2)
+    play(end_at_limits, rest_between_cells, take_a_place, stay_at_rest, forge_answers, max_running=2)
 
 
 @pytest.mark.slow

@@ -68,14 +68,14 @@ def test_fetched_files_are_regular_and_below_the_folder(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (folder / "plain").write_bytes(b"\0\xff")
     (folder / "deep" / "file").write_text("x")
-    (folder / "big").write_bytes(bytes((1 << 20) + 1))
-    (folder / "most").write_bytes(bytes(1 << 20))
+    (folder / "big").write_bytes(bytes((16 << 20) + 1))
+    (folder / "most").write_bytes(bytes(16 << 20))
     (folder / "link").symlink_to("../secret")
     (folder / "way").symlink_to("..")
     os.mkfifo(folder / "pipe")
     wanted = ["plain", "deep/file", "big", "most", "link", "way/secret", "pipe", "deep", "missing", "plain/x"]
     found = dict(fetch_files(str(folder), wanted))
-    assert found == {"plain": b"\0\xff", "deep/file": b"x", "most": bytes(1 << 20)}
+    assert found == {"plain": b"\0\xff", "deep/file": b"x", "most": bytes(16 << 20)}
 
 
 def test_memory_is_counted_once_when_it_is_counted_exactly() -> None:

@@ -1,6 +1,7 @@
 """The program of a session, which plays cells as a notebook does. It imports nothing of the sandbox.
 
-Requests and replies are JSON after their length, over a socket passed as standard input.
+Requests are JSON after their length, over a socket passed as standard input. Replies are flat lists of named texts
+(:func:`pack_reply`), whose size and shape the pool checks before it reads them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import linecache
 import os
 import signal
 import socket
+import struct
 import sys
 import traceback
 import types
@@ -23,6 +25,15 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_REPLY = 24 << 20
+"""Bytes of a reply."""
+MAX_PARTS = 16_384
+"""Named texts of a reply."""
+MAX_READ = 12 << 20
+"""Bytes of a file that can be read."""
+MAX_LISTED = 4096
+HEAD = struct.Struct("<III")
+"""Before the parts of a reply: number of its question, number of parts, bytes that follow."""
+Reply = list[tuple[str, "str | bytes"]]
 RICH = (
     ("text/html", "_repr_html_"),
     ("text/markdown", "_repr_markdown_"),
@@ -45,14 +56,18 @@ class Interpreter:
         self.loop: Any = None
         sys.displayhook = self.show_result
 
-    def run(self, code: str) -> dict[str, Any]:
-        """Run a cell; return what it showed and its error, if any."""
+    def run(self, code: str) -> Reply:
+        """Run a cell; return what it showed and its error, if any.
+
+        Each thing shown is a part ``shown`` and one for each of its media types; an error is ``ename``, ``evalue``, and
+        a ``line`` for each of the traceback.
+        """
         self.count += 1
         self.shown = []
         name = f"<cell {self.count}>"
         # Tracebacks show the lines of cells.
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        error = None
+        error: Reply = []
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
@@ -62,11 +77,15 @@ class Interpreter:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         except BaseException as caught:
             error = describe_error(caught)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the interruption came just before this
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):
                 stream.flush()
         shown, self.shown = self.shown, []
-        return {"display": shown, "error": error}
+        parts: Reply = []
+        for forms in shown:
+            parts += [("shown", ""), *forms.items()]
+        return parts + error
 
     def execute(self, code: str, name: str) -> None:
         """Execute each statement in turn and show the value of a last expression."""
@@ -129,7 +148,7 @@ class Interpreter:
         pyplot.close("all")
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> Reply:
     """Describe it as a notebook does: kind, message and traceback lines, without frames of this module."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -139,33 +158,61 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         message = str(error)
     except BaseException:
         lines, message = ["the traceback could not be printed\n"], ""
-    return {"ename": type(error).__name__, "evalue": message, "traceback": [line.rstrip("\n") for line in lines]}
+    return [("ename", type(error).__name__), ("evalue", message), *(("line", line.rstrip("\n")) for line in lines)]
 
 
-def write_file(name: str, content: str) -> dict[str, Any]:
+def write_file(name: str, content: str) -> Reply:
     """Write a file below the working folder."""
     if os.path.dirname(name):
         os.makedirs(os.path.dirname(name), exist_ok=True)
     with open(name, "wb") as file:
         file.write(base64.b64decode(content))
-    return {}
+    return []
 
 
-def read_file(name: str) -> dict[str, Any]:
+def read_file(name: str) -> Reply:
     """Read a file below the working folder."""
     with open(name, "rb") as file:
-        return {"content": base64.b64encode(file.read(MAX_REPLY // 2)).decode()}
+        content = file.read(MAX_READ + 1)
+    if len(content) > MAX_READ:
+        raise ValueError(f"it has more than {MAX_READ >> 20} MiB")
+    return [("content", content)]
 
 
-def list_files() -> dict[str, Any]:
-    """List files below the working folder with their sizes in bytes."""
-    found: dict[str, int] = {}
+def list_files() -> Reply:
+    """List files below the working folder: a part ``file`` with size and name for each."""
+    found: Reply = []
     for folder, _, names in os.walk("."):
         for name in names:
             path = os.path.join(folder, name)
-            if os.path.isfile(path) and len(found) < 4096:
-                found[os.path.relpath(path, ".")] = os.path.getsize(path)
-    return {"files": found}
+            if os.path.isfile(path) and len(found) < MAX_LISTED:
+                found.append(("file", f"{os.path.getsize(path)} {os.path.relpath(path, '.')}"))
+    return found
+
+
+def pack_reply(number: int, parts: Reply) -> bytes:
+    """Pack the head, a table with the sizes of each part's name and content, and then all names and contents.
+
+    Raises ValueError if there is too much.
+    """
+    if len(parts) > MAX_PARTS:
+        raise ValueError(f"it showed {len(parts)} things and lines: at most {MAX_PARTS}")
+    data = [piece for name, content in parts for piece in (to_bytes(name), to_bytes(content))]
+    table = struct.pack(f"<{len(data)}I", *map(len, data))
+    body = b"".join((table, *data))
+    if len(body) > MAX_REPLY:
+        raise ValueError(f"what it showed has {len(body)} bytes: at most {MAX_REPLY}")
+    return HEAD.pack(number, len(parts), len(body)) + body
+
+
+def to_bytes(text: str | bytes) -> bytes:
+    """Encode as UTF-8; halves of a character become U+FFFD, or one character if they belong together."""
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def receive(line: socket.socket, size: int) -> bytes:
@@ -188,7 +235,7 @@ def serve() -> None:
     os.unlink(sys.argv[0])
     sys.argv = [""]
     interpreter = Interpreter()
-    actions: dict[str, Callable[..., dict[str, Any]]] = {
+    actions: dict[str, Callable[..., Reply]] = {
         "run": interpreter.run,
         "write": write_file,
         "read": read_file,
@@ -202,14 +249,13 @@ def serve() -> None:
                 os.chdir(folder)
             reply = actions[asked["action"]](**asked["arguments"])
         except Exception as error:
-            reply = {"failure": f"{type(error).__name__}: {error}"}
+            reply = [("failure", f"{type(error).__name__}: {error}")]
         try:
-            data = json.dumps({**reply, "number": asked["number"]}).encode()
-            assert len(data) <= MAX_REPLY
-        except Exception:
-            failure = {"failure": "what it showed is too large or is not text", "number": asked["number"]}
-            data = json.dumps(failure).encode()
-        line.sendall(len(data).to_bytes(4, "big") + data)
+            data = pack_reply(asked["number"], reply)
+        except Exception as error:
+            data = pack_reply(asked["number"], [("failure", f"{error}"[:1000])])
+        line.sendall(data)
+        del asked, reply, data
 
 
 def warm_up() -> None:
@@ -217,7 +263,7 @@ def warm_up() -> None:
     main, hook = sys.modules["__main__"], sys.displayhook
     interpreter = Interpreter()
     for code in ("import math\nmath.pi", "def f(x):\n    return [x, {x: 1}]\nf('a')", "1 / 0"):
-        json.dumps(interpreter.run(code))
+        pack_reply(0, interpreter.run(code))
     linecache.cache.clear()
     sys.modules["__main__"], sys.displayhook = main, hook
     del builtins.__dict__["_"]

@@ -96,7 +96,8 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
     the program finds no frames of ours.
     """
     kernel.close_from(3)
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    if not job["session"]:  # which can be interrupted only while a cell runs
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _reseed()
     path = os.path.join(folder, MAIN)
     sys.argv = [path]

@@ -26,8 +26,14 @@ OOM_SCORE = 1000
 _MIB = 1 << 20
 _LOOK_EVERY_S = 0.05
 _LOOK_AT_REST_S = 2.0
+_LOOK_SOON_S = 0.5
+"""After an order to rest, and after something has woken all the same."""
+_MOST_WAKINGS = 3
+"""Only a program that sends itself SIGCONT by timers wakes at all."""
+_INTERRUPT_EVERY_S = 0.01
 _SUM_FACTOR = 1.5
-_FETCHED_BYTES = 1 << 20
+_FETCHED_BYTES = 16 << 20
+"""Enough for a compiled program with tables in it."""
 _FETCHED_BY_PATTERN = 64
 _SOCKET_BYTES = 256 << 10
 """What one socket can hold: programs cannot change the size of its buffer."""
@@ -106,6 +112,8 @@ class _Watch:
         self._processes = processes
         self._exceeds = exceeds
         self._resting = False
+        self._wakings = 0
+        self._interrupting = False
         # Blocked signals reach this process even as process 1, which drops unblocked ones without a handler.
         _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
         self._signals = kernel.open_child_signals()
@@ -118,14 +126,16 @@ class _Watch:
 
     def wait(self, deadline: float) -> int:
         """Wait and return why the run is over."""
-        look = time.monotonic() + _LOOK_EVERY_S / 2
+        self._look_every(_LOOK_EVERY_S)
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 return Verdict.TIMEOUT
             if _reap(self._child):
                 return Verdict.ITSELF
-            pause = _LOOK_AT_REST_S if self._resting else _LOOK_EVERY_S
+            if self._interrupting:
+                self._interrupt()
+            pause = _INTERRUPT_EVERY_S if self._interrupting else self._pause
             for fd, _ in self._events.poll(max(1, min(pause, left) * 1000)):
                 if fd == self._signals:
                     os.read(fd, 4096)
@@ -133,11 +143,20 @@ class _Watch:
                     self._obey(os.read(fd, 1))
                 elif self._keeper is not None:
                     self._keeper.answer()
-            if time.monotonic() < look:  # ends of children and signals of the program are much more frequent
+            if time.monotonic() < self._look:  # ends of children and signals of the program are much more frequent
                 continue
-            if (not self._resting or self._has_woken()) and self._exceeds():
+            woken = self._resting and self._has_woken()
+            self._wakings += woken
+            if self._wakings == _MOST_WAKINGS:
+                return Verdict.TIMEOUT
+            if self._exceeds():
                 return Verdict.MEMORY
-            look = time.monotonic() + pause / 2
+            self._look_every(_LOOK_EVERY_S if not self._resting else _LOOK_SOON_S if woken else _LOOK_AT_REST_S)
+
+    def _look_every(self, seconds: float) -> None:
+        """Look next after these seconds, or after half of them if something else happens then."""
+        self._pause = seconds
+        self._look = time.monotonic() + seconds / 2
 
     def close(self) -> None:
         """Close the descriptor of signals."""
@@ -145,32 +164,49 @@ class _Watch:
 
     def _obey(self, order: bytes) -> None:
         if order == REST:
-            self._resting = True
+            self._resting, self._interrupting, self._wakings = True, False, 0
             kernel.kill_all(_signal.SIGSTOP)
+            self._look_every(_LOOK_SOON_S)
         elif order == GO_ON:
             self._resting = False
+            self._look_every(_LOOK_EVERY_S)
             kernel.kill_all(_signal.SIGCONT)
         elif order == INTERRUPT:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, _signal.SIGINT)
+            self._interrupting = True
         else:  # the pool has hung up
             self._events.unregister(self._control or 0)
 
+    def _interrupt(self) -> None:
+        """Interrupt the cell as soon as it runs: before that its process ignores the signal, so it would be lost."""
+        with contextlib.suppress(OSError, ValueError):
+            if not _ignores(self._child, _signal.SIGINT):
+                self._interrupting = False
+                os.kill(self._child, _signal.SIGINT)
+
     def _has_woken(self) -> bool:
-        """Whether a timer has woken something that should rest; if so, stop it again."""
-        states = (_read_state(process) for process in self._processes())
-        if all(state in b"TtZX" for state in states):
+        """Whether any thread runs that should rest; if so, stop everything again.
+
+        A process whose first thread has ended looks like a zombie while its other threads run.
+        """
+        if all(state in b"TtZX" for process in self._processes() for state in _read_states(process)):
             return False
         kernel.kill_all(_signal.SIGSTOP)
         return True
 
 
-def _read_state(process: str) -> bytes:
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2][1:2]
-    except OSError:
-        return b"X"
+def _read_states(process: str) -> Iterator[bytes]:
+    """Yield the state of each thread."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{process}/task/{thread}/stat", "rb") as file:
+                yield file.read().rpartition(b")")[2][1:2]
+
+
+def _ignores(process: int, number: int) -> bool:
+    """Whether a process ignores a signal. Raises OSError if it has ended."""
+    with open(f"/proc/{process}/status", "rb") as file:
+        ignored = file.read().rpartition(b"\nSigIgn:")[2].split(maxsplit=1)[0]
+    return bool(int(ignored, 16) >> (number - 1) & 1)
 
 
 def _reap(child: int) -> bool:
@@ -233,7 +269,7 @@ def _read_sum(path: str, *names: bytes) -> int:
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of regular files of at most 1 MiB below ``folder``; links are not followed.
+    """Yield name and content of regular files of at most 16 MiB below ``folder``; links are not followed.
 
     A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
     """
@@ -265,7 +301,7 @@ def _read_below(folder: str, parts: list[str]) -> bytes | None:
         found = os.fstat(last)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _FETCHED_BYTES:
             return None
-        return os.read(last, _FETCHED_BYTES + 1)[:_FETCHED_BYTES]
+        return os.read(last, found.st_size)
 
 
 def report(record: Record, fd: int = REPORT_FD) -> None:

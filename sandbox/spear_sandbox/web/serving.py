@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import math
 import resource
@@ -36,6 +37,8 @@ DRAINED = 1 << 20
 """Bytes of a chunked body that are dropped after an early answer, before the connection is closed."""
 WAITING = 4096
 """Connections that the kernel queues."""
+_MMAP_THRESHOLD = -3
+"""``M_MMAP_THRESHOLD`` of glibc."""
 TICKS = 5
 """Tenths of a second between two checks of the connections."""
 
@@ -172,6 +175,15 @@ def make_server(
     )
     config.load()
     return BoundedServer(config)
+
+
+def return_large_blocks() -> None:
+    """Have freed blocks of a mebibyte and more returned to the system, where the allocator is glibc's.
+
+    By itself it raises that bound to the largest block ever freed, up to 32 MiB, and then keeps what is smaller.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
 def _raise_descriptors() -> int:

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
-from starlette.convertors import PathConvertor, register_url_convertor
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
 from spear_sandbox.guest.interpreter import MAX_REPLY
@@ -126,8 +125,8 @@ class CellService:
                         files[name] = base64.b64encode(content).decode("ascii")
         finally:
             await session.close()
-        content = _describe_notebook(played, files, left_out, time.monotonic() - started)
-        return await _write(content, MAX_REPLY - room)
+        notebook = _describe_notebook(played, files, left_out, time.monotonic() - started)
+        return await _write(notebook, MAX_REPLY - room)
 
     async def _open(
         self, files: dict[str, str | None], memory_mb: int, cell_s: float | None, idle_s: float | None
@@ -204,15 +203,6 @@ def _read(kind: type[Given], body: bytes) -> Given:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         raise BadRequestError(f"{place}: {first['msg']}.") from None
-
-
-class _AnyConvertor(PathConvertor):
-    """The rest of a path, line breaks included."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("any", _AnyConvertor())
 
 
 def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from spear_sandbox.cgroups import choose_places, find_memory_limit
+from spear_sandbox.cgroups import Groups, choose_places, find_memory_limit
 from spear_sandbox.installation import PACKAGES, find_installation
 from spear_sandbox.languages import LANGUAGES
 from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
@@ -267,19 +267,34 @@ def doctor(as_json: bool) -> None:
       spear sandbox doctor
     """
     found = {level: asyncio.run(examine(level)) for level in Isolation}
+    groups = Groups.find()
+    if groups is not None:
+        groups.close()
     strong = any(all(probe.ok for probe in probes) for level, probes in found.items() if not level.weak)
     if as_json:
         levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
         about = {"version": version("spear-sandbox"), "kernel": platform.release(), "python": sys.executable}
         tools = {language.name: language.find() for language in LANGUAGES}
-        click.echo(json.dumps({"ok": strong, **about, "levels": levels, "languages": tools}))
+        click.echo(
+            json.dumps(
+                {"ok": strong, **about, "levels": levels, "languages": tools, "control_groups": groups is not None}
+            )
+        )
     else:
         _show_levels(found)
         for language in LANGUAGES:
             place = language.find() or f"not installed ({language.tool or language.module})"
             click.echo(f"language {language.name}: {place}")
+        click.echo(f"memory: {_IN_GROUPS if groups is not None else _WITHOUT_GROUPS}")
     if not strong:
         sys.exit(EXIT_CODE)
+
+
+_IN_GROUPS = "the kernel limits each run as a whole, in a control group of its own"
+_WITHOUT_GROUPS = (
+    "no control groups can be made here. The kernel limits each process; all of a run together are checked every 50 ms,"
+    " those of a session at rest every 2 s."
+)
 
 
 def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:

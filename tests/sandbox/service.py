@@ -225,11 +225,11 @@ def find_free_port() -> int:
 
 
 def ask(
-    url: str, body: Any, method: str = "POST", path: str = "/run_code", **headers: str
+    url: str, body: Any, method: str = "POST", path: str = "/run_code", *, patience: float = PATIENCE_S, **headers: str
 ) -> tuple[int, Any, http.client.HTTPMessage]:
     """Status, content and headers of one request; the content is read as JSON where it is."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=patience)
     sent = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     try:
         connection.request(method, path, sent, headers)

@@ -85,6 +85,16 @@ def test_cpp(service: RunningService) -> None:
 
 
 @pytest.mark.slow
+def test_how_large_a_program_gets_is_its_own_doing(service: RunningService) -> None:
+    need("cpp")
+    table = "int table[{}] = {{1}};\nint main() {{ return table[5]; }}"
+    content = run(service, code=table.format(1 << 20), language="cpp", compile_timeout=30)
+    assert (content["status"], content["run_result"]["return_code"]) == ("Success", 0), "a table of 4 MiB"
+    content = run(service, code=table.format(5 << 20), language="cpp", compile_timeout=30)
+    assert content["status"] == "Failed" and content["run_result"] is None
+    assert "16 MiB" in str(content["compile_result"]["stderr"])
+
+
 def test_node(service: RunningService) -> None:
     need("nodejs")
     for name in ("nodejs", "js"):
@@ -156,4 +166,5 @@ def test_the_doctor_lists_them() -> None:
     command = [sys.executable, "-m", "spear_sandbox", "doctor", "--json"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, timeout=100).stdout)
     assert set(found["languages"]) == {"bash", "pytest", "cpp", "nodejs"}
+    assert found["control_groups"] in (True, False)
     assert (found["languages"]["pytest"] is None) == (importlib.util.find_spec("pytest") is None)

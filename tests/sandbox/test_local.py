@@ -138,7 +138,7 @@ import os
 print(open("a/b.txt").read())
 open("out", "wb").write(bytes(range(256)))
 os.symlink("/etc/passwd", "link"); os.mkfifo("pipe"); os.mkdir("folder"); os.symlink("a", "way")
-open("big", "wb").truncate((1 << 20) + 1)
+open("big", "wb").truncate((16 << 20) + 1)
 """
     wanted = ["out", "link", "pipe", "folder", "big", "missing", "a/b.txt", "way/b.txt"]
     outcome = pool.run(code, files={"a/b.txt": b"inside"}, fetch_files=wanted)

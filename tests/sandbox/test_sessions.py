@@ -419,6 +419,55 @@ def test_notebooks_as_sandbox_fusion_plays_them(service: RunningService) -> None
     assert ask(service.url, None, "GET", "/health")[1]["sessions"] == 0
 
 
+def test_notebooks_are_bounded_and_end_with_their_client(service: RunningService) -> None:
+    large = "display('x' * (20 << 20))"
+    content = ask(service.url, {"cells": [large, large, "1"]}, path="/run_jupyter")[1]
+    assert content["status"] == "Failed" and len(content["cells"]) == 2
+    assert content["cells"][1]["error"][0]["ename"] == "OutputError"
+    files = "for name in 'fgh': open(name, 'wb').write(bytes(9 << 20))"
+    content = ask(service.url, {"cells": [files], "fetch_files": ["f", "g", "h"]}, path="/run_jupyter")[1]
+    assert set(content["files"]) == {"f", "g"} and "1 files left out" in content["driver"]["stderr"]
+    assert ask(service.url, {"cells": ["1"] * 2000}, path="/run_jupyter")[0] == 422
+    endless = {"cells": ["import time; time.sleep(60)"], "total_timeout": 1e308}
+    with pytest.raises(TimeoutError):
+        ask(service.url, endless, path="/run_jupyter", patience=0.5)
+    end = time.monotonic() + 3
+    while ask(service.url, None, "GET", "/health")[1]["sessions"] and time.monotonic() < end:
+        time.sleep(0.05)
+    assert ask(service.url, None, "GET", "/health")[1]["running"] == 0
+
+
+def test_one_session_cannot_keep_others_out(service: RunningService) -> None:
+    """Neither its waiting cells nor its files nor what it writes to the pool."""
+
+    async def go() -> None:
+        executor = HttpExecutor(service.url)
+        session = await executor.open_session()
+        await session.run("open('a\\nb', 'w').write('in'); open('large', 'wb').write(bytes(13 << 20))")
+        assert await session.read_file("a\nb") == b"in"
+        with pytest.raises(ValueError, match="12 MiB"):
+            await session.read_file("large")
+        cells = [asyncio.ensure_future(session.run("import time; time.sleep(0.5)")) for _ in range(8)]
+        await asyncio.sleep(0.2)
+        started = time.monotonic()
+        assert (await executor.run("print(1)")).stdout == "1\n"
+        assert time.monotonic() - started < 2 and not all(cell.done() for cell in cells)
+        await asyncio.gather(*cells)
+        others = [await executor.open_session() for _ in range(2)]
+        flood = f"{FIND_SOCKET}\nwhile True: send(bytes(1 << 16))"
+        floods = [asyncio.ensure_future(other.run(flood)) for other in others]
+        worst = 0.0
+        for _ in range(50):
+            started = time.monotonic()
+            await asyncio.to_thread(ask, service.url, None, "GET", "/v1/ping")
+            worst = max(worst, time.monotonic() - started)
+        assert worst < 1 and {(await ended).status for ended in floods} == {CellStatus.ENDED}
+        await session.close()
+        await executor.close()
+
+    asyncio.run(go())
+
+
 def test_sessions_want_the_token() -> None:
     with run_local(LIMITS, 1, token="s3cret") as running:
         for method, path in (

@@ -76,6 +76,10 @@ def test_fetched_files_are_regular_and_below_the_folder(tmp_path: Path) -> None:
     wanted = ["plain", "deep/file", "big", "most", "link", "way/secret", "pipe", "deep", "missing", "plain/x"]
     found = dict(fetch_files(str(folder), wanted))
     assert found == {"plain": b"\0\xff", "deep/file": b"x", "most": bytes(16 << 20)}
+    for number in range(9):
+        with open(folder / f"hole{number}", "wb") as file:
+            file.truncate(10 << 20)
+    assert len(dict(fetch_files(str(folder), ["hole*"]))) == 6, "64 MiB in all"
 
 
 def test_memory_is_counted_once_when_it_is_counted_exactly() -> None:

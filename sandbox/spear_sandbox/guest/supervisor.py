@@ -34,6 +34,8 @@ _INTERRUPT_EVERY_S = 0.01
 _SUM_FACTOR = 1.5
 _FETCHED_BYTES = 16 << 20
 """Enough for a compiled program with tables in it."""
+_FETCHED_TOTAL = 64 << 20
+"""Files with holes take no room in the working folder, but they do here."""
 _FETCHED_BY_PATTERN = 64
 _SOCKET_BYTES = 256 << 10
 """What one socket can hold: programs cannot change the size of its buffer."""
@@ -269,10 +271,11 @@ def _read_sum(path: str, *names: bytes) -> int:
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of regular files of at most 16 MiB below ``folder``; links are not followed.
+    """Yield name and content of regular files of at most 16 MiB below ``folder``, 64 MiB in all; links are not followed.
 
     A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
     """
+    left = _FETCHED_TOTAL
     for asked in names:
         found = [asked]
         if any(sign in asked for sign in "*?["):
@@ -280,12 +283,13 @@ def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
         for name in found:
             content = None
             with contextlib.suppress(OSError, ValueError):
-                content = _read_below(folder, name.split("/"))
+                content = _read_below(folder, name.split("/"), min(left, _FETCHED_BYTES))
             if content is not None:
+                left -= len(content)
                 yield name, content
 
 
-def _read_below(folder: str, parts: list[str]) -> bytes | None:
+def _read_below(folder: str, parts: list[str], most: int) -> bytes | None:
     with contextlib.ExitStack() as opened:
 
         def keep(fd: int) -> int:
@@ -299,7 +303,7 @@ def _read_below(folder: str, parts: list[str]) -> bytes | None:
         # O_NONBLOCK: opening a pipe must not wait for its writer.
         last = keep(os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here))
         found = os.fstat(last)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _FETCHED_BYTES:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             return None
         return os.read(last, found.st_size)
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -149,6 +150,15 @@ async def _wait_for_end(request: Request) -> None:
 def write_json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Make a JSON response."""
     return Response(json.dumps(content), status, headers, media_type="application/json")
+
+
+class AnyConvertor(PathConvertor):
+    """The rest of a path, line breaks included: ``{name:any}``."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any", AnyConvertor())
 
 
 def add_error_pages(app: FastAPI, served: str) -> None:

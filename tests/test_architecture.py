@@ -257,7 +257,8 @@ def known_to(path: str) -> tuple[str, ...]:
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "spear_envs" and len(parts) > 2 and parts[1] not in NOT_ENVIRONMENTS:
         allowed = (*(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2]))
-        return (*allowed, "spear_sandbox") if parts[1] == "code" else allowed
+        also = {"code": ("spear_sandbox",), "mcp_tools": ("spear_sandbox.web",)}
+        return (*allowed, *also.get(parts[1], ()))
     module = ".".join(parts)
     return KNOWS[max((name for name in KNOWS if is_within(module, name)), key=len)]
 

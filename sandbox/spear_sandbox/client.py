@@ -14,7 +14,7 @@ from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from spear_sandbox.remote import HttpSession
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.replies import read_detail
+from spear_sandbox.web.replies import bound_answers, read_detail
 from spear_sandbox.wire import TOKEN_VARIABLE, BadReplyError, RunRequest, check_name, read_reply, write_request
 
 if TYPE_CHECKING:
@@ -211,6 +211,8 @@ class HttpExecutor:
         except httpx.TransportError as error:
             sentence = f"{url} cannot be reached or broke off ({type(error).__name__}: {error})"
             raise _Passing(FaultKind.UNAVAILABLE, sentence) from None
+        except httpx.DecodingError as error:
+            raise SandboxFault(FaultKind.BAD_REPLY, f"{url}: {error}.") from None
         status = response.status_code
         asked = response.headers.get("retry-after", "") if status == 503 else ""
         if status == 504 or asked.isdecimal():
@@ -245,6 +247,7 @@ class HttpExecutor:
                 # A proxy for the outside world would also be asked for 127.0.0.1.
                 trust_env=False,
             )
+            bound_answers(self._client)
         return self._client
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
+from spear_sandbox.web.replies import bound_answers
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
 """Environment variable with the bearer token for servers over HTTP."""
@@ -185,6 +186,7 @@ class McpSession:
             token = os.environ.get(TOKEN_VARIABLE)
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=self._seconds))
+            bound_answers(http)
             return Client(streamable_http_client(self.server, http_client=http))
         from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 

@@ -186,6 +186,8 @@ class Asker:
                 raise RetrieverFault(
                     FaultKind.TIMEOUT, f"no answer from {endpoint.url} within {self._deadline_s:g} s, at try {sent}."
                 ) from None
+            except httpx.DecodingError as error:
+                raise RetrieverFault(FaultKind.BAD_REPLY, f"{endpoint.url}: {error}.") from None
             except httpx.HTTPError as error:
                 failure = f"{endpoint.url} cannot be reached ({type(error).__name__}: {error})"
                 ring.note_failure(endpoint, loop.time())

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spear_envs.core.errors import SpearError
+from spear_sandbox.web.replies import bound_answers
 
 if TYPE_CHECKING:
     import httpx
@@ -44,6 +45,7 @@ class HttpSession:
             # A proxy from the environment would be asked for 127.0.0.1, too.
             trust_env=False,
         )
+        bound_answers(self.client)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="retrieval-client", daemon=True).start()
 

@@ -271,9 +271,9 @@ def _read_sum(path: str, *names: bytes) -> int:
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of regular files of at most 16 MiB below ``folder``, 64 MiB in all; links are not followed.
+    """Yield name and content of regular files below ``folder``, 16 MiB each and 64 MiB in all at most.
 
-    A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
+    Links are not followed. A name with ``*``, ``?`` or ``[`` matches files of the folder itself, 64 at most.
     """
     left = _FETCHED_TOTAL
     for asked in names:

@@ -62,7 +62,7 @@ DISTRIBUTIONS = {
     "spear-agents": Distribution(
         "agents",
         "spear_agents",
-        frozenset({"spear-envs"}),
+        frozenset({"spear-envs", "uvicorn"}),
         frozenset({"api", "export", "gateway", "hf", "models", "stats", "vllm-cpu", "vllm"}),
     ),
     "spear-training": Distribution(

@@ -1,28 +1,35 @@
-"""The page over HTTP, for this machine only."""
+"""The page over HTTP, for this machine only, on the bounded server of all services."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import secrets
-import sys
+import threading
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
 from typing import Any
 
 from spear_agents.replay.page import make_policy, render_page
 from spear_agents.replay.play import Stage
 from spear_agents.replay.runs import Run
 from spear_envs.core.errors import SpearError
+from spear_sandbox.web.listening import bind_socket
+from spear_sandbox.web.serving import ConnectionLimits, ignore_signals_at_the_end, make_server
 
 HOST = "127.0.0.1"
 PORT = 8700
 LONGEST_BODY = 1_000_000
+BODY_S = 30.0
+CONNECTIONS = 64
+"""One browser opens six."""
+DRAIN_S = 2
 _log = logging.getLogger(__name__)
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer:
     """Serves a run, and the game of ``spear play --browser`` if there is a stage.
 
     Requests use numbers and known names, never paths of files. It listens on the loopback interface. A page of another
@@ -30,24 +37,56 @@ class PageServer(ThreadingHTTPServer):
     SpearError if the port is taken.
     """
 
-    daemon_threads = True
-
     def __init__(self, run: Run, stage: Stage | None = None, port: int = PORT) -> None:
         self.run = run
         self.stage = stage
         self.token = secrets.token_urlsafe(24)
-        try:
-            super().__init__((HOST, port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise SpearError(f"port {port} is not available ({error}): choose another, or 0 for a free one") from error
+        self._listener = bind_socket(HOST, port)
+        self.server_address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._reading = threading.Lock()
+        limits = ConnectionLimits(connections=CONNECTIONS)
+        self._server = make_server(
+            self._answer, drain_s=DRAIN_S, limits=limits, lifespan="off", ws="none", interface="asgi3"
+        )
+
+    def __enter__(self) -> PageServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+
+    @property
+    def server_port(self) -> int:
+        """The port that it listens on."""
+        return self.server_address[1]
 
     @property
     def address(self) -> str:
         """Where the page is."""
         return f"http://{HOST}:{self.server_port}/"
 
+    def serve_forever(self) -> None:
+        """Answer until :meth:`shutdown`, or a signal in the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            with ignore_signals_at_the_end():
+                self._server.run(sockets=[self._listener])
+        else:
+            self._server.run(sockets=[self._listener])
+
+    def shutdown(self) -> None:
+        """Have :meth:`serve_forever` return soon."""
+        self._server.should_exit = True
+
     def answer(self, method: str, path: str, content: Any) -> Any:
         """The JSON value for a request of the page. Raises LookupError for an unknown name, SpearError if it fails."""
+        if self.stage is not None and method == "POST" and path.startswith("/api/play/") and isinstance(content, dict):
+            return self.stage.perform(path.removeprefix("/api/play/"), content)
+        with self._reading:
+            return self._read(method, path, content)
+
+    def _read(self, method: str, path: str, content: Any) -> Any:
         if (method, path) == ("GET", "/api/run"):
             self.run.refresh()
             return {**self.run.summarise(), "play": self.stage is not None}
@@ -62,72 +101,13 @@ class PageServer(ThreadingHTTPServer):
         episode = re.fullmatch(r"/api/episode/(\d{1,9})", path, re.ASCII)
         if method == "GET" and episode:
             return self.run.read_episode(int(episode[1]))
-        if self.stage is not None and method == "POST" and path.startswith("/api/play/") and isinstance(content, dict):
-            return self.stage.perform(path.removeprefix("/api/play/"), content)
         raise LookupError(path)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log errors of a connection, except that a browser closed it."""
-        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
-            _log.exception("the connection from %s broke", client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: PageServer
-    protocol_version = "HTTP/1.1"
-    timeout = 60
-
-    def do_GET(self) -> None:
-        method = self.command
-        content = self._read_content() if method == "POST" else None
-        host, _, port = self.headers.get("Host", "").rpartition(":")
-        path = self.path.partition("?")[0]
-        if host not in (HOST, "localhost") or port != str(self.server.server_port):
-            self._refuse(HTTPStatus.FORBIDDEN, "this page is for this machine only")
-        elif method == "GET" and path == "/":
-            page = render_page({"title": self.server.run.title, "token": self.server.token})
-            self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8"))
-        elif not secrets.compare_digest(self.headers.get("X-Spear-Token", "").encode(), self.server.token.encode()):
-            self._refuse(HTTPStatus.FORBIDDEN, "the page is of an earlier server: load it again")
-        else:
-            self._answer(method, path, content)
-
-    do_POST = do_GET
-
-    def _answer(self, method: str, path: str, content: Any) -> None:
-        try:
-            value = self.server.answer(method, path, content)
-        except LookupError:
-            self._refuse(HTTPStatus.NOT_FOUND, "not found")
-        except SpearError as error:
-            self._refuse(HTTPStatus.CONFLICT, str(error))
-        except Exception as error:
-            _log.exception("%s %s", method, path)
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
-        else:
-            self._send_json(HTTPStatus.OK, value)
-
-    def _read_content(self) -> Any:
-        """The JSON of a request, or None; the connection is closed if it cannot be read completely."""
-        length = self.headers.get("Content-Length", "")
-        if not re.fullmatch(r"\d{1,9}", length, re.ASCII) or int(length) > LONGEST_BODY:
-            self.close_connection = True
-            return None
-        try:
-            return json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError):
-            return None
-
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self._send_json(status, {"error": why})
-
-    def _send_json(self, status: HTTPStatus, value: Any) -> None:
-        data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-        self._send(status, "application/json", data)
-
-    def _send(self, status: HTTPStatus, kind: str, data: bytes) -> None:
-        self.send_response(status)
-        for name, value in {
+    async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer a request of HTTP, by ASGI."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        status, kind, data = await self._decide(scope["method"], scope["raw_path"], headers, receive)
+        fields = {
             "Content-Type": kind,
             "Content-Length": str(len(data)),
             "Content-Security-Policy": f"{make_policy()}; frame-ancestors 'none'",
@@ -135,10 +115,60 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cross-Origin-Resource-Policy": "same-origin",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        }
+        head = [(name.encode("ascii"), value.encode("ascii")) for name, value in fields.items()]
+        await send({"type": "http.response.start", "status": status.value, "headers": head})
+        await send({"type": "http.response.body", "body": data})
 
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug(format, *args)
+    async def _decide(
+        self, method: str, raw_path: bytes, headers: dict[str, str], receive: Any
+    ) -> tuple[HTTPStatus, str, bytes]:
+        """Status, content type and body of the answer."""
+        path = raw_path.decode("latin-1")
+        host, _, port = headers.get("host", "").rpartition(":")
+        if method not in ("GET", "POST"):
+            return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page answers GET and POST")
+        if host not in (HOST, "localhost") or port != str(self.server_port):
+            return _refuse(HTTPStatus.FORBIDDEN, "this page is for this machine only")
+        if method == "GET" and path == "/":
+            page = render_page({"title": self.run.title, "token": self.token})
+            return HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8")
+        if not secrets.compare_digest(headers.get("x-spear-token", "").encode(), self.token.encode()):
+            return _refuse(HTTPStatus.FORBIDDEN, "the page is of an earlier server: load it again")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > LONGEST_BODY:
+            return _refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LONGEST_BODY} bytes")
+        try:
+            content = await asyncio.wait_for(_read_content(receive), BODY_S) if method == "POST" else None
+            return _write(HTTPStatus.OK, await asyncio.to_thread(self.answer, method, path, content))
+        except asyncio.TimeoutError:
+            return _refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request did not arrive within {BODY_S:g} s")
+        except LookupError:
+            return _refuse(HTTPStatus.NOT_FOUND, "not found")
+        except SpearError as error:
+            return _refuse(HTTPStatus.CONFLICT, str(error))
+        except Exception as error:
+            _log.exception("%s %s", method, path)
+            return _refuse(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+
+
+async def _read_content(receive: Any) -> Any:
+    """The JSON of a request; None if it is not JSON, or too long."""
+    body = b""
+    more = True
+    while more and len(body) <= LONGEST_BODY:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    try:
+        return None if more or len(body) > LONGEST_BODY else json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(status: HTTPStatus, why: str) -> tuple[HTTPStatus, str, bytes]:
+    return _write(status, {"error": why})
+
+
+def _write(status: HTTPStatus, value: Any) -> tuple[HTTPStatus, str, bytes]:
+    return status, "application/json", json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -22,6 +22,8 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     With ``shared`` other shared sockets of this user may listen there, and the kernel distributes the connections.
     Raises SpearError if the port is taken or not allowed, or the host has no such address.
     """
+    if not 0 <= port < 1 << 16:
+        raise SpearError(f"port {port}: give a number from 0 to 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

@@ -188,7 +188,7 @@ class EnvService:
 
 def make_app(service: EnvService) -> FastAPI:
     """Make the ASGI application of a service."""
-    app = FastAPI(title=service.name, version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title=service.name, version=__version__, openapi_url=None)
     _add_play(app, service)
     _add_tasks(app, service)
     return app

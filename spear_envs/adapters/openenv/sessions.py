@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,8 @@ from spear_envs.core.tasks import Task, TaskSet
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 1000
+"""Characters of an error, which may repeat what the client sent."""
 MakeConversation = Callable[[str | None], Conversation]
 """Makes an environment for a split; None for the server's own."""
 
@@ -31,7 +32,8 @@ class SessionPool:
         self.active = 0
         self._make = make
         self._lock = threading.Lock()
-        self._idle: defaultdict[str | None, list[Conversation]] = defaultdict(list)
+        self._idle: dict[str | None, list[Conversation]] = {}
+        """By splits that exist: a client can name any others."""
 
     def open(self) -> Session:
         """Open a session.
@@ -60,18 +62,18 @@ class SessionPool:
             WireError: it cannot be made.
         """
         with self._lock:
-            if self._idle[split]:
+            if self._idle.get(split):
                 return self._idle[split].pop()
         try:
             return self._make(split)
         except SpearError as error:
-            raise WireError(ErrorCode.FACTORY_ERROR, str(error)) from None
+            raise WireError(ErrorCode.FACTORY_ERROR, str(error)[:_SHOWN]) from None
 
     def take_back(self, split: str | None, conversation: Conversation) -> None:
         """Keep an environment for the next session, unless enough are kept."""
         with self._lock:
             if sum(map(len, self._idle.values())) < self.max_sessions:
-                self._idle[split].append(conversation)
+                self._idle.setdefault(split, []).append(conversation)
                 return
         conversation.env.close()
 
@@ -168,7 +170,7 @@ class Session:
         try:
             return play()
         except SpearError as error:
-            raise WireError(ErrorCode.EXECUTION_ERROR, str(error)) from None
+            raise WireError(ErrorCode.EXECUTION_ERROR, str(error)[:_SHOWN]) from None
         except Exception as error:
             logger.exception("an environment failed")
             self._conversation = self._last = None  # its state is unknown

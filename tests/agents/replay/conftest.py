@@ -104,7 +104,7 @@ def sokoban_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve(run: Run, stage: Stage | None = None) -> Iterator[PageServer]:
     """A page on a free port."""
     with PageServer(run, stage, port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield server

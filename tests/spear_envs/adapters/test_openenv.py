@@ -100,6 +100,7 @@ def test_what_is_wrong_is_said_and_the_session_goes_on(running: Running) -> None
         for data in ({"seed": "3"}, {"seed": -1}, {"seed": True}, {"wide": 1}, {"task": "a", "index": 1}):
             assert player.fail("reset", **data)["code"] == "VALIDATION_ERROR"
         assert player.fail("reset", split="tset")["code"] == "FACTORY_ERROR"
+        assert len(player.fail("reset", split="x" * 100_000)["message"]) < 2000
         assert player.fail("reset", task="corridor/train/99999")["code"] == "EXECUTION_ERROR"
         assert "the split has" in player.fail("reset", index=10**9)["message"]
         assert "send reset first" in player.fail("step", response="x")["message"]
@@ -220,6 +221,7 @@ def test_questions_over_http(running: Running) -> None:
     assert ask("/Corridor-v0/task", split="valid", index=3)["task"] == listed[3]
     assert httpx.post(f"{running.url}/Corridor-v0/task", json={"split": "valid", "index": -1}).status_code == 400
     assert httpx.post(f"{running.url}/Corridor-v0/task", json={"split": "none", "index": 1}).status_code == 422
+    assert httpx.get(f"{running.url}/openapi.json").status_code == 404
     assert httpx.post(f"{running.url}/Other-v0/task", json={"split": "valid", "index": 1}).status_code == 404
     assert ask("/reset", split="valid", index=3)["metadata"]["task_id"] == listed[3]["id"]
     assert "WebSocket /ws" in httpx.post(f"{running.url}/step", json={}).json()["detail"]

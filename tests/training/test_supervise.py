@@ -393,6 +393,8 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
             "the data is gone",
         ),
+        ('(T pid=8)   File "/x.py", line 1, in f\n(T pid=8)     next(i)\n(T pid=8) StopIteration\n', "StopIteration"),
+        ('  File "/x.py", line 1, in f\n    raise Bad(9)\nrewards.Bad: 9 is bad\nbye\n', "rewards.Bad: 9 is bad"),
         ("", "the process was killed"),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
     ],

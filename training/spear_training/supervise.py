@@ -190,11 +190,15 @@ def _find_error(log: Path, start: int) -> str:
         file.seek(start)
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
+    text = re.sub(r"^(?:\([^)]*\) |\[rank\d+\]: )", "", text, flags=re.MULTILINE)
     errors = re.findall(
-        r"^(?:\([^)]*\) |\[rank\d+\]: )?((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*)",
+        # An exception of any name stands below the code that raised it.
+        r"^(?: {4}[^\n]*\n(?=(?:\w+\.)*[A-Z]\w*(?:: [^\n]*)?$)([^ \n][^\n]*)"
+        r"|((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*))",
         text,
         re.MULTILINE,
     )
+    errors = ["".join(found) for found in errors]
     own = [line for line in errors if not line.startswith(WRAPPERS)]
     for line in own:
         if "SpearError" in line or "SettingsError" in line:

@@ -25,7 +25,8 @@ import psutil
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
 from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
-from spear_training.variables import MARK, SECRETS_FILE
+from spear_envs.core.modules import make_command
+from spear_training.variables import CODE_FOLDER, MARK, SECRETS_FILE
 
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
@@ -45,10 +46,9 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
     """The environment of a training's process: this one's, with variables for verl and its plugin."""
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
-    path = [folder for folder in (os.environ.get("PYTHONPATH"), os.getcwd()) if folder]
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),  # settings may name functions in the current folder
+        CODE_FOLDER: os.getcwd(),  # settings may name functions in the current folder
         "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         # verl's file logger truncates: one file per launch keeps earlier ones.
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
@@ -108,7 +108,7 @@ def supervise_training(
     with hold_lock(out), (out / LOG_FILE).open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(out)],
+            make_command(module, str(out)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -18,7 +18,7 @@ _ASCII: dict[int, str] = {
     **dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-"),
 }
 """Full-width characters, digits of other mathematical fonts, dashes and the sign of subtraction."""
-_NARROW = re.compile(r"\\[,;:!]|[\u2006\u2009\u200a\u202f]|\\(?:display|text|script)style(?![A-Za-z])")
+_NARROW = re.compile(r"\\[,;:!]|[\u2006\u2009-\u200f\u202f\ufeff]|\\(?:display|text|script)style(?![A-Za-z])")
 """What prints nothing, or next to nothing, and may stand within a number."""
 _SPACE = re.compile(r"(?:\\(?:q?quad|(?:en|thin|med|thick)?space)(?![A-Za-z])|\\(?=\s)|\\\\|~|\s)+")
 _MARKS = re.compile(
@@ -35,8 +35,11 @@ _MODULUS = re.compile(r" ?(?:\\pmod ?\{? ?\d+ ?\}?|\(? ?(?:\\bmod|\\mod|\x01?mod
 _NUMBER = re.compile(
     r"([+-]?) ?((?:[0-9]{1,3}(?:(?:,|\{,\}) ?[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)|[0-9]+)(?: ?\.0*)?(.*)", re.DOTALL
 )
-_UNIT = re.compile(r"[ /.·]*(\x01?)([A-Za-z]+)\.?(?:\^?\{?[23²³]\}?)?")
-_SHORT_UNITS = re.compile("[ckmn]m|[km]g|lbs?|oz|ft|in|yd|mi|mph|ml|hrs?|min|sec|day|ms|kj|kw|hz|sq|cu", re.IGNORECASE)
+_ENCLOSED = re.compile(r"(?<!\\)\{([0-9]+)\}|^\( ?([+-]?[0-9,]+) ?\)(?! ?[0-9])")
+_UNIT = re.compile(r"[ /.·(]*(\x01?)([A-Za-z]+)\.?(?:\^?\{?[23²³]\}?)?")
+_SHORT_UNITS = re.compile(
+    "[ckmn]m|[km]g|lbs?|oz|ft|in|yd|mi|mph|ml|hrs?|min|sec|day|men|usd|eur|ms|kj|kw|hz|sq|cu", re.IGNORECASE
+)
 _LETTERS_AS_UNITS = frozenset("msghlLdNJWVCF")
 _NO_UNITS = re.compile(
     r"(hundred|thousand|[mbtr]+illion|dozen|score|half|third|quarter|factorial|squared|cubed|mod|or|and|to|plus|minus"
@@ -105,7 +108,7 @@ def read_integer(text: str) -> str | None:
     Only the writing may differ: the table in docs/code.md has what is ignored. Nothing is computed.
     """
     plain = _NARROW.sub("", text.translate(_ASCII))
-    plain = _SPACE.sub(" ", _MARKS.sub(" ", _DEGREES.sub("\x01degrees", plain))).strip("* ")
+    plain = _SPACE.sub(" ", _MARKS.sub(" ", _DEGREES.sub("\x01degrees", plain))).strip("*`'\" ")
     while (bare := _FONT.sub(_mark_words, plain)) != plain:
         plain = bare
     *names, plain = re.split(r"=|\\equiv(?![A-Za-z])", plain)
@@ -115,7 +118,7 @@ def read_integer(text: str) -> str | None:
     plain = _ANSWER.sub("", plain, count=1) if _ANSWER.match(plain) else plain
     while len(plain) > 1 and plain[0] + plain[-1] in ("()", "{}"):
         plain = plain[1:-1].strip()
-    found = _NUMBER.fullmatch(re.sub(r"(?<!\\)\{([0-9]+)\}", r"\1", plain))
+    found = _NUMBER.fullmatch(_ENCLOSED.sub(r"\1\2", plain))
     if found is None or not _is_unit(re.sub("[{}]", "", found[3])):
         return None
     digits = re.sub(r"[^0-9]", "", found[2]).lstrip("0") or "0"
@@ -143,9 +146,10 @@ def _is_name(text: str, *, first: bool) -> bool:
 
 def _is_unit(text: str) -> bool:
     """Whether it is a unit, or nothing: words, which no product of letters may be taken for."""
-    place, text = 0, text.rstrip()
+    place, text = 0, text.rstrip(" )")
     while place < len(text) and (word := _UNIT.match(text, place)) is not None:
-        upright, letters, place = bool(word[1]), word[2], word.end()
+        upright = bool(word[1]) or (place > 0 and "/" in word[0])  # km/h
+        letters, place = word[2], word.end()
         known = _SHORT_UNITS.fullmatch(letters) or (upright and letters in _LETTERS_AS_UNITS)
         long = len(letters) > 2 if upright else re.search(r"[aeiou]", letters) and len(letters) > 3
         if _NO_UNITS.fullmatch(letters) or not (known or long):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
@@ -221,6 +221,13 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     assert (config.engine.pad_to_length, config.engine.pad_to_length_bucket) == (True, BUCKET)
     with pytest.raises(SpearError, match="one row of 9,000 tokens"):
         fit_tuning(OmegaConf.create(settings), (), 3 * GIB, 9000, tmp_path / "none.yaml")
+    adapter = OmegaConf.merge(settings, {"model": {"lora_rank": 8}, "engine": {"model_dtype": "bfloat16"}})
+    assert isinstance(adapter, DictConfig)
+    smaller = fit_tuning(adapter, (), 3 * GIB, 9000, tmp_path / "none.yaml")
+    assert smaller is not None and smaller.needed < 3 * GIB
+    with pytest.raises(SpearError, match=r"what would fit is .*model\.lora_rank=32") as caught:
+        fit_tuning(OmegaConf.create(settings), (), 2.9 * GIB, 2000, tmp_path / "none.yaml")
+    assert "data.max_token_len_per_gpu=2000" in str(caught.value) and "actor_rollout_ref" not in str(caught.value)
     OmegaConf.save(compose(), tmp_path / "training.yaml")
     with pytest.raises(SpearError, match="is not of this kind of run"):
         fit_tuning(config, (), None, 1600, tmp_path / "training.yaml")

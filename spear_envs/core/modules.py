@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+HERE_LAST = "import sys; sys.path[0] or sys.path.append(sys.path.pop(0))"
+"""Code for ``python -c`` after which the current folder is searched last."""
+
 
 def import_file(path: Path, name: str) -> ModuleType:
     """Import a file as the module ``name``, which can import modules next to it. Raises what the file raises."""
@@ -33,9 +36,9 @@ def make_command(module: str, *arguments: str, same_path: bool = False) -> list[
     ``-m`` puts that folder first, where a user's ``datasets.py`` or ``random.py`` takes the place of the real one. With
     ``same_path`` the process imports from where this one does.
     """
-    order = "sys.path[0] or sys.path.append(sys.path.pop(0))"
+    order = HERE_LAST
     if same_path:
         here = os.getcwd()
-        order = f"sys.path[:] = {[*(folder for folder in sys.path if folder not in ('', here)), here]!r}"
-    start = f"import sys; {order}; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        order = f"import sys; sys.path[:] = {[*(folder for folder in sys.path if folder not in ('', here)), here]!r}"
+    start = f"{order}; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", start, *arguments]

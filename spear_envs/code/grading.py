@@ -12,11 +12,46 @@ STRICT_TAIL = 100
 
 _MAX_ANSWER = 1_000
 """Longest answer that is graded, in characters."""
-_UNWRAP = re.compile(r"\\text\s*\{([^{}]*)\}")
-_BLANKS = re.compile(r"\\[,;:! ]|[\s$~\u2009\u00a0]")
-_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+")
-_INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
-_NAME = re.compile(r"[A-Za-z]=")
+_ASCII: dict[int, str] = {
+    **{0xFF01 + place: chr(0x21 + place) for place in range(94)},
+    **{0x1D7CE + place: str(place % 10) for place in range(50)},
+    **dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-"),
+}
+"""Full-width characters, digits of other mathematical fonts, dashes and the sign of subtraction."""
+_NARROW = re.compile(r"\\[,;:!]|[\u2006\u2009-\u200f\u202f\ufeff]|\\(?:display|text|script)style(?![A-Za-z])")
+"""What prints nothing, or next to nothing, and may stand within a number."""
+_SPACE = re.compile(r"(?:\\(?:q?quad|(?:en|thin|med|thick)?space)(?![A-Za-z])|\\(?=\s)|\\\\|~|\s)+")
+_MARKS = re.compile(
+    r"\\[()\[\]#$]|[$€£¥]|\\(?:text)?color\s*\{\w+\}"
+    r"|\\(?:left|right|[bB]igg?[lr]?|pounds|euro|[Ll]arge|LARGE|[Hh]uge|bf|rm|it|sf|tt|em)(?![A-Za-z])"
+)
+"""Delimiters of mathematics, signs of currency, sizes, colours."""
+_FONT = re.compile(
+    r"\\(?:(text\w*|mbox|hbox|mathrm|operatorname)|math\w+|bm|boldsymbol|emph|underline|num)\s*\{([^{}\\]*)\}"
+)
+_DEGREES = re.compile(r"(?:\{\})?\^?\{?(?:\\circ|\\degree|[°º])(?![A-Za-z])\}?(?: ?[CF](?![A-Za-z]))?|\\?%")
+_ANSWER = re.compile(r"(?:\x01?the )?(?:\x01?final )?\x01?answer(?: \x01?is)?:? ?|\(\x01?[A-E]\) ?", re.IGNORECASE)
+_MODULUS = re.compile(r" ?(?:\\pmod ?\{? ?\d+ ?\}?|\(? ?(?:\\bmod|\\mod|\x01?mod(?:ulo)?) ?\{?\d+\}? ?\)?)$")
+_NUMBER = re.compile(
+    r"([+-]?) ?((?:[0-9]{1,3}(?:(?:,|\{,\}) ?[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)|[0-9]+)(?: ?\.0*)?(.*)", re.DOTALL
+)
+_ENCLOSED = re.compile(r"(?<!\\)\{([0-9]+)\}|^\( ?([+-]?[0-9,]+) ?\)(?! ?[0-9])")
+_UNIT = re.compile(r"[ /.·(]*(\x01?)([A-Za-z]+)\.?(?:\^?\{?[23²³]\}?)?")
+_SHORT_UNITS = re.compile(
+    "[ckmn]m|[km]g|lbs?|oz|ft|in|yd|mi|mph|ml|hrs?|min|sec|day|men|usd|eur|ms|kj|kw|hz|sq|cu", re.IGNORECASE
+)
+_LETTERS_AS_UNITS = frozenset("msghlLdNJWVCF")
+_NO_UNITS = re.compile(
+    r"(hundred|thousand|[mbtr]+illion|dozen|score|half|third|quarter|factorial|squared|cubed|mod|or|and|to|plus|minus"
+    r"|times|over|sqrt|pi|log|sin|cos|tan|exp|about|approx\w*|not|more|less|than|at|least|most)s?",
+    re.IGNORECASE,
+)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_GREEK = re.compile(
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|ell)(?![A-Za-z])"
+)
+_LEFT = re.compile(r"_(?:\{[^{}]*\}|\w)|\^(?:\{[^{}]*\}|\w)|\([^()]*\)")
+"""What is left out of the left side of an equation to see whether it is a name: indices and arguments."""
 
 
 class Grader(str, Enum):
@@ -27,7 +62,7 @@ class Grader(str, Enum):
     INTEGER = "integer"
     """The last box is the integer, however it is written."""
     MATH_VERIFY = "math_verify"
-    """The last box is mathematically equal to the answer, according to math-verify."""
+    """The last box is mathematically equal to the answer, according to math-verify, or the same integer."""
 
 
 def find_answer(response: str, grader: Grader) -> str | None:
@@ -55,25 +90,68 @@ def is_right(answer: str | None, gold: str, grader: Grader) -> bool:
     if len(answer) > _MAX_ANSWER:
         return False
     if grader is Grader.INTEGER:
-        found = read_integer(answer)
-        return found is not None and found == read_integer(gold)
+        return is_same_integer(answer, gold)
     from spear_envs.code.verifying import open_verifier
 
     return open_verifier().verify(gold, answer)
 
 
+def is_same_integer(answer: str, gold: str) -> bool:
+    """Whether both read as one integer."""
+    found = read_integer(answer)
+    return found is not None and found == read_integer(gold)
+
+
 def read_integer(text: str) -> str | None:
     r"""Read a text as an integer in its shortest form; None if it is not one.
 
-    Dollars, blanks, ``\\,`` and the like, ``\\text{}``, commas between thousands (``,`` or ``{,}``), one leading
-    ``x=``, a full stop at the end, a plus and leading zeros are removed.
+    Only the writing may differ: the table in docs/code.md has what is ignored. Nothing is computed.
     """
-    plain = _BLANKS.sub("", _UNWRAP.sub(r"\1", text)).replace("{,}", ",").replace("\u2212", "-")
-    plain = _NAME.sub("", plain, count=1) if _NAME.match(plain) else plain
-    plain = plain.removesuffix(".")
-    if _GROUPED.fullmatch(plain):
-        plain = plain.replace(",", "")
-    found = _INTEGER.fullmatch(plain)
-    if found is None:
+    plain = _NARROW.sub("", text.translate(_ASCII))
+    plain = _SPACE.sub(" ", _MARKS.sub(" ", _DEGREES.sub("\x01degrees", plain))).strip("*`'\" ")
+    while (bare := _FONT.sub(_mark_words, plain)) != plain:
+        plain = bare
+    *names, plain = re.split(r"=|\\equiv(?![A-Za-z])", plain)
+    if not all(_is_name(name, first=place == 0) for place, name in enumerate(names)):
         return None
-    return f"-{found[2]}" if found[1] == "-" and found[2] != "0" else found[2]
+    plain = _MODULUS.sub("", plain.strip()).strip()
+    plain = _ANSWER.sub("", plain, count=1) if _ANSWER.match(plain) else plain
+    while len(plain) > 1 and plain[0] + plain[-1] in ("()", "{}"):
+        plain = plain[1:-1].strip()
+    found = _NUMBER.fullmatch(_ENCLOSED.sub(r"\1\2", plain))
+    if found is None or not _is_unit(re.sub("[{}]", "", found[3])):
+        return None
+    digits = re.sub(r"[^0-9]", "", found[2]).lstrip("0") or "0"
+    return f"-{digits}" if found[1] == "-" and digits != "0" else digits
+
+
+def _mark_words(font: re.Match[str]) -> str:
+    """The text of a font command, with a mark before each word of an upright one, which multiplies no letters."""
+    return re.sub(r"(?<![A-Za-z\x01])(?=[A-Za-z])", "\x01", font[2]) if font[1] else font[2]
+
+
+def _is_name(text: str, *, first: bool) -> bool:
+    """Whether it names a quantity, as ``x``, ``AB``, ``f(2)`` or ``100m+n`` do and ``20`` and ``2x`` do not.
+
+    Only the ``first`` of a chain of equals may have numbers.
+    """
+    letters = set(re.findall(r"[A-Za-z]", _COMMAND.sub("", text))) | set(_GREEK.findall(text))
+    rest = _LEFT.sub("", text)
+    return (
+        bool(letters)
+        and not re.search(r"[<>≤≥≠≈!:~,;]|\b(?:and|or)\b|\\(?:neq?|[lg]eq?|approx|sim|not|pm)(?![A-Za-z])", rest)
+        and (not re.search(r"[0-9]", rest) or (first and len(letters) > 1))
+    )
+
+
+def _is_unit(text: str) -> bool:
+    """Whether it is a unit, or nothing: words, which no product of letters may be taken for."""
+    place, text = 0, text.rstrip(" )")
+    while place < len(text) and (word := _UNIT.match(text, place)) is not None:
+        upright = bool(word[1]) or (place > 0 and "/" in word[0])  # km/h
+        letters, place = word[2], word.end()
+        known = _SHORT_UNITS.fullmatch(letters) or (upright and letters in _LETTERS_AS_UNITS)
+        long = len(letters) > 2 if upright else re.search(r"[aeiou]", letters) and len(letters) > 3
+        if _NO_UNITS.fullmatch(letters) or not (known or long):
+            return False
+    return place >= len(text)

@@ -226,21 +226,22 @@ class CodeParser:
 
 
 _BOX = "\\boxed{"
-_BRACES = re.compile(r"\\boxed\{|[{}]")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([+-]?[0-9]+(?:,[0-9]{3})*))|[{}]")
 
 
 def find_last_box(text: str) -> str | None:
-    r"""Content of the closed ``\boxed{…}`` that begins last, so of the innermost of nested ones; None if there is none.
+    r"""Content of the closed box that begins last, so of the innermost of nested ones; None if there is none.
 
+    A box is ``\boxed{…}`` or ``\fbox{…}``, also with blanks before its brace, or ``\boxed`` before a bare number.
     Takes time linear in the text.
     """
-    if _BOX not in text:
-        return None
     opened: list[int] = []
     best = (-1, -1)
     for brace in _BRACES.finditer(text):
-        if brace[0] != "}":
-            opened.append(brace.end() if brace[0] == _BOX else -1)
+        if brace[1]:
+            best = max(best, brace.span(1))
+        elif brace[0] != "}":
+            opened.append(brace.end() if brace[0] != "{" else -1)
         elif opened:
             begin = opened.pop()
             if begin > best[0]:

@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 from spear_envs.code.tasks import normalize_text
 from spear_envs.data.rows import MalformedRowError, parse_rows
 
-# DAPO's text around each problem, which asks for another form of the answer than the graded box.
+# Text around each problem of DAPO and of verl's data, which asks for another form of the answer than the graded box.
 _DAPO_HEAD = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem."
 )
-_DAPO_TAIL = 'Remember to put your answer on its own line after "Answer:".'
+_TAILS = (
+    'Remember to put your answer on its own line after "Answer:".',
+    'Let\'s think step by step and output the final answer after "####".',  # verl's GSM8K
+)
 
 
 class RawProblem(NamedTuple):
@@ -29,7 +32,8 @@ def read_problems(path: Path) -> Iterator[RawProblem]:
 
     Columns are ``problem`` and ``answer`` in either case (AIME), or a ``prompt`` of messages or text with
     ``reward_model.ground_truth`` (DAPO, verl), whose instructions around the problem are removed, since they ask for
-    another form of the answer.
+    another form of the answer; the bare ``extra_info.question`` is taken where there is one. Of an answer in GSM8K's
+    form, what follows ``####`` is taken.
 
     Raises:
         SpearError: the file cannot be read, or a row is not a problem; the message names the row.
@@ -70,12 +74,16 @@ def keep_distinct(rows: Iterator[RawProblem]) -> Distinct:
 def _find_text(row: Mapping[str, Any]) -> str:
     found = next((row[name] for name in ("problem", "Problem", "question") if row.get(name)), None)
     if found is None:
-        found = row.get("prompt")
+        extra = row.get("extra_info")
+        found = (extra.get("question") if isinstance(extra, Mapping) else None) or row.get("prompt")
         if isinstance(found, Sequence) and not isinstance(found, str):
             found = found[-1].get("content") if found and isinstance(found[-1], Mapping) else None
     if not isinstance(found, str) or not found.strip():
         raise MalformedRowError("it lacks a problem")
-    return found.strip().removeprefix(_DAPO_HEAD).removesuffix(_DAPO_TAIL).strip()
+    found = found.strip().removeprefix(_DAPO_HEAD)
+    for tail in _TAILS:
+        found = found.removesuffix(tail)
+    return found.strip()
 
 
 def _find_answer(row: Mapping[str, Any]) -> str:
@@ -85,6 +93,7 @@ def _find_answer(row: Mapping[str, Any]) -> str:
         found = model.get("ground_truth") if isinstance(model, Mapping) else None
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
-    if not isinstance(found, str) or not found.strip():
+    answer = found.rpartition("####")[2].strip() if isinstance(found, str) else ""
+    if not answer:
         raise MalformedRowError("it lacks an answer")
-    return found.strip()
+    return answer

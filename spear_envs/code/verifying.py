@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from functools import lru_cache
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
+from spear_envs.core.modules import make_command
 
 ANSWER_SECONDS = 5.0
 START_SECONDS = 60.0
@@ -84,11 +84,10 @@ class Verifier:
         self._stop()
         # It ends with its stdin, so it does not outlive this process. Its stderr is useless.
         process = subprocess.Popen(
-            [sys.executable, "-m", "spear_envs.code.verify_worker"],
+            make_command("spear_envs.code.verify_worker", same_path=True),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         )
         self._process, self._buffer = process, b""
         if self._read(process, START_SECONDS) != b"ready":

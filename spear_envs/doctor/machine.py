@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from spear_envs.core.modules import make_command
 from spear_envs.data.files import data_folder, is_offline
 from spear_envs.data.space import format_bytes
 from spear_envs.doctor.findings import Finding, Verdict
@@ -73,9 +73,9 @@ def check_graphics(command: tuple[str, ...] = CARDS) -> Iterator[Finding]:
         yield Finding("GPUs", Verdict.OK, "; ".join(cards))
 
 
-def check_isolation(command: tuple[str, ...] = (sys.executable, "-m", "spear_envs.cli")) -> Iterator[Finding]:
+def check_isolation(command: Sequence[str] = ()) -> Iterator[Finding]:
     """Whether model-written code can be isolated, according to ``spear sandbox doctor``."""
-    asked = [*command, "sandbox", "doctor", "--json"]
+    asked = [*(command or make_command("spear_envs.cli")), "sandbox", "doctor", "--json"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     try:
         levels = json.loads(done.stdout)["levels"]

@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from spear_envs.core.modules import HERE_LAST
 from spear_envs.doctor.findings import Finding, Verdict
 
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
@@ -160,7 +161,7 @@ def list_foreign_wishes() -> set[str]:
     return wishes
 
 
-def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> Iterator[Finding]:
+def check_import(command: tuple[str, ...] = (sys.executable, "-c", f"{HERE_LAST}; {IMPORT}")) -> Iterator[Finding]:
     """Whether the environments can be imported quickly and without what only training needs."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if done.returncode:

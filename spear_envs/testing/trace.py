@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_envs.core.env import SpearEnv
+from spear_envs.core.modules import make_command
 
 MALFORMED: tuple[str, ...] = (
     "",
@@ -120,14 +121,9 @@ def trace_elsewhere(spec: Any, kwargs: Mapping[str, Any], episodes: Sequence[Any
     with tempfile.TemporaryDirectory() as folder:
         order, answer = Path(folder, "order.pickle"), Path(folder, "trace.json")
         order.write_bytes(cloudpickle.dumps((spec, dict(kwargs), list(episodes))))
-        environment = {
-            **os.environ,
-            "PYTHONHASHSEED": str(hash_seed),
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }
         done = subprocess.run(
-            [sys.executable, "-m", "spear_envs.testing.trace", str(order), str(answer)],
-            env=environment,
+            make_command("spear_envs.testing.trace", str(order), str(answer), same_path=True),
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
             capture_output=True,
             text=True,
             check=False,

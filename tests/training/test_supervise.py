@@ -130,11 +130,15 @@ def test_a_run_is_watched_to_its_end(out: Path, stand_in: StandIn) -> None:
 
 
 def test_the_process_gets_the_run_folder_and_its_variables(out: Path, stand_in: StandIn) -> None:
-    stand_in('print(sys.argv[1:], os.environ["VERL_USE_EXTERNAL_MODULES"], os.getsid(0) == os.getpid())')
-    run(out)
-    assert (out / LOG_FILE).read_text().strip() == (
-        f"['-m', 'spear_training.verl_plugin.process', '{out}'] spear_training.verl_plugin True"
+    stand_in(
+        """
+        print("'spear_training.verl_plugin.process'" in sys.argv[2], sys.argv[3:])
+        print(os.environ["VERL_USE_EXTERNAL_MODULES"], os.environ["SPEAR_CODE_FOLDER"], os.getsid(0) == os.getpid())
+        """
     )
+    run(out)
+    expected = f"True ['{out}']\nspear_training.verl_plugin {os.getcwd()} True"
+    assert (out / LOG_FILE).read_text().strip() == expected
 
 
 def test_a_later_launch_adds_to_the_log(out: Path, stand_in: StandIn) -> None:
@@ -393,6 +397,8 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
             "the data is gone",
         ),
+        ('(T pid=8)   File "/x.py", line 1, in f\n(T pid=8)     next(i)\n(T pid=8) StopIteration\n', "StopIteration"),
+        ('  File "/x.py", line 1, in f\n    raise Bad(9)\nrewards.Bad: 9 is bad\nbye\n', "rewards.Bad: 9 is bad"),
         ("", "the process was killed"),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
     ],

@@ -11,7 +11,6 @@ It may be a coroutine function. Plain functions run in threads, several at a tim
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import math
 import traceback
@@ -24,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.modules import import_file
 from spear_envs.core.tasks import Task, TaskSet
 
 CUSTOM = "custom"
@@ -129,12 +129,8 @@ def read_custom_reward(config: DictConfig) -> CustomReward | None:
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:
-    spec = importlib.util.spec_from_file_location(f"custom_reward_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise SpearError(f"reward.custom_reward_function.path={path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = import_file(path, f"custom_reward_{path.stem}")
     except Exception as error:
         line = _find_line(error, path)
         where = f", line {line.lineno}" if line else ""

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
+from spear_envs.core.modules import make_command
 from spear_training.checkpoints import BEST, check_files, draft_folder, list_whole, read_best, repair_tracker
 
 WEIGHTS = "*.safetensors"
@@ -73,7 +73,7 @@ def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[P
 
 def _join_shards(actor: Path, out: Path) -> None:
     """Let verl join the shards of all ranks, in a separate process: it takes the memory of the full model."""
-    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+    command = make_command("verl.model_merger", "merge", "--backend", "fsdp")
     command += ["--local_dir", str(actor), "--target_dir", str(out)]
     environment = {name: value for name, value in os.environ.items() if name != "VERL_USE_EXTERNAL_MODULES"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ import psutil
 
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
+from spear_envs.core.modules import make_command
 from spear_training.checkpoints import is_finished
 from spear_training.guidance.metrics import APART
 
@@ -90,7 +90,7 @@ class Prover:
 
     def _run_proof(self, name: str) -> dict[str, Any]:
         size = "full" if self.device == "cuda" else "small"
-        command = [sys.executable, "-m", "spear_training.verl_plugin.proofs", name, self.device, size]
+        command = make_command("spear_training.verl_plugin.proofs", name, self.device, size)
         environment = dict(os.environ)
         if self.device == "cpu":
             environment["VERL_PLATFORM"] = "cpu"
@@ -142,7 +142,7 @@ class Prover:
     def list_command(self, engine: str, run: Path) -> list[str]:
         """The command line of the training."""
         return [
-            *(sys.executable, "-m", "spear_training", "preset=demo"),
+            *make_command("spear_training", "preset=demo"),
             f"cluster={'1gpu' if self.device == 'cuda' else 'cpu'}",
             f"actor_rollout_ref.model.path={self.out / POLICY}",
             f"actor_rollout_ref.rollout.name={engine}",

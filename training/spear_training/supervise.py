@@ -25,7 +25,8 @@ import psutil
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
 from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
-from spear_training.variables import MARK, SECRETS_FILE
+from spear_envs.core.modules import make_command
+from spear_training.variables import CODE_FOLDER, MARK, SECRETS_FILE
 
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
@@ -45,10 +46,9 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
     """The environment of a training's process: this one's, with variables for verl and its plugin."""
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
-    path = [folder for folder in (os.environ.get("PYTHONPATH"), os.getcwd()) if folder]
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),  # settings may name functions in the current folder
+        CODE_FOLDER: os.getcwd(),  # settings may name functions in the current folder
         "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         # verl's file logger truncates: one file per launch keeps earlier ones.
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
@@ -108,7 +108,7 @@ def supervise_training(
     with hold_lock(out), (out / LOG_FILE).open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(out)],
+            make_command(module, str(out)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -190,11 +190,15 @@ def _find_error(log: Path, start: int) -> str:
         file.seek(start)
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
+    text = re.sub(r"^(?:\([^)]*\) |\[rank\d+\]: )", "", text, flags=re.MULTILINE)
     errors = re.findall(
-        r"^(?:\([^)]*\) |\[rank\d+\]: )?((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*)",
+        # An exception of any name stands below the code that raised it.
+        r"^(?: {4}[^\n]*\n(?=(?:\w+\.)*[A-Z]\w*(?:: [^\n]*)?$)([^ \n][^\n]*)"
+        r"|((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*))",
         text,
         re.MULTILINE,
     )
+    errors = ["".join(found) for found in errors]
     own = [line for line in errors if not line.startswith(WRAPPERS)]
     for line in own:
         if "SpearError" in line or "SettingsError" in line:

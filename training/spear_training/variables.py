@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,8 @@ PREFIXES = (
 NAMES = ("TENSORBOARD_DIR", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM")
 MARK = "SPEAR_RUN_MARK"
 """Variables of a training's processes on this machine only."""
+CODE_FOLDER = "SPEAR_CODE_FOLDER"
+"""Folder whose modules settings may name, where the training was started."""
 SECRETS_FILE = ".secrets.json"
 SECRETS_VARIABLE = "SPEAR_SECRETS_FILE"
 _SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
@@ -61,6 +64,13 @@ def write_secrets(out: Path, secrets: Mapping[str, str]) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(dict(secrets), file)
     return path
+
+
+def add_code_folder() -> None:
+    """Let this process import from the training's folder what it finds nowhere else."""
+    folder = os.environ.get(CODE_FOLDER)
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def read_secrets() -> None:

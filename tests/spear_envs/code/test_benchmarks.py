@@ -29,6 +29,12 @@ def dapo(problem: str, answer: str) -> dict[str, Any]:
     }
 
 
+def gsm8k(problem: str, extra: dict[str, Any] | None) -> dict[str, Any]:
+    asked = f'{problem} Let\'s think step by step and output the final answer after "####".'
+    messages = [{"role": "user", "content": asked}]
+    return {"prompt": messages, "reward_model": {"ground_truth": "72", "style": "rule"}, "extra_info": extra}
+
+
 def write_lines(path: Path, rows: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -51,6 +57,10 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
         ({"problem": "Who?", "answer": 0}, RawProblem("Who?", "0")),
         (dapo("Who?", "-7"), RawProblem("Who?", "-7")),
         ({"prompt": "Who?", "reward_model": {"ground_truth": "7"}}, RawProblem("Who?", "7")),
+        (gsm8k("How many?", {"question": "How many?", "answer": "so\n#### 72"}), RawProblem("How many?", "72")),
+        (gsm8k("How many?", {"question": None}), RawProblem("How many?", "72")),
+        (gsm8k("How many?", None), RawProblem("How many?", "72")),
+        ({"question": "How many?", "answer": "2+3 = <<2+3=5>>5 clips\n#### 1,205"}, RawProblem("How many?", "1,205")),
     ],
 )
 def test_rows(tmp_path: Path, row: dict[str, Any], expected: RawProblem) -> None:

@@ -64,6 +64,7 @@ def test_a_decoder_is_counted_as_by_hand() -> None:
         layers=3,
         cache_values=2 * 3 * 2 * 8,
     )
+    assert made.edges == 3 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))
     apart = Architecture.from_config({**LLAMA, "tie_word_embeddings": False, "vocab_size": 1000})
     assert apart.parameters == 2 * 1000 * 32 + 3 * layer + 32 and apart.largest == 1000 * 32
 

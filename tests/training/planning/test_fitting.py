@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
@@ -62,6 +62,29 @@ def test_a_row_that_does_not_fit_is_refused_with_the_number() -> None:
     fit = fit_update(TRAINER, WISH, 5 * GIB, [beside])
     assert (fit.tokens, fit.checkpointing) == (2048, True), "estimates of what else lies there refuse nothing"
     assert "may not fit: about 5.2 GiB of the 5.0 GiB" in fit.describe()
+
+
+def test_what_is_estimated_or_asked_for_is_warned_of_and_not_refused() -> None:
+    (activations,) = [
+        item.bytes for item in TRAINER.size_update(2048, checkpointing=True) if "estimate" in item.formula
+    ]
+    room = sum_update(2048, checkpointing=True) - activations / 2
+    assert "may not fit" in fit_update(TRAINER, WISH, room).describe()
+    with pytest.raises(SpearError, match=r"To try it all the same, set .*ppo_max_token_len_per_gpu=2048"):
+        fit_update(TRAINER, WISH, room - activations)
+    asked = replace(WISH, tokens=2048, given_tokens=True)
+    assert "may not fit" in fit_update(TRAINER, asked, GIB).describe()
+
+
+def test_an_adapter_has_gradients_and_moments_of_its_own_only() -> None:
+    model = replace(SMOLLM, edges=10**6)
+    items = {item.name: item.bytes for item in Trainer(model, 2, rank=8, stored=2).size_update(9, checkpointing=True)}
+    assert items["weights"] == 2 * model.parameters
+    assert items["adapter"] == items["gradients"] == 2 * 8 * 10**6 == items["Adam"] / 2
+    host = Trainer(model, 2, on_host=True)
+    names = {item.name for item in host.size_update(9, checkpointing=True)}
+    assert names.isdisjoint({"weights", "gradients", "Adam"}) and "in transit" in names
+    assert host.measure(1) >= host.loading == 4 * model.parameters, "verl builds the weights on the device first"
 
 
 def test_the_user_has_the_last_word() -> None:
@@ -198,6 +221,13 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     assert (config.engine.pad_to_length, config.engine.pad_to_length_bucket) == (True, BUCKET)
     with pytest.raises(SpearError, match="one row of 9,000 tokens"):
         fit_tuning(OmegaConf.create(settings), (), 3 * GIB, 9000, tmp_path / "none.yaml")
+    adapter = OmegaConf.merge(settings, {"model": {"lora_rank": 8}, "engine": {"model_dtype": "bfloat16"}})
+    assert isinstance(adapter, DictConfig)
+    smaller = fit_tuning(adapter, (), 3 * GIB, 9000, tmp_path / "none.yaml")
+    assert smaller is not None and smaller.needed < 3 * GIB
+    with pytest.raises(SpearError, match=r"what would fit is .*model\.lora_rank=32") as caught:
+        fit_tuning(OmegaConf.create(settings), (), 2.9 * GIB, 2000, tmp_path / "none.yaml")
+    assert "data.max_token_len_per_gpu=2000" in str(caught.value) and "actor_rollout_ref" not in str(caught.value)
     OmegaConf.save(compose(), tmp_path / "training.yaml")
     with pytest.raises(SpearError, match="is not of this kind of run"):
         fit_tuning(config, (), None, 1600, tmp_path / "training.yaml")

@@ -12,13 +12,18 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from spear_envs.core.errors import SpearError
 from spear_training import precision
 from spear_training.launch import compose_config
+from spear_training.planning.architecture import read_known
 from spear_training.planning.cli import plan
+from spear_training.planning.fitting import tabulate_cards
 from spear_training.planning.report import find_rewriting
 from spear_training.settings import RunSettings
 from tests.agents.test_metrics import write_launch
 from tests.training.planning.test_architecture import LLAMA
 
 GIB = 2**30
+LORA = "actor_rollout_ref.model.lora_rank"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+DTYPE = f"{FSDP}.model_dtype"
 
 
 def ask(*arguments: str) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def test_a_plan_counts_the_type_that_a_training_chooses(monkeypatch: pytest.Monk
     widths = []
     for faster in (True, False):
         monkeypatch.setattr(precision, "prefers_bfloat16", lambda faster=faster: faster)
-        made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=cpu")
+        made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=cpu", "--device-memory", "64")
         rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
         widths.append(rollout["engine's weights"] / made["parameters"])
     assert widths == [2, 4]
@@ -100,9 +105,50 @@ def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> 
 
 def test_what_does_not_fit_is_said() -> None:
     small = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "40"])
-    assert small.exit_code == 0 and "does not fit into 40.0 GiB" in small.output
+    assert small.exit_code == 1 and "does not fit into 40.0 GiB" in small.output
     large = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "192"])
-    assert "does not fit" not in large.output and "P = 32,762,123,264" in large.output
+    assert large.exit_code == 0 and "does not fit" not in large.output and "P = 32,762,123,264" in large.output
+    cache = ["preset=alfworld_qwen2.5_7b", "cluster=1gpu", "--device-memory", "24", f"{LORA}=8", f"{DTYPE}=bfloat16"]
+    assert CliRunner().invoke(plan, cache).exit_code == 1, "no room for the engine's cache"
+    assert CliRunner().invoke(plan, [*cache, "actor_rollout_ref.rollout.gpu_memory_utilization=0.8"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "settings", "fits"),
+    [
+        ("1.5b", "24", (), False),
+        ("1.5b", "24", (f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true"), False),
+        ("1.5b", "24", (f"{LORA}=32",), True),
+        ("1.5b", "24", (f"{FSDP}.offload_policy=true",), True),
+        ("1.5b", "24", (f"{FSDP}.offload_policy=true", "actor_rollout_ref.actor.strategy=fsdp"), False),
+        ("1.5b", "24", (f"{LORA}=32", "algorithm=ppo"), False),
+        ("1.5b", "24", (f"{LORA}=32", "spear.kl.coefficient=0.1"), True),
+        ("1.5b", "48", (), True),
+        ("7b", "80", (), False),
+        ("7b", "80", (f"{LORA}=32",), True),
+        ("7b", "80", (f"{FSDP}.offload_policy=true",), True),
+    ],
+)
+def test_adapters_and_the_host_s_memory_are_counted_as_verl_uses_them(
+    model: str, gib: str, settings: tuple[str, ...], fits: bool
+) -> None:
+    command = [f"preset=alfworld_qwen2.5_{model}", "cluster=1gpu", "--device-memory", gib, *settings]
+    result = CliRunner().invoke(plan, command)
+    assert result.exit_code == (0 if fits else 1) and "Memory of a device" in result.output, result.output
+    if not settings and not fits:
+        told = " ".join(result.output.split())
+        assert f"what would fit is {LORA}=32" in told and f"{FSDP}.offload_policy=true" in told
+        assert "ppo_max_token_len_per_gpu=2560" in told
+
+
+def test_the_table_of_cards_in_the_docs_is_that_of_the_plan() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "gpu.md").read_text("utf-8")
+    table = page.partition("<!-- cards -->\n")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    names = {name.rpartition("/")[2]: name for name in read_known()}
+    cards = [int(cell.removesuffix(" GiB")) for cell in rows[0][1:]]
+    assert cards == [16, 24, 40, 48, 80, 141] and len(rows) > 7
+    assert rows[2:] == tabulate_cards([names[row[0]] for row in rows[2:]], cards, 4096)
 
 
 def test_a_plan_says_how_each_number_is_made() -> None:

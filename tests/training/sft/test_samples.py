@@ -15,11 +15,14 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 MASKS = st.lists(st.tuples(st.integers(0, 250), st.integers(0, 1)), min_size=1, max_size=40)
 
 
-def user(text: str) -> dict[str, str]:
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+
+
+def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def reply(text: str) -> dict[str, str]:
+def reply(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
@@ -112,6 +115,22 @@ def test_tokens_that_read_otherwise_than_their_messages_are_noticed(reader: Samp
         ({"messages": [user("a"), reply("b")], "joined": True}, "the environment's words too"),
         ({"messages": [reply("a"), user("b"), reply("c")]}, "its first message is the assistant's"),
         ({"messages": [user("a \ud800"), reply("b")]}, "neither input_ids nor messages"),
+        ({"messages": [user("a"), reply("b")], "tools": [{"type": "function"}]}, "does not show 'tools'"),
+        ({"messages": [user("a"), reply("b")], "tools": "{"}, "its tools must be a JSON array"),
+        ({"messages": [user("a"), reply("b")], "enable_thinking": False}, "does not show 'enable_thinking'"),
+        ({"messages": [user("a"), reply("b")], "chat_template_kwargs": {"x": 1}}, "does not show 'x'"),
+        (
+            {"messages": [user("a"), reply("b")], "chat_template_kwargs": {"tokenize": True}},
+            "tokenize is not a variable",
+        ),
+        ({"messages": [user("a"), reply("b")], "weight": 0.5}, "the field 'weight'"),
+        ({"messages": [user("a"), reply("b")], "system": "Be brief."}, "the field 'system'"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 1], "labels": [-100, 2]}, "the field 'labels'"),
+        ({"messages": [user("a"), reply("b") | {"weight": 0.5}]}, "weight=0.5 of a message of 'assistant'"),
+        ({"messages": [user("a") | {"loss_mask": 1}, reply("b")]}, "loss_mask=1 of a message of 'user'"),
+        ({"messages": [user("a"), reply("b") | {"reasoning_content": "t"}]}, "does not show 'reasoning_content'"),
+        ({"messages": [user("a"), reply("b") | {"tool_calls": [CALL]}]}, "does not show 'tool_calls'"),
+        ({"messages": [user("a"), reply("b") | {"function_call": {"name": "f"}}]}, "the field 'function_call'"),
     ],
 )
 def test_what_is_no_sample_is_said(reader: SampleReader, record: dict[str, Any], expected: str | None) -> None:
@@ -120,6 +139,47 @@ def test_what_is_no_sample_is_said(reader: SampleReader, record: dict[str, Any],
         return
     with pytest.raises(SpearError, match=expected):
         reader.read(record)
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "weight", "train", "training"])
+def test_a_response_that_is_not_to_be_learnt_is_read_only(reader: SampleReader, tokenizer: Any, name: str) -> None:
+    messages = [user("a") | {name: 0}, reply("b") | {name: False}, user("c"), reply("d") | {name: 1}, user("e")]
+    sample = reader.read({"messages": [*messages, reply("f") | {name: None}]})
+    assert sample is not None
+    assert [text for bit, text in split(sample, tokenizer) if bit] == ["d<|im_end|>", "f<|im_end|>"]
+    assert "b<|im_end|>" in tokenizer.decode(sample.ids)
+    assert reader.read({"messages": messages[:2]}) is None
+
+
+@pytest.mark.parametrize("joining", [False, True])
+@pytest.mark.parametrize("arguments", [{"x": 1}, '{"x": 1}'])
+@pytest.mark.parametrize("content", ["", None, [{"type": "text", "text": ""}]])
+def test_tools_and_calls_reach_the_template_in_any_of_their_forms(
+    tokenizer: Any, joining: bool, arguments: Any, content: Any
+) -> None:
+    other = copy(tokenizer)
+    shown = "'' + c.function.arguments" if joining else "c.function.arguments | tojson"
+    other.chat_template = (
+        "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% if enable_thinking %}!{% endif %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}>{% endif %}{{ m.reasoning_content }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}" + f"{{{{ {shown} }}}}" + "{% endfor %}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    answer = {"role": "assistant", "content": content, "tool_calls": [call], "reasoning_content": "t"}
+    messages = [user("a"), answer, {"role": "tool", "content": "2", "tool_call_id": "1"}, reply("b")]
+    keywords = {"tools": [CALL], "chat_template_kwargs": {"enable_thinking": True}}
+    sample = SampleReader(other, 280, (1,)).read({"messages": messages, **keywords})
+    assert sample is not None
+    assert split(sample, other) == [
+        (0, "[f]!a<|im_end|>>"),
+        (1, 'tf{"x": 1}<|im_end|>'),
+        (0, "2<|im_end|>>"),
+        (1, "b<|im_end|>"),
+    ]
+    wrong = {**call, "function": {"name": "f", "arguments": "{x"}}
+    with pytest.raises(SpearError, match="arguments of a tool call must be a JSON object"):
+        SampleReader(other, 280, (1,)).read({"messages": [user("a"), answer | {"tool_calls": [wrong]}]})
 
 
 @pytest.mark.parametrize(

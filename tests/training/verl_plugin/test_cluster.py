@@ -58,6 +58,8 @@ def test_variables_reach_a_cluster_that_was_there_before_and_secrets_no_log(
     for name, value in (given | secrets | {"RAY_ADDRESS": cluster.address}).items():
         monkeypatch.setenv(name, value)
     seen: list[dict[str, str]] = []
+    monkeypatch.setattr(process.JobConfig, "_runtime_env_has_working_dir", lambda self: False)  # so that it is undone
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not search this folder first
 
     def run_ppo(config: Any, task_runner_class: Any) -> None:
         assert stat.S_IMODE((tmp_path / SECRETS_FILE).stat().st_mode) == 0o600

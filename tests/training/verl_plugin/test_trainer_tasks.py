@@ -12,7 +12,11 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils.dataset.rl_dataset import collate_fn
 
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
@@ -69,6 +73,48 @@ def test_what_is_under_way_at_a_checkpoint_is_played_again(tmp_path: Path, monke
     trainer.global_steps = 2
     trainer.prepare_step()
     assert resumed.rollouts.calls[0]["orders"] == trainer.rollouts.calls[1]["orders"], "with the seeds of before"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_run_resumed_after_any_step_draws_what_one_never_stopped_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, staleness: int
+) -> None:
+    """Two batches an epoch, so that every second checkpoint is at the end of one; a task of each epoch is left out."""
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: None)
+    tasks = [{"task_id": name} for name in "abcde"]
+
+    def open_run() -> Any:
+        trainer: Any = open_trainer(tmp_path, staleness=staleness)
+        trainer.total_training_steps, trainer._measure_step = 8, dict
+        sampler = create_rl_sampler(OmegaConf.create({"shuffle": shuffle, "seed": 7}), tasks)
+        trainer.train_dataloader = StatefulDataLoader(
+            tasks, batch_size=2, drop_last=True, collate_fn=collate_fn, sampler=sampler
+        )
+        return trainer
+
+    def take(trainer: Any, step: int) -> list[str]:
+        trainer.global_steps = step
+        trainer.prepare_step()
+        begun = dict(call["begun"].split() for call in trainer.rollouts.calls)
+        trainer.play(0)
+        return [begun[str(step)], *(order.task_id for order in trainer.rollouts.calls[-1]["orders"])]
+
+    whole, states, drawn = open_run(), {}, {}
+    for step in range(1, 9):
+        drawn[step] = take(whole, step)
+        whole._save_checkpoint()
+        states[step] = whole.train_dataloader.state_dict()
+    assert shuffle == (drawn[1][:1] + drawn[2][:1] != drawn[3][:1] + drawn[4][:1])
+    for stopped in range(1, 8):
+        resumed = open_run()
+        resumed.global_steps = stopped
+        resumed._load_checkpoint()
+        resumed.train_dataloader.load_state_dict(states[stopped])
+        assert {step: take(resumed, step) for step in range(stopped + 1, 9)} == {
+            step: drawn[step] for step in range(stopped + 1, 9)
+        }, f"resumed after step {stopped}"
 
 
 def test_the_age_of_weights_is_told_where_they_may_be_old(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -32,6 +32,7 @@ class Architecture:
         intermediate: width of the feed-forward network.
         layers: of the decoder.
         cache_values: numbers that a token adds to the key-value cache: a key and a value in each layer.
+        edges: inputs and outputs of all linear layers but the head, where an adapter of rank 1 has a parameter each.
     """
 
     parameters: int
@@ -41,6 +42,7 @@ class Architecture:
     intermediate: int
     layers: int
     cache_values: int
+    edges: int = field(default=0, compare=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
@@ -67,6 +69,8 @@ class Architecture:
                 if isinstance(part, torch.nn.ModuleList) and len(part) == text.num_hidden_layers
                 for count in (sum(weights.numel() for weights in layer.parameters()) for layer in part)
             ]
+            head = model.get_output_embeddings()
+            linear = [part for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head]
             return cls(
                 parameters=model.num_parameters(),
                 largest=max(embedding.numel(), *decoders),
@@ -75,6 +79,7 @@ class Architecture:
                 intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
                 layers=text.num_hidden_layers,
                 cache_values=2 * text.num_hidden_layers * kv_heads * head_size,
+                edges=sum(part.in_features + part.out_features for part in linear),
             )
         except Exception as error:  # a third-party configuration may raise anything
             raise SpearError(

@@ -40,7 +40,8 @@ def plan(
     """Print the sizes of a training with their formulas: rows, tokens, optimiser steps, replay, memory.
 
     The arguments are those of `spear train`. Neither data nor a model is needed. Unknown lengths count as their maximum
-    unless they are given or taken from another training. Times are not predicted.
+    unless they are given or taken from another training. Times are not predicted. The exit status is 1 where the
+    training does not fit.
 
     \b
       spear plan preset=alfworld_qwen2.5_7b cluster=8gpu --turns 16 --prompt-tokens 900 --response-tokens 80
@@ -73,3 +74,5 @@ def plan(
         click.echo(json.dumps(made.to_json(), indent=1))
     else:
         print_plan(made, Console())
+    if not made.fits:
+        raise SystemExit(1)

@@ -16,7 +16,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
 from spear_training.earlier import load_earlier
 from spear_training.planning.architecture import find_architecture, find_folder, read_known
-from spear_training.planning.memory import GIB, Item, Trainer, count_shards, read_width, size_rollout_on_cpu, sum_bytes
+from spear_training.planning.memory import GIB, Item, Trainer, size_rollout_on_cpu, sum_bytes
 
 ENOUGH = 2048
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU
@@ -29,6 +29,10 @@ CPU_SHARE = 0.8
 GPU_SHARE = 0.9
 """Of a card's memory that a training may take."""
 CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+RANK = 32
+"""Of an adapter that is advised."""
+SHORTEST = 256
+"""Tokens of a row that is advised."""
 BUCKET = 256
 """Tokens to whose multiples micro-batches on a CPU are padded in bfloat16: torch makes kernels for each new shape,
 which takes time, and keeps up to a gigabyte of them."""
@@ -55,6 +59,15 @@ TUNING_KEYS = Keys(
     "engine.pad_to_length",
     "engine.pad_to_length_bucket",
 )
+SAVINGS = {
+    ACTOR_KEYS: (
+        "actor_rollout_ref.model.lora_rank",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype",
+        "actor_rollout_ref.actor.fsdp_config.offload_policy",
+    ),
+    TUNING_KEYS: ("model.lora_rank", "engine.model_dtype", "engine.offload_policy"),
+}
+"""Keys that make a training smaller: the rank of an adapter, the type of stored numbers, and the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class Fit:
         return (
             f"micro-batches of {self.tokens:,} tokens {'with' if self.checkpointing else 'without'} gradient "
             f"checkpointing{' may not fit' if self.needed > self.room else ''}: about {self.needed / GIB:.1f} GiB of "
-            f"the {self.room / GIB:.1f} GiB that are free"
+            f"the {self.room / GIB:.1f} GiB that are free (an estimate)"
         )
 
 
@@ -105,11 +118,19 @@ class Wish:
     most: int | None = None
 
 
-def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item] = ()) -> Fit:
+def fit_update(
+    trainer: Trainer,
+    wish: Wish,
+    room: float,
+    others: Sequence[Item] = (),
+    *,
+    keys: Keys = ACTOR_KEYS,
+    on_cpu: bool = True,
+) -> Fit:
     """Choose the largest micro-batch that fits, and gradient checkpointing where it would be small otherwise.
 
     ``room`` are bytes of memory, of which ``others`` take some. What is given in ``wish`` stays. Raises SpearError if
-    not even one row fits.
+    not even one row fits, which names what would; not for what is only estimated, nor for given tokens.
     """
     taken = sum_bytes(others)
 
@@ -129,16 +150,47 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
     good = [way for way in ways if found[way] >= max(wish.longest, min(wish.tokens, wish.share, ENOUGH))]
     best = max(ways, key=lambda way: found[way])
     way = good[0] if good else best if found[best] else ways[-1]
-    # The other memory is a rough estimate: it narrows the choice, but never refuses.
-    least = need(wish.longest, ways[-1]) - taken
-    if least > room:
+    # Estimates, as all that others take, narrow the choice and never refuse.
+    items = trainer.size_update(wish.longest, checkpointing=ways[-1])
+    sure = sum_bytes(item for item in items if not item.formula.startswith("estimate"))
+    if max(sure, trainer.loading) > room and not wish.given_tokens:
+        least = max(sum_bytes(items), trainer.loading)
         raise SpearError(
             f"one row of {wish.longest:,} tokens takes about {least / GIB:.1f} GiB to update, and {room / GIB:.1f} GiB "
-            "are free: take a smaller model, shorter rows, or more memory"
+            f"are free: {_name_ways(trainer, wish, room, keys, on_cpu=on_cpu)}. To try it all the same, set "
+            f"{keys.tokens}={wish.longest}"
         )
     tokens = found[way] or (wish.tokens if wish.given_tokens else wish.longest)  # none fits with the rest
     chosen = tokens < min(wish.tokens, wish.share) or way != wish.checkpointing
     return Fit(tokens, way, need(tokens, way), room, chosen)
+
+
+WAYS = ("LoRA", "LoRA bf16", "all on host", "LoRA on host", "LoRA bf16 on host")
+"""Short names of the ways of :func:`list_ways` from a training of all weights in float32."""
+
+
+def list_ways(trainer: Trainer, keys: Keys = ACTOR_KEYS, *, on_cpu: bool = False) -> list[tuple[str, Trainer]]:
+    """Settings that make ``trainer`` smaller, the fastest first, with the trainer that they make."""
+    rank, stored, offload = SAVINGS[keys]
+    adapter = (f"{rank}={RANK}", replace(trainer, rank=RANK))
+    half = f"{stored}=bfloat16"
+    ways = [adapter, (f"{adapter[0]} {half}", replace(adapter[1], stored=2))] if not trainer.rank else []
+    if trainer.rank and trainer.stored > 2:
+        ways = [(half, replace(trainer, stored=2))]
+    if not on_cpu and not trainer.on_host:
+        host = f"{offload}=true"
+        ways += [(f"{way} {host}".strip(), replace(made, on_host=True)) for way, made in [("", trainer), *ways]]
+    return ways
+
+
+def _name_ways(trainer: Trainer, wish: Wish, room: float, keys: Keys, *, on_cpu: bool) -> str:
+    """What would fit, as a clause."""
+    ways = [way for way, made in list_ways(trainer, keys, on_cpu=on_cpu) if made.measure(wish.longest) <= room][:3]
+    shorter = bisect_right(range(wish.longest), room, key=trainer.measure) - 1
+    if shorter >= SHORTEST:
+        ways.append(f"rows of {shorter:,} tokens")
+    ways.append("a smaller model, or more memory")
+    return f"what would fit is {', or '.join(ways)}" if len(ways) > 1 else f"take {ways[0]}"
 
 
 def fit_training(
@@ -176,7 +228,7 @@ def fit_tuning(
     if room is None:
         return None
     model = find_architecture(str(config.model.path))
-    trainer = Trainer(model, read_width(config.engine), count_shards(config.trainer, config.engine.fsdp_size))
+    trainer = Trainer.of_engine(model, config.trainer, config.engine, config.model, str(config.engine.get("strategy")))
     share = config.data.train_batch_size * longest // (config.trainer.nnodes * config.trainer.n_gpus_per_node)
     return _fit(config, TUNING_KEYS, given, trainer, longest, share, room)
 
@@ -221,7 +273,7 @@ def _fit(
             wish = replace(wish, tokens=tokens, checkpointing=wish.checkpointing or not wish.given_checkpointing)
         if trainer.width == 2 and given.isdisjoint((keys.pad, keys.bucket)):
             _write(config, {keys.pad: True, keys.bucket: BUCKET})
-    fit = fit_update(trainer, wish, room, others)
+    fit = fit_update(trainer, wish, room, others, keys=keys, on_cpu=on_cpu)
     _write(config, {keys.tokens: fit.tokens, keys.checkpointing: fit.checkpointing})
     return replace(fit, chosen=fit.chosen or wish != asked)
 
@@ -230,6 +282,25 @@ def _write(config: DictConfig, values: dict[str, Any]) -> None:
     with open_dict(config):
         for key, value in values.items():
             OmegaConf.update(config, key, value)
+
+
+def tabulate_cards(models: Sequence[str], cards: Sequence[int], tokens: int) -> list[list[str]]:
+    """What fits on one card of so many GiB, for rows of ``tokens``: a row of cells for each model.
+
+    A cell is ``all`` where all weights can be trained so, else how they or an adapter can be; ``–``: in no way.
+    """
+    table = []
+    for name in models:
+        model = find_architecture(name)
+        whole = Trainer(model, 2)
+        ways = [("all", whole), *zip(WAYS, (made for _, made in list_ways(whole)), strict=True)]
+        generating = 2 * (model.parameters + tokens * model.cache_values)
+        table.append([name.rpartition("/")[2]])
+        for room in (GPU_SHARE * card * GIB for card in cards):
+            fitting = [way for way, made in ways if max(made.measure(tokens), generating) <= room]
+            firsts = (next((way for way in fitting if way.startswith(kind)), None) for kind in ("LoRA", "all"))
+            table[-1].append("all" if "all" in fitting else "; ".join(filter(None, firsts)) or "–")
+    return table
 
 
 def find_room(device: str) -> float | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,6 +20,10 @@ VLLM_PROCESSES = 2.25 * GIB
 """Memory of vLLM's processes on a CPU without weights and cache, measured with a model of 135 M parameters."""
 PROCESSES = 3 * GIB
 """Memory of all other processes of a training on a CPU without the policy, measured in the same way."""
+
+
+HALF = ("bf16", "bfloat16", "fp16", "float16")
+"""Types whose numbers have two bytes."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,11 @@ class Trainer:
         model: shape of the policy.
         width: bytes of a number of the computation.
         shards: devices that share the weights.
-        networks: 2 with a critic, which is as large as its policy.
-        reference: whether there is also a frozen policy, for a KL term.
+        networks: 2 with a critic that stays on the device; it is as large as its policy.
+        reference: whether a frozen policy, for a KL term, is there too.
+        stored: bytes of a number of weights, gradients and moments.
+        rank: of a LoRA adapter of all linear layers, which alone is trained; 0: all weights are.
+        on_host: FSDP2 keeps weights, gradients and moments in the host's memory (``offload_policy``).
     """
 
     model: Architecture
@@ -66,22 +73,57 @@ class Trainer:
     shards: int = 1
     networks: int = 1
     reference: bool = False
+    stored: int = 4
+    rank: int = 0
+    on_host: bool = False
 
     @classmethod
     def of_config(cls, config: DictConfig, model: Architecture) -> Trainer:
-        """Read a composed configuration."""
-        actor = config.actor_rollout_ref.actor
-        shards = count_shards(config.trainer, actor.fsdp_config.fsdp_size)
-        networks = 2 if config.critic.enable else 1
-        return cls(model, read_width(actor.fsdp_config), shards, networks, bool(actor.use_kl_loss))
+        """Read the composed configuration of a training."""
+        actor, shape, critic = config.actor_rollout_ref.actor, config.actor_rollout_ref.model, config.critic
+        trainer = cls.of_engine(model, config.trainer, actor.fsdp_config, shape, str(actor.strategy))
+        on_cpu = config.trainer.device == "cpu"
+        if critic.enable:
+            waits = critic.fsdp.offload_policy or (critic.fsdp.param_offload and critic.fsdp.optimizer_offload)
+            rank = trainer.rank if critic.model.lora_rank else 0  # all weights of one network at least
+            trainer = replace(trainer, networks=1 if waits and not on_cpu else 2, rank=rank)
+        # The reference of an adapter is the policy without it; verl keeps any other in the host's memory.
+        return replace(trainer, reference=bool(actor.use_kl_loss) and not shape.lora_rank and on_cpu)
+
+    @classmethod
+    def of_engine(
+        cls, model: Architecture, trainer: DictConfig, engine: DictConfig, shape: DictConfig, strategy: str
+    ) -> Trainer:
+        """Read the nodes that verl's trainers have in common; ``shape`` is that of the model."""
+        return cls(
+            model,
+            read_width(engine),
+            count_shards(trainer, engine.fsdp_size),
+            stored=2 if str(engine.get("model_dtype")) in HALF else 4,
+            rank=int(shape.get("lora_rank") or 0),
+            on_host=bool(engine.get("offload_policy")) and strategy == "fsdp2" and trainer.device != "cpu",
+        )
+
+    @property
+    def trained(self) -> int:
+        """Parameters with a gradient, and with moments."""
+        return self.rank * self.model.edges if self.rank else self.model.parameters
+
+    @property
+    def loading(self) -> float:
+        """Bytes of a device while it takes its share of the weights, which FSDP2 brings to the host from there."""
+        return self.stored * self.model.parameters / self.shards
+
+    def measure(self, tokens: float) -> float:
+        """Bytes that a device needs at least, for micro-batches of ``tokens`` and the loading before them."""
+        return max(sum_bytes(self.size_update(tokens, checkpointing=True)), self.loading)
 
     def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
         """Memory of a device while it updates by micro-batches of ``tokens``.
 
         With ``checkpointing`` the activations within a layer are recomputed in the backward pass.
         """
-        model, width, shards, networks = self.model, self.width, self.shards, self.networks
-        parameters, per = model.parameters, f"P/{shards}" if shards > 1 else "P"
+        model, width = self.model, self.width
         inner = 10 * model.hidden + 3 * model.intermediate
         if checkpointing:
             kept = tokens * (model.hidden * model.layers + inner) * width
@@ -92,12 +134,8 @@ class Trainer:
         logits, head = min(tokens * model.vocabulary, LOGITS), width * model.vocabulary * model.hidden
         scoring = max(UPDATE_LOGIT_BYTES * logits + 2 * head, LOGIT_BYTES * logits)
         scoring += 2 * width * tokens * model.hidden
-        frozen = [Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")] if self.reference else []
         return (
-            *frozen,
-            Item("weights", 4 * parameters / shards * networks, f"4 {per}, float32"),
-            Item("gradients", 4 * parameters / shards, f"4 {per}"),
-            Item("Adam", 8 * parameters / shards * networks, f"8 {per}, two float32 moments"),
+            *self._size_state(),
             Item("gathered layers", 2 * width * model.largest, f"2 × {width} × largest layer, one ahead"),
             Item("activations", kept, formula),
             Item(
@@ -107,6 +145,25 @@ class Trainer:
                 "(vocabulary + tokens) × hidden, gradients",
             ),
         )
+
+    def _size_state(self) -> Iterator[Item]:
+        """Weights, and what goes with those that are trained."""
+        parameters, shards, stored, trained = self.model.parameters, self.shards, self.stored, self.trained
+        if self.on_host:
+            size = 2 * stored * self.model.largest / shards
+            yield Item("in transit", size, "estimate: a layer from the host and its gradient to it; the rest is there")
+            return
+        per, kind = f"P/{shards}" if shards > 1 else "P", "float32" if stored == 4 else "bfloat16"
+        if self.reference:
+            yield Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")
+        yield Item("weights", stored * parameters / shards * self.networks, f"{stored} {per}, {kind}")
+        if self.rank:
+            per = f"A{per[1:]}"
+            formula = f"{stored} {per}, A = {self.rank} × {self.model.edges:,}"
+            yield Item("adapter", stored * trained / shards * self.networks, formula)
+        yield Item("gradients", stored * trained / shards, f"{stored} {per}")
+        formula = f"{2 * stored} {per}, two {kind} moments"
+        yield Item("Adam", 2 * stored * trained / shards * self.networks, formula)
 
 
 def count_shards(trainer: DictConfig, fsdp_size: int) -> int:
@@ -118,7 +175,7 @@ def count_shards(trainer: DictConfig, fsdp_size: int) -> int:
 def read_width(fsdp_config: DictConfig) -> int:
     """Bytes of a number in the computation, from an FSDP configuration's mixed precision; verl's default is bf16."""
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
-    return 2 if kind is None or str(kind) in ("bf16", "bfloat16", "fp16", "float16") else 4
+    return 2 if kind is None or str(kind) in HALF else 4
 
 
 def size_memory(
@@ -135,19 +192,20 @@ def size_memory(
     )
     if config.trainer.device == "cpu":
         others = size_rollout_on_cpu(config, model)
-        waiting = sum(item.bytes for item in update if item.name in ("weights", "Adam"))
+        waiting = sum(item.bytes for item in update if item.name in ("weights", "adapter", "Adam"))
         passing = (
             _size_live_cache(config, model, longest, device_bytes),
             Item("trainer's share", waiting, "weights and Adam"),
         )
         return DeviceMemory((*update, *others), (*others, *passing), None)
-    rollout, parameters, shards = config.actor_rollout_ref.rollout, model.parameters, trainer.shards
+    rollout, parameters = config.actor_rollout_ref.rollout, model.parameters
     width = _read_rollout_width(config)
     parallel = rollout.tensor_model_parallel_size
     weights = Item("engine's weights", width * parameters / parallel, f"{width} P/{parallel}")
-    held = 0.0 if actor.fsdp_config.param_offload else 4 * parameters / shards
-    moments = 0.0 if actor.fsdp_config.optimizer_offload else 8 * parameters / shards
-    rest = Item("trainer's share", held + moments, "weights and Adam, unless offloaded")
+    offloaded = {"weights": actor.fsdp_config.param_offload, "adapter": actor.fsdp_config.param_offload}
+    offloaded["Adam"] = actor.fsdp_config.optimizer_offload
+    held = sum(item.bytes for item in update if not offloaded.get(item.name, True))
+    rest = Item("trainer's share", held, "weights and Adam, unless offloaded")
     budget = rollout.gpu_memory_utilization * device_bytes - weights.bytes
     formula = f"{rollout.gpu_memory_utilization:g} of the device − engine's weights"
     cache = Item("key-value cache", max(0.0, budget), formula)

@@ -39,6 +39,8 @@ class Plan:
     device_bytes: float
     choice: str = ""
     """The launcher's choice for an update to fit, or its error."""
+    fits: bool = True
+    """Whether everything fits into the device, as far as it is known."""
     rewrites: bool | None = None
     """Whether the chat template makes a row of each turn of a conversation; None without a tokenizer."""
 
@@ -82,13 +84,17 @@ def make_plan(
     resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
         fit = fit_training(config, overrides, device_bytes)
-        choice = fit.describe() if fit else ""
+        choice, refused = fit.describe() if fit else "", False
     except SpearError as error:
-        choice = str(error)
+        choice, refused = str(error), True
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
-    memory = size_memory(config, model, tokens, data.max_prompt_length + data.max_response_length, device_bytes)
-    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, rewrites)
+    longest = data.max_prompt_length + data.max_response_length
+    memory = size_memory(config, model, tokens, longest, device_bytes)
+    short = memory.cache_tokens is not None and memory.cache_tokens < longest
+    largest = max(sum_bytes(memory.update), sum_bytes(memory.rollout))
+    fits = not refused and not short and largest <= device_bytes
+    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, fits, rewrites)
 
 
 def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool | None:
@@ -165,7 +171,8 @@ def _print_memory(console: Console, memory: DeviceMemory, parameters: int, devic
     if memory.cache_tokens is not None:
         rows_at_once = max(0.0, memory.cache_tokens) / step.row_tokens
         console.print(
-            f"The cache of a replica holds {memory.cache_tokens:,.0f} tokens: {rows_at_once:,.0f} rows at a time"
+            f"The cache of a replica holds {max(0.0, memory.cache_tokens):,.0f} tokens: {rows_at_once:,.0f} rows at a "
+            "time" + ("" if rows_at_once >= 1 else "; raise actor_rollout_ref.rollout.gpu_memory_utilization")
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from torch.distributed.run import main as run_ranks
 
+from spear_envs.core.modules import make_command
 from spear_training.launch import CONFIG_FILE
 from spear_training.supervise import die_with_parent
 
@@ -20,7 +21,8 @@ def main() -> None:
     die_with_parent()
     out = sys.argv[1]
     ranks = OmegaConf.load(Path(out) / CONFIG_FILE).trainer.n_gpus_per_node
-    run_ranks(["--standalone", f"--nproc-per-node={ranks}", "-m", "spear_training.verl_plugin.sft", out])
+    command = make_command("spear_training.verl_plugin.sft", out)
+    run_ranks(["--standalone", f"--nproc-per-node={ranks}", "--no-python", *command])
 
 
 if __name__ == "__main__":

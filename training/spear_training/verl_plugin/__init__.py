@@ -12,7 +12,7 @@ before anything of verl that asks for a device.
 
 import verl  # noqa: F401  (must stay first)
 
-from spear_training.variables import read_secrets
+from spear_training.variables import add_code_folder, read_secrets
 from spear_training.verl_plugin import (  # noqa: F401
     platform,
     rollout_hf,
@@ -22,3 +22,4 @@ from spear_training.verl_plugin import (  # noqa: F401
 )
 
 read_secrets()
+add_code_folder()

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.job_config import JobConfig
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -40,6 +41,8 @@ def run_here(config: DictConfig) -> Any:
 def main() -> None:
     """Run the training that ``RUN_FOLDER/config.yaml`` describes."""
     die_with_parent()
+    # Ray would put the current folder before all others in its workers, where a datasets.py breaks them.
+    JobConfig._runtime_env_has_working_dir = lambda self: True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     out = Path(sys.argv[1])
     config = OmegaConf.load(out / CONFIG_FILE)

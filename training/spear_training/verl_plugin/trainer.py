@@ -191,9 +191,9 @@ class SpearTrainer(PPOTrainerSync):
         if self.curriculum is not None:
             return list(self.curriculum.draw(self.config.data.train_batch_size))
         batch = next(self._train_iterator, None) if self._train_iterator is not None else None
-        if batch is None:  # the next epoch
+        while batch is None:  # the next epoch; twice where a checkpoint restored the loader at the end of one
             self._train_iterator = iter(self.train_dataloader)
-            batch = next(self._train_iterator)
+            batch = next(self._train_iterator, None)
         return list(batch["task_id"])
 
     def _start_batch(self, step: int, tasks: list[str], number: int = 0) -> list[Any]:

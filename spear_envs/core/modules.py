@@ -1,0 +1,44 @@
+"""Users' Python beside ours: files that are imported, and processes that no file of the current folder can break."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+HERE_LAST = "import sys; sys.path[0] or sys.path.append(sys.path.pop(0))"
+"""Code for ``python -c`` after which the current folder is searched last."""
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """Import a file as the module ``name``, which can import modules next to it. Raises what the file raises."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    sys.modules[name] = module  # as an import does: dataclasses and pickle look it up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def make_command(module: str, *arguments: str, same_path: bool = False) -> list[str]:
+    """Make the command that runs a module in another process, like ``python -m`` but with the current folder last.
+
+    ``-m`` puts that folder first, where a user's ``datasets.py`` or ``random.py`` takes the place of the real one. With
+    ``same_path`` the process imports from where this one does.
+    """
+    order = HERE_LAST
+    if same_path:
+        here = os.getcwd()
+        order = f"import sys; sys.path[:] = {[*(folder for folder in sys.path if folder not in ('', here)), here]!r}"
+    start = f"{order}; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", start, *arguments]

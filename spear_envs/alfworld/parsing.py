@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, ParsedResponse, PlainParser, TagParser, find_between_tags
+from spear_envs.core.parsing import (
+    MAX_RESPONSE_LENGTH,
+    ParsedResponse,
+    PlainParser,
+    TagParser,
+    cut_native_thought,
+    find_between_tags,
+)
 
 PEER_TAIL = 30
 """Characters that verl-agent plays of a response without action tags."""
@@ -32,12 +39,13 @@ class CommandParser:
             return parsed._replace(action=parsed.action.lower())
         if not _is_readable(response):
             return parsed
-        _, opened, rest = response.partition(_OPEN)
+        native, written = cut_native_thought(response)  # an action rehearsed in it is none
+        _, opened, rest = written.partition(_OPEN)
         command, closed, _ = rest.partition(_CLOSE)
         command = command.strip().lower()
         if not (opened and closed and command):
             return parsed
-        return ParsedResponse(command, False, parsed.problem)
+        return ParsedResponse(command, False, parsed.problem, native=native)
 
     def respond(self, action: str, think: str = "") -> str:
         """Thoughts and action between their tags."""
@@ -60,7 +68,10 @@ class VerbatimParser(PlainParser):
 
     def parse(self, response: str) -> ParsedResponse:
         """Take the response verbatim; only one that is too long or contains NUL is malformed."""
-        return ParsedResponse(response, True) if _is_readable(response) else super().parse(response)
+        if not _is_readable(response):
+            return super().parse(response)
+        native, rest = cut_native_thought(response, "")
+        return ParsedResponse(rest if native is None else rest.strip(), True, "", native or "", native=native)
 
 
 def find_peer_command(response: str) -> str:

@@ -352,10 +352,12 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.response = action
         self.parsed = parsed = self.parser.parse(action)
         episode.format_ok = parsed.format_ok
+        episode.native_thought = parsed.native is not None
         episode.well_formed = episode.well_formed and parsed.format_ok
         try:
             played = parsed.action
-            if played is None and self._peer:
+            native = parsed.native is not None and self.response_format is ResponseFormat.TAGS
+            if self._peer and (native or played is None):  # verl-agent reads thoughts, too
                 played = self.peer_action(action)
             result = self._malformed(parsed.problem) if played is None else self._play(played)
             episode.action = (played or "") if result.action is None else result.action
@@ -524,6 +526,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             "anchor": self._anchor(),
             "action": episode.action,
             "format_ok": episode.format_ok,
+            "native_thought": episode.native_thought,
             "action_ok": result.ok,
             "tool_calls": episode.tool_calls,
             "won": episode.won,

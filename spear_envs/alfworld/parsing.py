@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from spear_envs.core.parsing import (
@@ -18,7 +17,6 @@ PEER_TAIL = 30
 """Characters that verl-agent plays of a response without action tags."""
 
 _OPEN, _CLOSE = "<action>", "</action>"
-_CJK = re.compile("[\u4e00-\u9fff]")
 _STRICT = TagParser()
 
 
@@ -52,17 +50,6 @@ class CommandParser:
         return _STRICT.respond(action, think)
 
 
-class PeerParser(CommandParser):
-    """What verl-agent makes of a response: something is always played, and it counts as valid by its form alone."""
-
-    def parse(self, response: str) -> ParsedResponse:
-        """Read a response; only one that is too long or contains NUL is malformed."""
-        if not _is_readable(response):
-            return _STRICT.parse(response)
-        problem = _find_peer_problem(response)
-        return ParsedResponse(find_peer_command(response), not problem, problem)
-
-
 class VerbatimParser(PlainParser):
     """The text is the command, even if empty: like any unknown command, that does nothing."""
 
@@ -77,16 +64,6 @@ class VerbatimParser(PlainParser):
 def find_peer_command(response: str) -> str:
     """What verl-agent plays for a response, see :func:`~spear_envs.core.parsing.find_between_tags`."""
     return find_between_tags(response, PEER_TAIL)
-
-
-def _find_peer_problem(response: str) -> str:
-    """Why verl-agent would call a response invalid; empty if it would not."""
-    lowered = response.lower()
-    if _OPEN not in lowered or _CLOSE not in lowered:
-        return "there is no <action>…</action> in it"
-    if "<think>" not in response or "</think>" not in response:
-        return "there is no <think>…</think> in it"
-    return "it holds Chinese characters" if _CJK.search(response) else ""
 
 
 def _is_readable(response: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from spear_envs.core.errors import choose_member
 
+_CJK = re.compile("[\u4e00-\u9fff]")
 MAX_RESPONSE_LENGTH = 100_000
 """Longest response that is read, in characters; a longer one is malformed."""
 
@@ -231,6 +233,40 @@ def find_between_tags(response: str, tail: int) -> str:
     lowered = response.lower()
     begin, end = lowered.find("<action>"), lowered.find("</action>")
     return lowered[begin + len("<action>") : end].strip() if begin >= 0 and end >= 0 else lowered[-tail:]
+
+
+@dataclass(frozen=True)
+class PeerParser:
+    """What verl-agent makes of a response: something is always played, and it counts as valid by its form alone.
+
+    Args:
+        tail: characters that are played of a response without action tags.
+    """
+
+    tail: int
+    hint: str = TagParser().hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response; only one that is too long or contains NUL is malformed."""
+        unreadable = _find_unreadable(response)
+        if unreadable:
+            return ParsedResponse(None, False, unreadable)
+        problem = _find_peer_problem(response)
+        return ParsedResponse(find_between_tags(response, self.tail), not problem, problem)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action between their tags."""
+        return TagParser().respond(action, think)
+
+
+def _find_peer_problem(response: str) -> str:
+    """Why verl-agent would call a response invalid; empty if it would not."""
+    lowered = response.lower()
+    if "<action>" not in lowered or "</action>" not in lowered:
+        return "there is no <action>…</action> in it"
+    if "<think>" not in response or "</think>" not in response:
+        return "there is no <think>…</think> in it"
+    return "it holds Chinese characters" if _CJK.search(response) else ""
 
 
 def make_parser(response_format: ResponseFormat | str) -> ResponseParser:

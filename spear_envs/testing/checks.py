@@ -237,7 +237,11 @@ def check_group(subject: Subject) -> str:
             ]
             for other in seen[1:]:
                 difference = find_difference(seen[0], other)
-                _require(not difference, f"two members of a group on {task_id} differ at {difference}")
+                _require(
+                    not difference,
+                    f"two members of a group on {task_id} differ at {difference}: derive what _start draws from the"
+                    " task, as in np.random.default_rng(task.content['seed']), not from self.np_random",
+                )
     finally:
         for member in members:
             member.close()

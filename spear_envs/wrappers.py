@@ -27,7 +27,7 @@ _LENGTHS = {"train": 1_000_000, "valid": 256, "test": 256}
 _MOST_TURNS = 1_000
 
 
-class DiscreteActions(gym.Wrapper[Any, int, Any, str], RecordConstructorArgs):
+class DiscreteActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Numbers as actions, for trainers without text.
 
     Args:

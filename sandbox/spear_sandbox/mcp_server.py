@@ -14,6 +14,7 @@ from mcp.types import ImageContent, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 
 from spear_sandbox.protocol import CellOutcome, CellStatus, Executor, Limits, RunStatus, SandboxFault, Session
+from spear_sandbox.wire import read_base64
 
 PICTURES = ("image/png", "image/jpeg")
 SHOWN = 64 << 10
@@ -122,7 +123,7 @@ class _Tools:
     ) -> None:
         """Write a file into a session's working folder."""
         with _as_tool_errors():
-            data = content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
+            data = content.encode() if encoding == "utf-8" else read_base64(content)
             await self._find(session_id).write_file(path, data)
 
     async def read_file(self, session_id: Name, path: Path, encoding: Encoding = "utf-8") -> str:

@@ -109,7 +109,7 @@ def walk(
 
     Links to folders are followed, each folder once: a link that leads back into the tree adds nothing.
     """
-    waiting, links = [folder], []
+    waiting, links = [folder], list[Path]()
     seen: set[tuple[int, int]] = set()
     while waiting or links:
         place = waiting.pop() if waiting else links.pop()

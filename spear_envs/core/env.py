@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemp
 from spear_envs.core.rewards import FORMAT_BONUS, Schedule, compose_reward, make_schedule, tool_call_reward
 from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
+from spear_envs.core.time_limits import find_time_limit
 from spear_envs.core.tools import ACT, Tool
 
 ObsType = TypeVar("ObsType")
@@ -326,7 +326,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)
-        self._time_limit = _find_time_limit(self)
+        self._time_limit = find_time_limit(self)
         task_id = self._read_options(options)
         task = self.tasks.draw(self.np_random) if task_id is None else self.tasks.get(task_id)
         self.episode, self._task = Episode(), task
@@ -565,26 +565,6 @@ def _make_copy(
     if state is not None:
         env.set_state(state)
     return env
-
-
-def _find_time_limit(env: gym.Env[Any, Any]) -> float:
-    """The least limit of the ``TimeLimit`` wrappers around an environment that is being reset.
-
-    They end an episode without a word to the environment, which would pay no terminal reward: stalling would beat
-    losing. An environment knows no wrappers, but their ``reset`` is what calls its own.
-    """
-    least = math.inf
-    frame = inspect.currentframe()
-    frame = frame.f_back and frame.f_back.f_back if frame else None
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        around = caller is env or (isinstance(caller, gym.Wrapper) and caller.unwrapped is env)
-        if isinstance(caller, gym.wrappers.TimeLimit) and around:
-            least = min(least, caller._max_episode_steps)
-        elif not around and not frame.f_globals.get("__name__", "").startswith("gymnasium."):
-            break
-        frame = frame.f_back
-    return least
 
 
 def set_training_step(env: Any, step: int) -> None:

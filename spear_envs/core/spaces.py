@@ -86,7 +86,7 @@ def _flatten_space(space: PermissiveText) -> spaces.Box:
 
 
 @flatten.register(PermissiveText)
-def _flatten(space: PermissiveText, x: str) -> np.ndarray:
+def _flatten(space: PermissiveText, x: str) -> np.ndarray:  # type: ignore[misc]
     """Code points; gymnasium's form for texts has places for the alphabet alone."""
     places = np.full(space.max_length, _NONE, np.int32)
     places[: len(x)] = np.frombuffer(x.encode("utf-32-le", "surrogatepass"), "<i4")
@@ -94,7 +94,7 @@ def _flatten(space: PermissiveText, x: str) -> np.ndarray:
 
 
 @unflatten.register(PermissiveText)
-def _unflatten(space: PermissiveText, x: np.ndarray) -> str:
+def _unflatten(space: PermissiveText, x: np.ndarray) -> str:  # type: ignore[misc]
     return x[x != _NONE].astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -128,55 +128,33 @@ class SokobanEnv(SpearEnv[Observation]):
         if text_format not in ("plain", "spaced"):
             raise SpearError(f"text_format={text_format!r} is not valid: choose 'plain' or 'spaced'.")
         self.text_format = text_format
-        if level is not None and not isinstance(level, str):
-            raise SpearError(f"level={level!r} is not valid: give the rows of the level as one text.")
         self.moves_per_turn = require_whole("moves_per_turn", moves_per_turn, 1)
         self.diagnostics = bool(diagnostics)
         if on_malformed == "peer" and moves_per_turn != 1:
             raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
-        if level is not None and levels is not None:
-            raise SpearError("level and levels exclude each other: give one of them.")
-        if number is not None and levels is None:
-            raise SpearError(f"number={number!r} needs levels, the file with this level.")
-        if level is not None:
-            self.splits = ("level",)
-            split = "level" if split in (None, *SpearEnv.splits) else split
-        elif levels is not None:
-            self.splits = FILE_SPLITS
-        split = check_split(split or (ALL if levels is not None else "train"), self.splits)
-        longest_known: int | None = None
-        if levels is not None:
-            place = None if number is None else require_whole("number", number, 0)
-            files = make_file_set(Path(levels), place, split, choose_member(SplitBy, split_by, "split_by"))
-            tasks: TaskSet = files
-            height, width = files.height, files.width
-            if place is not None:
-                longest_known = files[0].content["optimal"]
-        elif level is None:
+        by = choose_member(SplitBy, split_by, "split_by")
+        if level is not None or levels is not None or number is not None:
+            opened = _open_levels(level, levels, number, split, by)
+            self.splits = opened.splits
+        else:
             recipe = Recipe(
                 *parse_room(room),
                 require_whole("boxes", boxes, 1),
                 require_whole("shortest", values.get("shortest", 3) if shortest is None else shortest, 1),
                 require_whole("longest", values.get("longest", 12) if longest is None else longest, 1),
-                choose_member(SplitBy, split_by, "split_by"),
+                by,
             )
-            height, width = recipe.height, recipe.width
-            longest_known = recipe.longest
-            tasks = make_task_set(recipe, split)
-        else:
-            tasks = make_level_set(level)
-            start = read_level(tasks[0].content["level"])
-            height, width = start.height, start.width
-            longest_known = tasks[0].content["optimal"]
+            tasks = make_task_set(recipe, check_split(split or "train", self.splits))
+            opened = _Opened(tasks, recipe.height, recipe.width, self.splits, recipe.longest)
         self._is_limited = max_turns is not None
         if max_turns is None:
-            max_turns = self._choose_turns(longest_known)
+            max_turns = self._choose_turns(opened.longest)
         parser = make_parser(response_format)
         super().__init__(
-            tasks,
+            opened.tasks,
             max_turns=max_turns,
             parser=RememberingParser(parser),
-            observation_space=make_observation_space(height, width, self.modality),
+            observation_space=make_observation_space(opened.height, opened.width, self.modality),
             response_format=response_format,
             reward=reward,
             on_malformed=on_malformed,
@@ -184,8 +162,8 @@ class SokobanEnv(SpearEnv[Observation]):
             tool_reward=tool_reward,
             render_mode=render_mode,
         )
-        needed = -(-(longest_known or 1) // self.moves_per_turn)
-        if needed > self.max_turns:
+        self._size = opened.height, opened.width
+        if (needed := -(-(opened.longest or 1) // self.moves_per_turn)) > self.max_turns:
             gym.logger.warn(f"max_turns={max_turns}: some levels cannot be won, since the longest takes {needed} turns")
         self.tools = find_tools(self.moves_per_turn)
         self.templates = MappingProxyType(
@@ -197,7 +175,6 @@ class SokobanEnv(SpearEnv[Observation]):
         needs_picture = self.modality is not Modality.TEXT or render_mode == "rgb_array"
         self.tiles = load_tiles(self.sprites) if needs_picture else None
         self._board: Board | None = None
-        self._size = height, width
         self._optimal: int | None = None
 
     # ---------------------------------------------------------------- hooks of SpearEnv
@@ -350,6 +327,38 @@ class SokobanEnv(SpearEnv[Observation]):
         heading = f"{self.task.id}  turn {self.turn} of {self.max_turns}"
         sys.stdout.write("\n".join([heading, paint_board(self.board.text()), *([message] if message else [])]) + "\n\n")
         sys.stdout.flush()
+
+
+class _Opened(NamedTuple):
+    """A task set, and facts about it."""
+
+    tasks: TaskSet
+    height: int
+    width: int
+    splits: tuple[str, ...]
+    longest: int | None
+    """Most moves that a shortest solution takes, if that is known."""
+
+
+def _open_levels(
+    level: str | None, levels: str | os.PathLike[str] | None, number: int | None, split: str | None, by: SplitBy
+) -> _Opened:
+    """Open what ``level``, or ``levels`` and ``number``, name."""
+    if number is not None and levels is None:
+        raise SpearError(f"number={number!r} needs levels, the file with this level.")
+    if levels is not None:
+        if level is not None:
+            raise SpearError("level and levels exclude each other: give one of them.")
+        place = None if number is None else require_whole("number", number, 0)
+        files = make_file_set(Path(levels), place, split or ALL, by)
+        longest = None if place is None else files[0].content["optimal"]
+        return _Opened(files, files.height, files.width, FILE_SPLITS, longest)
+    if not isinstance(level, str):
+        raise SpearError(f"level={level!r} is not valid: give the rows of the level as one text.")
+    check_split("level" if split is None or split in SpearEnv.splits else split, ("level",))
+    tasks = make_level_set(level)
+    start = read_level(tasks[0].content["level"])
+    return _Opened(tasks, start.height, start.width, ("level",), tasks[0].content["optimal"])
 
 
 def make_observation_space(height: int, width: int, modality: Modality) -> spaces.Space[Any]:

@@ -41,6 +41,11 @@ def test_rows_are_lines(tmp_path: Path) -> None:
             corpus.raw(row)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_document(tmp_path: Path) -> None:
+    corpus = Corpus.open(write(tmp_path, "\ufeff" + GOOD + '{"id":"3","contents":""}'))
+    assert corpus.raw(0) == GOOD.strip().encode() and corpus.document(0)["id"] == "1"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

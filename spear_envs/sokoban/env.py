@@ -163,8 +163,8 @@ class SokobanEnv(SpearEnv[Observation]):
             render_mode=render_mode,
         )
         self._size = opened.height, opened.width
-        if (needed := -(-(opened.longest or 1) // self.moves_per_turn)) > self.max_turns:
-            gym.logger.warn(f"max_turns={max_turns}: some levels cannot be won, since the longest takes {needed} turns")
+        self._is_measured = opened.longest is not None
+        self._warn_if_short(opened.longest, "some levels")
         self.tools = find_tools(self.moves_per_turn)
         self.templates = MappingProxyType(
             {
@@ -188,6 +188,13 @@ class SokobanEnv(SpearEnv[Observation]):
         self._optimal = task.content["optimal"]
         if not self._is_limited:
             self.max_turns = self._choose_turns(self._optimal)
+        elif not self._is_measured:
+            self._warn_if_short(self._optimal, task.id)
+
+    def _warn_if_short(self, optimal: int | None, what: str) -> None:
+        needed = -(-(optimal or 1) // self.moves_per_turn)
+        if needed > self.max_turns:
+            gym.logger.warn(f"max_turns={self.max_turns}: {what} cannot be won, which may take {needed} turns")
 
     def _choose_turns(self, optimal: int | None) -> int:
         if optimal is None:

@@ -82,8 +82,8 @@ def test_files_that_are_no_corpus(tmp_path: Path) -> None:
         Corpus.open(write(tmp_path, ""))
     with pytest.raises(SpearError, match="gunzip -k"):
         Corpus.open(write(tmp_path, gzip.compress(GOOD.encode("utf-8"))))
-    with pytest.raises(SpearError, match="line 1, is not JSON"):
-        Corpus.open(write(tmp_path, "\ufeff" + GOOD))
+    with pytest.raises(SpearError, match="line 2, is not JSON"):
+        Corpus.open(write(tmp_path, GOOD + "\ufeff" + GOOD))
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

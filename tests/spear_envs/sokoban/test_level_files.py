@@ -177,12 +177,16 @@ def test_each_generated_task_can_be_won_within_its_turns() -> None:
         assert env.max_turns == (15 if optimal <= 15 else 2 * optimal)
 
 
-def test_turns_that_win_nothing_are_warned_of() -> None:
+def test_turns_that_win_nothing_are_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="cannot be won"):
         make(level=LONG, max_turns=20)
+    env = make(levels=write(tmp_path, "000.txt", BOXOBAN), max_turns=10)
+    with pytest.warns(UserWarning, match="00000 cannot be won"):
+        env.reset(options={"task": env.tasks[0].id})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(level=LONG, max_turns=21)
+        env.reset(options={"task": env.tasks[1].id})
 
 
 def test_a_level_that_the_solver_cannot_finish_is_played() -> None:

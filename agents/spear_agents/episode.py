@@ -328,4 +328,5 @@ def _record_turn(
         version=generation.version,
         picture=picture,
         follows=prompt.follows,
+        native_thought=bool(info["native_thought"]),
     )

@@ -16,7 +16,7 @@ from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.trajectory import Layout
 from spear_agents.transcript import Asked, Transcript
-from spear_envs.core.env import text_of
+from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
@@ -261,6 +261,7 @@ class Dialogue:
             history=history,
             turn=turn,
             max_turns=max_turns,
+            picture=picture is not None,
         )
         if self._written is not None:
             return self._written.ask(context, picture)
@@ -357,6 +358,7 @@ def shows_picture(env: Any, template: PromptTemplate) -> bool:
         history=(),
         turn=1,
         max_turns=env.unwrapped.max_turns,
+        picture=image_of(observation) is not None,
     )
     return IMAGE in template.render(disarm_context(context))
 

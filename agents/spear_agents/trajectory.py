@@ -75,6 +75,7 @@ class Turn:
         action: parsed by the environment (empty if it could not be parsed).
         observation: the text shown to the policy before this response.
         format_ok: the response was well-formed.
+        native_thought: it had a thought that a reasoning model writes by itself, besides what the prompt asks for.
         action_ok: the action had an effect, by the environment's own rule.
         anchor: key of the state in which the response was given (GiGPO groups turns by it).
         reward: the benchmark's own reward of this turn.
@@ -107,6 +108,7 @@ class Turn:
     version: int | None = field(default=None, compare=False)
     picture: np.ndarray | None = field(default=None, compare=False, repr=False)
     follows: int | None = None
+    native_thought: bool = False
     snapshot: Snapshot | None = field(default=None, compare=False, repr=False)
 
 
@@ -207,6 +209,8 @@ class Trajectory:
             for key in ("cached_tokens", "follows", "version"):
                 if turn[key] is None:
                     del turn[key]
+            if not turn["native_thought"]:
+                del turn["native_thought"]
         if self.tokens is TokenKind.BYTES:
             turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
@@ -268,7 +272,7 @@ _TRAJECTORY_TYPES: Mapping[str, Any] = {
 }
 _TURN_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("response", "action", "observation", "anchor"), str),
-    **dict.fromkeys(("format_ok", "action_ok"), bool),
+    **dict.fromkeys(("format_ok", "action_ok", "native_thought"), bool),
     "reward": _NUMBER,
     **dict.fromkeys(("dropped_turns", "cached_tokens", "follows", "version"), int),
 }

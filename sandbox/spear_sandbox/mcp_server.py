@@ -24,6 +24,7 @@ from spear_sandbox.protocol import (
     SandboxFault,
     Session,
 )
+from spear_sandbox.wire import read_base64
 
 PICTURES = ("image/png", "image/jpeg")
 SHOWN = 64 << 10
@@ -147,7 +148,7 @@ class _Tools:
     ) -> None:
         """Write a file into a session's working folder."""
         with self._use(session_id) as session:
-            data = content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
+            data = content.encode() if encoding == "utf-8" else read_base64(content)
             await session.write_file(path, data)
 
     async def read_file(self, session_id: Name, path: Path, encoding: Encoding = "utf-8") -> str:

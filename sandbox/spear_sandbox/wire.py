@@ -104,6 +104,11 @@ def _read_memory(value: Any) -> int | None:
     return None if value == -1 else int(min(value, 10**9))
 
 
+def read_base64(text: str) -> bytes:
+    """Decode base64, which many encoders break into lines. Raises ValueError if it is something else."""
+    return base64.b64decode("".join(text.split()), validate=True)
+
+
 def read_files(value: Any) -> dict[str, bytes]:
     if not isinstance(value, dict):
         raise BadRequestError(f"files is {_show(value)}: give an object of names and base64.")
@@ -115,8 +120,8 @@ def read_files(value: Any) -> dict[str, bytes]:
         if not isinstance(content, str):
             raise BadRequestError(f"the file {_show(name)} is {_show(content)}: give base64 or null.")
         try:
-            files[name] = base64.b64decode(content, validate=True)
-        except (binascii.Error, ValueError):
+            files[name] = read_base64(content)
+        except ValueError:
             raise BadRequestError(f"the content of the file {_show(name)} is not base64.") from None
     if len(files) > MAX_FILES:
         raise BadRequestError(f"there are {len(files)} files: send at most {MAX_FILES}.")
@@ -339,7 +344,7 @@ def _read_outcome(run: dict[str, Any], files: dict[str, str], block: dict[str, A
         truncated=bool(block.get("truncated", False)),
         level=None if level is None else Isolation(level),
         reason=KillReason(block.get("reason", KillReason.TIMEOUT.value if late else KillReason.NONE.value)),
-        files={name: base64.b64decode(content, validate=True) for name, content in files.items()},
+        files={name: read_base64(content) for name, content in files.items()},
     )
 
 

@@ -118,6 +118,7 @@ class Conversation:
             history=(),
             turn=info["turn"] + 1,
             max_turns=self.env.max_turns,
+            picture=image_of(observation) is not None,
         )
 
 

@@ -88,7 +88,10 @@ class TextEpisode:
 
 def join_thought(thought: str | None, text: str) -> str:
     """Restore a response that a library or server split into a thought and the rest."""
-    return f"<think>{thought}</think>{text}" if thought else text
+    if not thought:
+        return text
+    # Set apart as a native thought, where the rest has the thought that the prompt asks for.
+    return f"<think>\n{thought}\n</think>\n\n{text}" if "<think>" in text else f"<think>{thought}</think>{text}"
 
 
 def draw_tasks(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[str]:

@@ -15,7 +15,7 @@ from spear_envs.alfworld.embedded import EmbeddedTaskSet, list_names
 from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.interpreter import CHANGES, Interpreter
 from spear_envs.alfworld.oracle import plan
-from spear_envs.alfworld.parsing import CommandParser, PeerParser, VerbatimParser, find_peer_command
+from spear_envs.alfworld.parsing import PEER_TAIL, CommandParser, VerbatimParser, find_peer_command
 from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
 from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
@@ -24,7 +24,7 @@ from spear_envs.alfworld.tools import TOOLS, find_tools
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
+from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task
@@ -265,4 +265,4 @@ def _choose_parser(response_format: str, on_malformed: str) -> ResponseParser:
     if choose_member(ResponseFormat, response_format, "response_format") is ResponseFormat.PLAIN:
         return VerbatimParser()
     peer = choose_member(OnMalformed, on_malformed, "on_malformed") is OnMalformed.PEER
-    return PeerParser() if peer else CommandParser()
+    return PeerParser(PEER_TAIL) if peer else CommandParser()

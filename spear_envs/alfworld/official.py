@@ -14,7 +14,7 @@ from types import MappingProxyType
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.gamefile import GameFile
 from spear_envs.alfworld.grammar import replace_sentence
-from spear_envs.alfworld.records import GAME_FILE, GameRecord, Listing, read_record, scan_split
+from spear_envs.alfworld.records import GAME_FILE, GameRecord, Listing, read_record, scan_split, walk
 from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.task_types import name_subtask
 from spear_envs.core.errors import SpearError
@@ -88,7 +88,7 @@ def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
     folders = [base / release / split for release in RELEASES] + [base / split, *sorted(base.glob(f"*/{split}"))]
     found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for number, folder in enumerate(found):
-        if any(GAME_FILE in files for _, _, files in os.walk(folder)):
+        if any(game is not None for _, game, _ in walk(folder)):
             published = folder.parent.name in RELEASES
             return SplitFolder(folder, tuple(found[:number] + found[number + 1 :]), published)
     if found:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, ParsedResponse, PlainParser, TagParser, find_between_tags
+from spear_envs.core.parsing import (
+    MAX_RESPONSE_LENGTH,
+    ParsedResponse,
+    PlainParser,
+    TagParser,
+    cut_native_thought,
+    find_between_tags,
+)
 
 PEER_TAIL = 30
 """Characters that verl-agent plays of a response without action tags."""
 
 _OPEN, _CLOSE = "<action>", "</action>"
-_CJK = re.compile("[\u4e00-\u9fff]")
 _STRICT = TagParser()
 
 
@@ -32,27 +37,17 @@ class CommandParser:
             return parsed._replace(action=parsed.action.lower())
         if not _is_readable(response):
             return parsed
-        _, opened, rest = response.partition(_OPEN)
+        native, written = cut_native_thought(response)  # an action rehearsed in it is none
+        _, opened, rest = written.partition(_OPEN)
         command, closed, _ = rest.partition(_CLOSE)
         command = command.strip().lower()
         if not (opened and closed and command):
             return parsed
-        return ParsedResponse(command, False, parsed.problem)
+        return ParsedResponse(command, False, parsed.problem, native=native)
 
     def respond(self, action: str, think: str = "") -> str:
         """Thoughts and action between their tags."""
         return _STRICT.respond(action, think)
-
-
-class PeerParser(CommandParser):
-    """What verl-agent makes of a response: something is always played, and it counts as valid by its form alone."""
-
-    def parse(self, response: str) -> ParsedResponse:
-        """Read a response; only one that is too long or contains NUL is malformed."""
-        if not _is_readable(response):
-            return _STRICT.parse(response)
-        problem = _find_peer_problem(response)
-        return ParsedResponse(find_peer_command(response), not problem, problem)
 
 
 class VerbatimParser(PlainParser):
@@ -60,22 +55,15 @@ class VerbatimParser(PlainParser):
 
     def parse(self, response: str) -> ParsedResponse:
         """Take the response verbatim; only one that is too long or contains NUL is malformed."""
-        return ParsedResponse(response, True) if _is_readable(response) else super().parse(response)
+        if not _is_readable(response):
+            return super().parse(response)
+        native, rest = cut_native_thought(response, "")
+        return ParsedResponse(rest if native is None else rest.strip(), True, "", native or "", native=native)
 
 
 def find_peer_command(response: str) -> str:
     """What verl-agent plays for a response, see :func:`~spear_envs.core.parsing.find_between_tags`."""
     return find_between_tags(response, PEER_TAIL)
-
-
-def _find_peer_problem(response: str) -> str:
-    """Why verl-agent would call a response invalid; empty if it would not."""
-    lowered = response.lower()
-    if _OPEN not in lowered or _CLOSE not in lowered:
-        return "there is no <action>…</action> in it"
-    if "<think>" not in response or "</think>" not in response:
-        return "there is no <think>…</think> in it"
-    return "it holds Chinese characters" if _CJK.search(response) else ""
 
 
 def _is_readable(response: str) -> bool:

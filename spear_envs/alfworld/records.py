@@ -84,7 +84,7 @@ def scan_split(folder: Path, elsewhere: Sequence[Path] = ()) -> Listing:
     memory = _Memory(folder)
     games: list[GameRecord] = []
     left_out: Counter[LeftOut] = Counter()
-    for name, game, trajectory in _walk(folder, elsewhere):
+    for name, game, trajectory in walk(folder, elsewhere):
         excluded = any(word in name for word in _EXCLUDED)
         if excluded or game is None or trajectory is None:
             reason = LeftOut.NO_GAME if game is None else LeftOut.NO_TRAJECTORY
@@ -102,19 +102,27 @@ def scan_split(folder: Path, elsewhere: Sequence[Path] = ()) -> Listing:
     return Listing(tuple(games), dict(left_out))
 
 
-def _walk(
-    folder: Path, elsewhere: Sequence[Path]
+def walk(
+    folder: Path, elsewhere: Sequence[Path] = ()
 ) -> Iterator[tuple[str, os.stat_result | None, tuple[Path, os.stat_result] | None]]:
-    """For every folder with a game or a trajectory: path of the game, and the state of the two files."""
-    waiting = [folder]
-    while waiting:
-        place = waiting.pop()
+    """For every folder with a game or a trajectory: path of the game, and the state of the two files.
+
+    Links to folders are followed, each folder once: a link that leads back into the tree adds nothing.
+    """
+    waiting, links = [folder], list[Path]()
+    seen: set[tuple[int, int]] = set()
+    while waiting or links:
+        place = waiting.pop() if waiting else links.pop()
         files: dict[str, os.stat_result] = {}
         try:
+            state = place.stat()
+            if (state.st_dev, state.st_ino) in seen:
+                continue
+            seen.add((state.st_dev, state.st_ino))
             with os.scandir(place) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
+                for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):
+                    if entry.is_dir():
+                        (links if entry.is_symlink() else waiting).append(Path(entry.path))
                     elif entry.name in (GAME_FILE, TRAJECTORY_FILE):
                         files[entry.name] = entry.stat()
         except OSError as error:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from spear_envs.code.snippets import OPENING, find_fence
-from spear_envs.core.parsing import ParsedResponse, ResponseFormat, split_elements
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat, cut_native_thought, split_elements
 
 TOOL_NAME = "code_interpreter"
 """The one tool."""
@@ -79,8 +79,9 @@ def parse_response(text: str) -> Parsed:
 
 def remove_thoughts(text: str) -> tuple[str, list[str], bool]:
     """Split a text into the rest and its thoughts; also return whether each thought was closed."""
-    kept, thoughts, closed = split_elements(text, "think", preopened=True)
-    return "".join(kept), thoughts, closed
+    native, rest = cut_native_thought(text)
+    kept, thoughts, closed = split_elements(rest, "think")
+    return "".join(kept), thoughts if native is None else [native, *thoughts], closed
 
 
 def _find_calls(text: str) -> Iterator[tuple[int, str | _BadCallError]]:
@@ -203,16 +204,17 @@ class CodeParser:
     def parse(self, response: str) -> ParsedResponse:
         """Read a response of any length; never raises."""
         parsed = parse_response(response)
+        native, rest = cut_native_thought(response, "")  # the prompt asks for no tags around thoughts
         kind = parsed.kind
         if kind is ResponseKind.CALL:
-            return ParsedResponse(write_call(parsed.content), parsed.format_ok, "", parsed.think, kind.value)
+            return ParsedResponse(write_call(parsed.content), parsed.format_ok, "", parsed.think, kind.value, native)
         answer = parsed.content
-        if self.response_format is ResponseFormat.PLAIN and kind is ResponseKind.NO_ANSWER and response.strip():
-            kind, answer = ResponseKind.ANSWER, response.strip()
+        if self.response_format is ResponseFormat.PLAIN and kind is ResponseKind.NO_ANSWER and rest.strip():
+            kind, answer = ResponseKind.ANSWER, rest.strip()
         if kind is ResponseKind.ANSWER:
             plain = self.response_format is ResponseFormat.PLAIN
-            return ParsedResponse(write_answer(answer), parsed.format_ok or plain, "", parsed.think, kind.value)
-        return ParsedResponse(None, False, parsed.problem, parsed.think, kind.value)
+            return ParsedResponse(write_answer(answer), parsed.format_ok or plain, "", parsed.think, kind.value, native)
+        return ParsedResponse(None, False, parsed.problem, parsed.think, kind.value, native)
 
     def respond(self, action: str, think: str = "") -> str:
         """Write a call as in Qwen's chat templates, or the action itself, after the thoughts, if any."""

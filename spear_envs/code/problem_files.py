@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_envs.code.tasks import normalize_text
-from spear_envs.data.rows import MalformedRowError, parse_rows
+from spear_envs.data.rows import MalformedRowError, parse_rows, write_number
 
 # Text around each problem of DAPO and of verl's data, which asks for another form of the answer than the graded box.
 _DAPO_HEAD = (
@@ -91,8 +91,7 @@ def _find_answer(row: Mapping[str, Any]) -> str:
     if found is None:
         model = row.get("reward_model")
         found = model.get("ground_truth") if isinstance(model, Mapping) else None
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = str(found)
+    found = write_number(found)
     answer = found.rpartition("####")[2].strip() if isinstance(found, str) else ""
     if not answer:
         raise MalformedRowError("it lacks an answer")

@@ -14,7 +14,14 @@ from spear_envs.core.parsing import (
     TagParser,
     make_parser,
 )
-from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.core.prompts import (
+    IMAGE,
+    CompactTemplate,
+    DefaultTemplate,
+    PromptContext,
+    PromptTemplate,
+    RunningTemplate,
+)
 from spear_envs.core.registration import register_env
 from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import (
@@ -30,6 +37,7 @@ from spear_envs.core.tasks import (
 from spear_envs.core.tools import CallError, CallParser, Tool, make_tool
 
 __all__ = [
+    "IMAGE",
     "INFO_KEYS",
     "MAX_RESPONSE_LENGTH",
     "REWARD_TERM_KEYS",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -23,10 +24,16 @@ from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemp
 from spear_envs.core.rewards import FORMAT_BONUS, Schedule, compose_reward, make_schedule, tool_call_reward
 from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
+from spear_envs.core.time_limits import find_time_limit
 from spear_envs.core.tools import ACT, Tool
 
 ObsType = TypeVar("ObsType")
 Made = TypeVar("Made", bound="SpearEnv[Any]")
+COPIED = (
+    *("spec", "training_step", "text_measure", "max_turns", "_time_limit"),
+    *("action_space", "observation_space", "_np_random", "_np_random_seed"),
+)
+"""Attributes that a copy takes over: neither the constructor nor :meth:`SpearEnv.get_state` has them."""
 STATE_KEYS = frozenset({"task_id", "episode", "result", "np_random", "world"})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -144,7 +151,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by making a new environment and setting its state, since engines need not be picklable."""
         state = None if self._task is None else self.get_state()
-        return _make_copy, (type(self), *self._made_with, self.spec, self.training_step, state)
+        return _make_copy, (type(self), *self._made_with, {name: getattr(self, name) for name in COPIED}, state)
 
     def __init__(
         self,
@@ -180,6 +187,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.action_space = PermissiveText(ACTION_LENGTH)
         self.observation_space = observation_space or PermissiveText()  # type: ignore[assignment]
         self.training_step = 1
+        self.text_measure: Callable[[str], int] | None = None
+        self._time_limit: float = math.inf
         self.parsed = ParsedResponse(None, True)  # the current response, for hooks that need more than the action
         self.response = ""  # and its text
         self.episode = Episode()
@@ -317,6 +326,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)
+        self._time_limit = find_time_limit(self)
         task_id = self._read_options(options)
         task = self.tasks.draw(self.np_random) if task_id is None else self.tasks.get(task_id)
         self.episode, self._task = Episode(), task
@@ -352,10 +362,12 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.response = action
         self.parsed = parsed = self.parser.parse(action)
         episode.format_ok = parsed.format_ok
+        episode.native_thought = parsed.native is not None
         episode.well_formed = episode.well_formed and parsed.format_ok
         try:
             played = parsed.action
-            if played is None and self._peer:
+            native = parsed.native is not None and self.response_format is ResponseFormat.TAGS
+            if self._peer and (native or played is None):  # verl-agent reads thoughts, too
                 played = self.peer_action(action)
             result = self._malformed(parsed.problem) if played is None else self._play(played)
             episode.action = (played or "") if result.action is None else result.action
@@ -373,7 +385,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             episode.met[found] = None
             episode.distinct_calls += result.tool_calls
         terminated = result.won or result.done
-        truncated = not terminated and episode.turn >= self.max_turns
+        truncated = not terminated and episode.turn >= min(self.max_turns, self._time_limit)
         episode.done = terminated or truncated
         info = self._info()
         if not self._spear:
@@ -411,10 +423,11 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.training_step = require_whole("set_training_step: step", step, 0)
 
     def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
-        """Set the measure of a text in tokens of the policy; None if it is unknown.
+        """Set the measure of a text in tokens of the policy, for environments that cut texts; None if it is unknown.
 
-        Environments that cut texts override this; by default it is ignored. Members of a group must get the same.
+        Members of a group must get the same. An environment can be pickled only if its measure can.
         """
+        self.text_measure = measure
 
     def render(self) -> Any:
         """Render the present observation as text (``"ansi"``) or picture (``"rgb_array"``); None without a mode."""
@@ -463,18 +476,20 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         generator = self.np_random.bit_generator.state
         before = None if self._task is None else (self._task, self.episode, self._result, self._world())
         try:
-            self.np_random.bit_generator.state = state["np_random"]
             result = ActionResult(**state["result"])
             self._enter(task, episode, state["world"])
             self._result = result
-            return self._observe(result.message), self._info()
+            self.np_random.bit_generator.state = state["np_random"]
+            shown = self._observe(result.message), self._info()
+            self.np_random.bit_generator.state = state["np_random"]  # all of these may draw, as _start in _enter
+            return shown
         except Exception as error:
-            self.np_random.bit_generator.state = generator
             if before is None:
                 self._task, self.episode = None, Episode()
             else:
                 former, played, self._result, world = before
                 self._enter(former, played, world)
+            self.np_random.bit_generator.state = generator
             if isinstance(error, (SpearError, EnvFault)):
                 raise
             problem = f"{type(error).__name__}: {error}"
@@ -524,6 +539,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             "anchor": self._anchor(),
             "action": episode.action,
             "format_ok": episode.format_ok,
+            "native_thought": episode.native_thought,
             "action_ok": result.ok,
             "tool_calls": episode.tool_calls,
             "won": episode.won,
@@ -541,11 +557,11 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
 
 def _make_copy(
-    cls: type[SpearEnv[Any]], values: Any, keywords: Any, spec: Any, step: int, state: Mapping[str, Any] | None
+    cls: type[SpearEnv[Any]], values: Any, keywords: Any, copied: Mapping[str, Any], state: Mapping[str, Any] | None
 ) -> SpearEnv[Any]:
     env = cls(*values, **keywords)
-    env.spec = spec
-    env.training_step = step
+    for name, value in copied.items():
+        setattr(env, name, value)
     if state is not None:
         env.set_state(state)
     return env

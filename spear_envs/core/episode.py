@@ -32,6 +32,8 @@ class Episode:
     """What was played last, in canonical form."""
     format_ok: bool = True
     """The last response was well formed."""
+    native_thought: bool = False
+    """The last response had a native thought."""
     distinct_calls: int = 0
     """Tool calls with a new result, if those are counted."""
     met: dict[Hashable, None] = field(default_factory=dict)

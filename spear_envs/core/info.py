@@ -43,6 +43,8 @@ class StepInfo(TypedDict):
     """The action that was played, in the environment's canonical form; empty if nothing was."""
     format_ok: bool
     """The last response was well formed."""
+    native_thought: bool
+    """The last response had a thought that a reasoning model writes by itself, see ``cut_native_thought``."""
     action_ok: bool
     """The last action did something."""
     tool_calls: int

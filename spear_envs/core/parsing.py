@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from spear_envs.core.errors import choose_member
 
+_CJK = re.compile("[\u4e00-\u9fff]")
 MAX_RESPONSE_LENGTH = 100_000
 """Longest response that is read, in characters; a longer one is malformed."""
 
@@ -34,6 +36,8 @@ class ParsedResponse(NamedTuple):
     """The thoughts, if there were any."""
     kind: str = "action"
     """Kind of action, if a grammar has several (such as ``search`` and ``answer``)."""
+    native: str | None = None
+    """The model's native thought, see :func:`cut_native_thought`; None if there is none."""
 
 
 @runtime_checkable
@@ -71,8 +75,12 @@ class PlainParser:
         problem = _find_unreadable(response)
         if problem:
             return ParsedResponse(None, False, problem)
-        action = response.strip()
-        return ParsedResponse(action, True) if action else ParsedResponse(None, False, "it is empty")
+        native, rest = cut_native_thought(response, "")
+        action = rest.strip()
+        think = native or ""
+        if not action:
+            return ParsedResponse(None, False, "it is empty", think, native=native)
+        return ParsedResponse(action, True, "", think, native=native)
 
     def respond(self, action: str, think: str = "") -> str:
         """The action itself, without thoughts."""
@@ -81,7 +89,10 @@ class PlainParser:
 
 @dataclass(frozen=True)
 class TagParser:
-    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around."""
+    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, with only white space around.
+
+    A native thought (:func:`cut_native_thought`) may come before this form, or stand for its thoughts.
+    """
 
     action_tag: str = "action"
     think_tag: str = "think"
@@ -103,16 +114,29 @@ class TagParser:
         problem = _find_unreadable(response)
         if problem:
             return ParsedResponse(None, False, problem)
-        think, end_think, act, end_act = self._tags
         text = response.strip()
+        found = self._match(text)
+        if found is None:
+            native, rest = cut_native_thought(text, self.think_tag)
+            if native is not None:
+                rest = rest.strip()
+                found = self._match(rest) or self._match(f"{self._tags[0]}{self._tags[1]}{rest}")
+                if found is not None:
+                    return ParsedResponse(found[1], True, "", found[0] or native, native=native)
+            return ParsedResponse(None, False, self._explain(text), native or "", native=native)
+        return ParsedResponse(found[1], True, "", found[0])
+
+    def _match(self, text: str) -> tuple[str, str] | None:
+        """Thoughts and action of a stripped text in the strict form; None if it has another."""
+        think, end_think, act, end_act = self._tags
         if text.startswith(think) and text.endswith(end_act):
             thoughts, closed, rest = text[len(think) : -len(end_act)].partition(end_think)
             rest = rest.lstrip()
             if closed and rest.startswith(act):
                 action = rest[len(act) :].strip()
                 if action and not self._holds_tag(thoughts) and not self._holds_tag(action):
-                    return ParsedResponse(action, True, "", thoughts.strip())
-        return ParsedResponse(None, False, self._explain(text))
+                    return thoughts.strip(), action
+        return None
 
     def respond(self, action: str, think: str = "") -> str:
         """Thoughts and action between their tags."""
@@ -152,12 +176,34 @@ class TagParser:
         return "there is text outside the tags"
 
 
-def split_elements(text: str, name: str, *, preopened: bool) -> tuple[list[str], list[str], bool]:
-    """Split a text at the elements of a name, in linear time.
+def cut_native_thought(response: str, asked: str = "think") -> tuple[str | None, str]:
+    """Split off the thought that a reasoning model writes by itself, besides what a prompt asks for.
+
+    It ends with the first ``</think>``. Its ``<think>`` was written by the chat template, so that the response lacks
+    it, or begins the response.
 
     Args:
-        preopened: whether a closing tag that comes first closes an element that began with the text, as where a chat
-            template opens the thoughts.
+        asked: tag of the thoughts that the prompt asks for. With ``"think"`` a complete element that begins the
+            response is native only if another follows it, and if it is set as chat templates set thoughts: its text
+            begins a line, or a blank line follows. Two thoughts in one line are a policy's fault.
+
+    Returns:
+        The thought, None if there is none, and the rest.
+    """
+    head, closed, rest = response.partition("</think>")
+    if not closed:
+        return None, response
+    head = head.strip()
+    if head.startswith("<think>"):
+        head = head.removeprefix("<think>")
+        is_set_apart = head.lstrip(" ").startswith("\n") or rest.lstrip(" ").startswith("\n\n")
+        if asked == "think" and not (is_set_apart and rest.lstrip().startswith("<think>")):
+            return None, response
+    return (None, response) if "<think>" in head else (head.strip(), rest)
+
+
+def split_elements(text: str, name: str) -> tuple[list[str], list[str], bool]:
+    """Split a text at the elements of a name, in linear time.
 
     Returns:
         The texts around the elements, the contents of the elements, and whether each is closed: one that is not extends
@@ -167,10 +213,6 @@ def split_elements(text: str, name: str, *, preopened: bool) -> tuple[list[str],
     kept: list[str] = []
     held: list[str] = []
     position = 0
-    if preopened and (closing := text.find(end)) >= 0 and not 0 <= text.find(begin) < closing:
-        kept.append("")
-        held.append(text[:closing])
-        position = closing + len(end)
     while (opening := text.find(begin, position)) >= 0:
         kept.append(text[position:opening])
         closing = text.find(end, opening)
@@ -191,6 +233,40 @@ def find_between_tags(response: str, tail: int) -> str:
     lowered = response.lower()
     begin, end = lowered.find("<action>"), lowered.find("</action>")
     return lowered[begin + len("<action>") : end].strip() if begin >= 0 and end >= 0 else lowered[-tail:]
+
+
+@dataclass(frozen=True)
+class PeerParser:
+    """What verl-agent makes of a response: something is always played, and it counts as valid by its form alone.
+
+    Args:
+        tail: characters that are played of a response without action tags.
+    """
+
+    tail: int
+    hint: str = TagParser().hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response; only one that is too long or contains NUL is malformed."""
+        unreadable = _find_unreadable(response)
+        if unreadable:
+            return ParsedResponse(None, False, unreadable)
+        problem = _find_peer_problem(response)
+        return ParsedResponse(find_between_tags(response, self.tail), not problem, problem)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action between their tags."""
+        return TagParser().respond(action, think)
+
+
+def _find_peer_problem(response: str) -> str:
+    """Why verl-agent would call a response invalid; empty if it would not."""
+    lowered = response.lower()
+    if "<action>" not in lowered or "</action>" not in lowered:
+        return "there is no <action>…</action> in it"
+    if "<think>" not in response or "</think>" not in response:
+        return "there is no <think>…</think> in it"
+    return "it holds Chinese characters" if _CJK.search(response) else ""
 
 
 def make_parser(response_format: ResponseFormat | str) -> ResponseParser:

@@ -28,6 +28,8 @@ class PromptContext:
     """Number of the next response, from 1."""
     max_turns: int
     """Turns after which the episode ends."""
+    picture: bool = False
+    """Whether the environment shows a picture now."""
 
 
 @runtime_checkable
@@ -85,6 +87,8 @@ class StockTemplate:
 class DefaultTemplate(StockTemplate):
     """A prompt with all slots of the paper: task, step count, history, observation, actions, form of the response.
 
+    The turn's picture stands before the text of the observation.
+
     Args:
         rules: of the world; precedes everything.
         hidden_actions: admissible actions that the prompt leaves out.
@@ -115,7 +119,8 @@ class DefaultTemplate(StockTemplate):
 
     def follow_up(self, context: PromptContext) -> str:
         """Observation, actions and the form of the response."""
-        parts = [f"This is step {context.turn}. You see:\n{context.observation}"]
+        seen = "\n".join(filter(None, (IMAGE if context.picture else "", context.observation)))
+        parts = [f"This is step {context.turn}. You see:\n{seen}"]
         if context.admissible_actions is not None:
             offered = [action for action in context.admissible_actions if action not in self.hidden_actions]
             parts.append("You may: " + ", ".join(f"'{action}'" for action in offered))

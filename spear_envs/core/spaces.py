@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import create_shared_memory
 
 ACTION_LENGTH = 2**24
@@ -67,6 +69,33 @@ class PermissiveText(spaces.Text):
 
     def __repr__(self) -> str:
         return f"PermissiveText({self.min_length}, {self.max_length})"
+
+
+_NONE = -1
+"""In the place of a character beyond the end of a flattened text."""
+
+
+@flatdim.register(PermissiveText)
+def _count_places(space: PermissiveText) -> int:
+    return space.max_length
+
+
+@flatten_space.register(PermissiveText)
+def _flatten_space(space: PermissiveText) -> spaces.Box:
+    return spaces.Box(_NONE, sys.maxunicode, (space.max_length,), np.int32)
+
+
+@flatten.register(PermissiveText)
+def _flatten(space: PermissiveText, x: str) -> np.ndarray:  # type: ignore[misc]
+    """Code points; gymnasium's form for texts has places for the alphabet alone."""
+    places = np.full(space.max_length, _NONE, np.int32)
+    places[: len(x)] = np.frombuffer(x.encode("utf-32-le", "surrogatepass"), "<i4")
+    return places
+
+
+@unflatten.register(PermissiveText)
+def _unflatten(space: PermissiveText, x: np.ndarray) -> str:  # type: ignore[misc]
+    return x[x != _NONE].astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 @create_shared_memory.register(PermissiveText)

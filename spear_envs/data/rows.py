@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,13 @@ _OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open,
 
 class MalformedRowError(Exception):
     """A row is malformed; the message is a clause."""
+
+
+def write_number(value: Any) -> Any:
+    """A number as the text that stands for it in an answer, ``42`` for 42.0; anything else unchanged."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return value
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def parse_rows(
@@ -57,7 +65,7 @@ def _read_lines(path: Path) -> Iterator[Any]:
         raise SpearError(f"{path} cannot be read: give a .jsonl (also .jsonl.xz, .jsonl.gz) or .parquet file.")
     number = 1
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(path, "rt", encoding="utf-8-sig") as file:  # Windows programs write a byte order mark
             for line in file:
                 if line.strip():
                     yield json.loads(line)

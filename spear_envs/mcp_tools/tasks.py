@@ -55,7 +55,7 @@ def read_tasks(path: str | Path, split: str) -> ListTaskSet:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
         raise SpearError(f"the tasks in {path} cannot be read: {error}.") from error
     tasks: list[Task] = []

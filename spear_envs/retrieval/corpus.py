@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -112,7 +113,7 @@ class Corpus:
         return len(self._offsets) - 1
 
     def raw(self, row: int) -> bytes:
-        """The document as one JSON object in UTF-8, as it is in the file.
+        """The document as one JSON object in UTF-8, as it is in the file, without a byte order mark.
 
         Raises:
             IndexError: there is no such row.
@@ -120,7 +121,8 @@ class Corpus:
         """
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of a corpus of {len(self)} documents")
-        return self._text[int(self._offsets[row]) : int(self._offsets[row + 1])].strip()
+        line = self._text[int(self._offsets[row]) : int(self._offsets[row + 1])]
+        return (line if row else line.removeprefix(BOM_UTF8)).strip()
 
     def document(self, row: int) -> dict[str, Any]:
         """The document: at least ``id`` and ``contents``.
@@ -162,7 +164,7 @@ def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDAr
 def _read_id(line: bytes, number: int, name: str) -> str:
     """The id of the document in a line."""
     try:
-        document = _DECODER.decode(line.decode("utf-8"))
+        document = _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as error:  # includes bytes that are not UTF-8
         if len(line) == MAX_LINE:
             fault = f"is longer than {MAX_LINE:,} bytes"

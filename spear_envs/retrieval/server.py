@@ -7,9 +7,10 @@ name the default.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -33,18 +34,20 @@ from spear_envs.retrieval.cache import HitCache
 from spear_envs.retrieval.metrics import collect_metrics
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 from spear_envs.retrieval.tally import Tally
-from spear_envs.retrieval.wire import BadRequestError, RequestLimits, read_request, write_result
+from spear_envs.retrieval.wire import BadRequestError, Query, RequestLimits, read_request, write_result
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.backend import Backend
+    from spear_envs.retrieval.backend import Backend, Found
 
 
 logger = logging.getLogger(__name__)
 
 ADVICE = "send fewer queries in one request"
 """For a body that is too large."""
+PART = 512
+"""Queries of one request that wait at a time."""
 RETRY_AFTER_S = 1
 STATUS = {FaultKind.UNAVAILABLE: 503, FaultKind.TIMEOUT: 504, FaultKind.BAD_REPLY: 502}
 LOADING = "the index is being loaded: try again in a moment."
@@ -181,10 +184,13 @@ class RetrievalService:
             body = await self._bodies.read(request, self.settings.requests.body_bytes, ADVICE)
             asked = read_request(body, self.settings.requests)
             ready = self._find(request)
-            hits = await ready.batcher.search(asked.queries, asked.topk, request.is_disconnected)
+            hits = await self._search(ready, asked, request)
             content = write_result(hits, ready.backend.read, asked.return_scores)
+            if asked.problem:  # with the hits of the other queries: Search-R1's client never looks at the status
+                content = b'{"detail":%b,%b' % (json.dumps(asked.problem).encode(), content[1:])
+            return Response(content, 422 if asked.problem else 200, media_type="application/json")
         except BadRequestError as error:
-            raise HTTPException(422, str(error)) from None
+            return write_json(422, {"detail": str(error), "result": [[]] * error.queries})
         except OverloadedError as error:
             raise HTTPException(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from None
         except DeadlineError as error:
@@ -197,7 +203,16 @@ class RetrievalService:
             raise HTTPException(STATUS[FaultKind(error.kind)], error.message) from None
         except (RetrieverError, SpearError) as error:
             raise HTTPException(500, str(error)) from error
-        return Response(content, media_type="application/json")
+
+    async def _search(self, ready: _Ready, asked: Query, request: Request) -> list[Sequence[Found]]:
+        """Search for the queries that are not empty, a part after the other, so that one request fills no queue."""
+        hits: list[Sequence[Found]] = []
+        size = min(PART, self.settings.batches.pending)
+        for start in range(0, len(asked.queries), size):
+            part = asked.queries[start : start + size]
+            found = iter(await ready.batcher.search(list(filter(None, part)), asked.topk, request.is_disconnected))
+            hits += [next(found) if query else () for query in part]
+        return hits
 
     def describe(self, name: str | None = None) -> tuple[int, dict[str, Any]]:
         """Return status and content of ``GET /health`` for the default or a named index."""

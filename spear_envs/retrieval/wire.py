@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,19 +28,27 @@ ID_DIGITS = 32
 class RequestLimits:
     """Limits of one request."""
 
-    queries: int = 512
     topk: int = 100
+    hits: int = 250_000
+    """Queries times ``topk``, which is what an answer may hold."""
     characters: int = 8192
     """Of one query."""
     body_bytes: int = 64 << 20
-    """More than 512 queries of 8,192 characters can take in any JSON encoding."""
     separators: int = 500_000
-    """Commas and opening brackets in the body, those of the queries' text included. Each may make an object when JSON
-    is read, which stops all other requests; 512 queries of 8,192 characters have as many if every eighth is a comma."""
+    """Commas and opening brackets in the body, outside strings. Each makes an object when JSON is read, which stops all
+    other requests."""
 
 
 class BadRequestError(Exception):
-    """The body is not a valid request; the sender gets the message."""
+    """The body is not a valid request; the sender gets the message.
+
+    Args:
+        queries: number of queries in the body, as far as it can be read.
+    """
+
+    def __init__(self, message: str, queries: int = 0) -> None:
+        super().__init__(message)
+        self.queries = queries
 
 
 class BadReplyError(Exception):
@@ -51,20 +60,26 @@ class Query:
     """A parsed request."""
 
     queries: tuple[str, ...]
+    """Empty for a blank one and for one that is refused: it has no hits."""
     topk: int
     return_scores: bool
+    problem: str = ""
+    """Why the first refused query is refused; empty if none is."""
 
 
 def read_request(body: bytes, limits: RequestLimits) -> Query:
     """Read the body of ``POST /retrieve``.
 
     A JSON object with either ``queries`` (strings) or ``query`` (a string), and optionally ``topk`` (an integer or
-    null) and ``return_scores`` (a boolean). Other fields are ignored, as other servers of this contract do.
+    null) and ``return_scores`` (a boolean). Other fields are ignored, as other servers of this contract do. A query
+    that is too long or no text is refused alone, since trainers send those of a whole batch together.
 
     Raises:
         BadRequestError: the body is something else; the message names the field, its value and the limit.
     """
-    separators = sum(map(body.count, (b",", b"[", b"{")))
+    separators = _count_separators(body)
+    if separators > limits.separators:  # most often within the queries, where they cost nothing
+        separators = _count_separators(_STRING.sub(b"", body))
     if separators > limits.separators:
         raise BadRequestError(
             f"the body has {separators} commas and opening brackets; at most {limits.separators} are allowed. "
@@ -80,38 +95,57 @@ def read_request(body: bytes, limits: RequestLimits) -> Query:
         raise BadRequestError("the body is not JSON that can be read: a number in it has too many digits.") from None
     if not isinstance(data, dict):
         raise BadRequestError(f"the body must be a JSON object, not {_name_type(data)}.")
-    return Query(_read_queries(data, limits), _read_topk(data, limits), _read_return_scores(data))
+    given = _read_queries(data)
+    problems = [_find_problem(query, name, limits) for query, name in given]
+    queries = tuple(
+        "" if problem or query.isspace() else query for (query, _), problem in zip(given, problems, strict=True)
+    )
+    try:
+        topk = _read_topk(data, limits)
+        if len(queries) * topk > limits.hits:
+            raise BadRequestError(
+                f"{len(queries)} queries with 'topk' {topk} may have {len(queries) * topk} hits; at most {limits.hits} "
+                "are allowed. Send fewer queries in one request."
+            )
+        return Query(queries, topk, _read_return_scores(data), next(filter(None, problems), ""))
+    except BadRequestError as error:
+        raise BadRequestError(str(error), len(queries)) from None
 
 
-def _read_queries(data: dict[str, Any], limits: RequestLimits) -> tuple[str, ...]:
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+
+def _count_separators(body: bytes) -> int:
+    return sum(map(body.count, (b",", b"[", b"{")))
+
+
+def _read_queries(data: dict[str, Any]) -> list[tuple[Any, str]]:
+    """The queries, each with its name in an error."""
     if ("queries" in data) == ("query" in data):
         found = "both" if "query" in data else "neither"
         raise BadRequestError(
             f"give exactly one of 'queries' (a list of strings) and 'query' (a string); the body has {found}."
         )
     if "query" in data:
-        return (_check_query(data["query"], "'query'", limits),)
+        return [(data["query"], "'query'")]
     queries = data["queries"]
     if not isinstance(queries, list):
         raise BadRequestError(f"'queries' must be a list of strings, not {_name_type(queries)}.")
-    if not 1 <= len(queries) <= limits.queries:
-        raise BadRequestError(f"'queries' has {len(queries)} entries; it must have 1 to {limits.queries}.")
-    return tuple(_check_query(query, f"'queries'[{i}]", limits) for i, query in enumerate(queries))
+    return [(query, f"'queries'[{i}]") for i, query in enumerate(queries)]
 
 
-def _check_query(query: object, name: str, limits: RequestLimits) -> str:
+def _find_problem(query: object, name: str, limits: RequestLimits) -> str:
+    """Why a query is refused; empty if it is not."""
     if not isinstance(query, str):
-        raise BadRequestError(f"{name} must be a string, not {_name_type(query)}.")
+        return f"{name} must be a string, not {_name_type(query)}."
     if len(query) > limits.characters:
-        raise BadRequestError(f"{name} has {len(query)} characters; at most {limits.characters} are allowed.")
-    if not query or query.isspace():
-        raise BadRequestError(f"{name} is blank; it must have 1 to {limits.characters} characters, not only spaces.")
+        return f"{name} has {len(query)} characters; at most {limits.characters} are allowed."
     if not query.isascii():
         try:
             query.encode()
         except UnicodeEncodeError as error:
-            raise BadRequestError(f"{name} has a lone surrogate at position {error.start}: {error.reason}.") from None
-    return query
+            return f"{name} has a lone surrogate at position {error.start}: {error.reason}."
+    return ""
 
 
 def _read_topk(data: dict[str, Any], limits: RequestLimits) -> int:

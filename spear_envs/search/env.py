@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -172,7 +172,6 @@ class SearchR1Env(SpearEnv[str]):
         )
         self.templates = make_templates(parser, topk, SEARCH_R1 if self._published else "default")
         self._budgets = (observation_chars, observation_tokens)
-        self._measure: Callable[[str], int] | None = None
         self._seen: dict[str, None] = {}
         self._asked: list[str] = []
         self._found: list[str] = []
@@ -180,10 +179,6 @@ class SearchR1Env(SpearEnv[str]):
         self._retriever: str | None = None
         if corpus is not None or retriever != "bm25":  # a search of the embedded base is cheaper than a thread
             self.metadata = {**self.metadata, "blocking": True}
-
-    def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
-        """Measure observations in the policy's tokens, or with None in characters."""
-        self._measure = measure
 
     # ---------------------------------------------------------------- hooks of SpearEnv
 
@@ -235,7 +230,7 @@ class SearchR1Env(SpearEnv[str]):
     def _render(self, documents: list[dict[str, Any]]) -> str:
         chars, tokens = self._budgets
         nothing, around = ("", "\n\n") if self._published else (NO_PASSAGE, "")
-        measure = self._measure
+        measure = self.text_measure
         if measure is None:
             return render_information(documents, chars, nothing=nothing)
         return render_information(documents, tokens, lambda text: measure(around + text + around), nothing=nothing)

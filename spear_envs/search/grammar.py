@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from spear_envs.core.parsing import ParsedResponse, ResponseFormat, split_elements
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat, cut_native_thought, split_elements
 
 RESERVED_TAGS = ("think", "search", "answer", "information")
 """Names of the tags with a meaning: in lower case, without attributes."""
@@ -47,14 +47,16 @@ class Parsed(NamedTuple):
     error: str
     """One sentence that says what is wrong; empty unless invalid."""
     think: str = ""
-    """The first thought, stripped."""
+    """The first thought that is not native, else the native one, stripped."""
+    native: str | None = None
+    """As in :class:`~spear_envs.core.parsing.ParsedResponse`."""
 
 
 def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
     """Parse a response in time linear in its length; never raise.
 
-    Thoughts are taken out first: each ``<think>…</think>``, all text before a ``</think>`` that is the first think tag
-    (some chat templates open the thought for the model), and all text after a ``<think>`` that is never closed. Then
+    Thoughts are taken out first: a native one (:func:`~spear_envs.core.parsing.cut_native_thought`), each
+    ``<think>…</think>``, and all text after a ``<think>`` that is never closed. Then
     text that the model wrote between information tags is taken out. The first ``<search>`` or ``<answer>`` in the rest
     opens the action, which extends to its first closing tag and must not contain a reserved tag.
 
@@ -62,16 +64,17 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
         text: the whole response.
         needs_thought: whether ``format_ok`` requires a thought.
     """
-    rest, thoughts = take_out(text, "think", preopened=True)
-    rest, invented = take_out(rest, "information", preopened=False)
-    think = thoughts[0].strip() if thoughts else ""
+    native, rest = cut_native_thought(text, "think" if needs_thought else "")
+    rest, thoughts = take_out(rest, "think")
+    rest, invented = take_out(rest, "information")
+    think = thoughts[0].strip() if thoughts else native or ""
 
     def refuse(error: str) -> Parsed:
-        return Parsed(ResponseKind.INVALID, "", False, error, think)
+        return Parsed(ResponseKind.INVALID, "", False, error, think, native)
 
     starts = [(at, kind) for kind in _ACTIONS if (at := rest.find(f"<{kind.value}>")) >= 0]
     if not starts:
-        return refuse(_explain_lack(text, thoughts))
+        return refuse(_explain_lack(text, [native or "", *thoughts]))
     start, kind = min(starts)
     begin, end = f"<{kind.value}>", f"</{kind.value}>"
     written, closed, behind = rest[start + len(begin) :].partition(end)
@@ -83,8 +86,9 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
     if not content:
         return refuse(f"There is nothing between {begin} and {end}.")
     front = rest[:start].strip()
+    needs_thought = needs_thought and native is None
     thought_ok = (front == _THOUGHT and len(thoughts) == 1) or not (needs_thought or front or thoughts)
-    return Parsed(kind, content, thought_ok and not invented and not behind.strip(), "", think)
+    return Parsed(kind, content, thought_ok and not invented and not behind.strip(), "", think, native)
 
 
 def read_content(written: str) -> str | None:
@@ -93,7 +97,7 @@ def read_content(written: str) -> str | None:
     return None if _TAG.search(content) else content
 
 
-def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
+def take_out(text: str, name: str) -> tuple[str, list[str]]:
     """Replace each element of :func:`~spear_envs.core.parsing.split_elements` by its opening tag.
 
     No other opening tag of this name is left.
@@ -101,7 +105,7 @@ def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
     Returns:
         The text and the contents of the elements.
     """
-    kept, held, _ = split_elements(text, name, preopened=preopened)
+    kept, held, _ = split_elements(text, name)
     return f"<{name}>".join(kept), held
 
 
@@ -184,9 +188,9 @@ class SearchParser:
         """Parse a response of any length; never raise."""
         parsed = parse_response(response, needs_thought=self.response_format is ResponseFormat.TAGS)
         if parsed.kind is ResponseKind.INVALID:
-            return ParsedResponse(None, False, parsed.error, parsed.think, parsed.kind.value)
+            return ParsedResponse(None, False, parsed.error, parsed.think, parsed.kind.value, parsed.native)
         action = write_action(parsed.kind, parsed.content)
-        return ParsedResponse(action, parsed.format_ok, "", parsed.think, parsed.kind.value)
+        return ParsedResponse(action, parsed.format_ok, "", parsed.think, parsed.kind.value, parsed.native)
 
     def respond(self, action: str, think: str = "") -> str:
         """Return the action, after the thoughts in their tags if the format has thoughts."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spear_envs.data.rows import MalformedRowError, parse_rows
+from spear_envs.data.rows import MalformedRowError, parse_rows, write_number
 
 ANSWER_SPLIT = "<|answer_split|>"
 """Separator of the gold answers in DeepResearcher's files."""
@@ -82,8 +82,13 @@ def _clean(golds: Any) -> tuple[str, ...]:
         golds = golds.split(ANSWER_SPLIT)
     if golds is None:
         return ()
-    if not isinstance(golds, Sequence) or not all(isinstance(gold, str) for gold in golds):
-        raise MalformedRowError("its gold answers are not a list of strings")
+    golds = write_number(golds)
+    if isinstance(golds, str):
+        golds = [golds]
+    if isinstance(golds, Sequence):
+        golds = list(map(write_number, golds))
+    if not isinstance(golds, list) or not all(isinstance(gold, str) for gold in golds):
+        raise MalformedRowError("its gold answers are not a list of strings or numbers")
     return tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
 
 

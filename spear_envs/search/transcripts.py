@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.parsing import cut_native_thought
 from spear_envs.search.grading import exact_match, f1_score, normalize_answer
 from spear_envs.search.grammar import read_content, take_out
 
@@ -37,8 +38,8 @@ def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
         SpearError: a message has another form.
     """
     for written in _read_messages(messages, "assistant"):
-        rest, _ = take_out(written, "think", preopened=True)
-        rest, _ = take_out(rest, "information", preopened=False)
+        rest, _ = take_out(cut_native_thought(written)[1], "think")
+        rest, _ = take_out(rest, "information")
         position = 0
         for opened in _OPENED.finditer(rest):
             if opened.start() < position:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -23,16 +25,21 @@ from spear_envs.core.tasks import Task, TaskSet, check_split
 from spear_envs.core.tools import Tool
 from spear_envs.sokoban.engine import MOVE_REWARD, Board
 from spear_envs.sokoban.generate import Recipe, parse_room
-from spear_envs.sokoban.levels import WORDS, Level, SplitBy, format_spaced
+from spear_envs.sokoban.level_files import ALL, FILE_SPLITS, make_file_set
+from spear_envs.sokoban.levels import WALL, WORDS, Level, LevelError, SplitBy, format_spaced
 from spear_envs.sokoban.moves import Moves, RememberingParser, find_peer_action, find_tools, read_like_peer, read_moves
 from spear_envs.sokoban.prompts import CompactBoardTemplate, Modality, SokobanTemplate
-from spear_envs.sokoban.search import find_solution
+from spear_envs.sokoban.search import STATE_BUDGET, find_solution
 from spear_envs.sokoban.sprites import TILE, Image, Sprites, load_tiles
-from spear_envs.sokoban.tasks import make_level_set, make_task_set, read_level
+from spear_envs.sokoban.tasks import OPTIMUM_BUDGET, make_level_set, make_task_set, read_level
 from spear_envs.sokoban.terminal import paint_board
 
 TEXT_LENGTH = 2_048
-"""Most characters of an observation's text: the largest board in spaced form and a message."""
+"""Most characters of an observation's text, unless a larger board in spaced form and a message need more."""
+MESSAGE_LENGTH = 512
+PAPER_TURNS = 15
+UNKNOWN_MOVES = 1_000
+"""Moves for a level that the solver cannot finish."""
 Observation = str | dict[str, Any]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -48,22 +55,27 @@ class SokobanEnv(SpearEnv[Observation]):
     Observations are ``{"image": uint8 (16*height, 16*width, 3), "text": board}``. With ``modality="image"`` the text
     has messages only; with ``modality="text"`` the observation is the text alone. The problem of a malformed response
     follows a blank line below the board. ``info`` has the keys of ``StepInfo`` and ``moved`` and ``pushed`` (in
-    the last turn), ``optimal`` (least moves of the level) and, with ``diagnostics``, ``solvable``. The native reward
+    the last turn), ``optimal`` (least moves of the level, 0 if unknown) and, with ``diagnostics``, ``solvable`` (False
+    once the position is known to be lost). The native reward
     is gym-sokoban's; ``tool_calls`` counts the moves that moved something.
 
     Args:
         room: ``"HxW"`` with the border, 5x5 to 10x10.
         boxes: 1 to 4.
         shortest, longest: bounds on the optimal number of moves, by default 3 and 12.
-        split: ``"train"``, ``"valid"`` or ``"test"``.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"``.
         split_by: ``"room"`` (held-out walls and targets) or ``"level"``, see :class:`SplitBy`.
         preset: ``"paper"`` or None; keywords that are given win over the preset.
-        level: rows joined by newlines: the task set is exactly this level, its split is ``"level"``, and the keywords
-            above are unused.
+        level: rows joined by newlines, in our symbols or XSB: the task set is exactly this level, its split is
+            ``"level"``, and the keywords above are unused.
+        levels: a level file or a folder of them (Boxoban's ``.txt``, XSB, SOK) instead of generated levels. The split
+            is ``"all"`` by default; folders of that name make the others, else the content of each level.
+        number: of one level in that file: as in its ``; 12``, else counted from 1.
         sprites: ``"drawn"`` (default) or ``"gym-sokoban"``.
         text_format: ``"plain"`` or ``"spaced"`` (each cell as blank, symbol, blank, tab).
         modality: ``"both"`` (default), ``"image"`` or ``"text"``.
-        max_turns: responses after which the episode is truncated.
+        max_turns: responses after which the episode is truncated; by default 15 where a shortest solution fits, else
+            twice what it takes (1,000 moves if it is unknown).
         moves_per_turn: most moves of one response.
         diagnostics: put ``solvable`` into ``info`` (a search at every step).
         response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``.
@@ -91,14 +103,16 @@ class SokobanEnv(SpearEnv[Observation]):
         boxes: int = 1,
         shortest: int | None = None,
         longest: int | None = None,
-        split: str = "train",
+        split: str | None = None,
         split_by: str = "room",
         preset: str | None = None,
         level: str | None = None,
+        levels: str | os.PathLike[str] | None = None,
+        number: int | None = None,
         sprites: str | None = None,
         text_format: str = "plain",
         modality: str | None = None,
-        max_turns: int = 15,
+        max_turns: int | None = None,
         moves_per_turn: int = 1,
         diagnostics: bool = False,
         response_format: str = "tags",
@@ -114,36 +128,33 @@ class SokobanEnv(SpearEnv[Observation]):
         if text_format not in ("plain", "spaced"):
             raise SpearError(f"text_format={text_format!r} is not valid: choose 'plain' or 'spaced'.")
         self.text_format = text_format
-        if level is not None and not isinstance(level, str):
-            raise SpearError(f"level={level!r} is not valid: give the rows of the level as one text.")
         self.moves_per_turn = require_whole("moves_per_turn", moves_per_turn, 1)
         self.diagnostics = bool(diagnostics)
         if on_malformed == "peer" and moves_per_turn != 1:
             raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
-        if level is not None:
-            self.splits = ("level",)
-            split = "level" if split in SpearEnv.splits else split
-        check_split(split, self.splits)
-        if level is None:
+        by = choose_member(SplitBy, split_by, "split_by")
+        if level is not None or levels is not None or number is not None:
+            opened = _open_levels(level, levels, number, split, by)
+            self.splits = opened.splits
+        else:
             recipe = Recipe(
                 *parse_room(room),
                 require_whole("boxes", boxes, 1),
                 require_whole("shortest", values.get("shortest", 3) if shortest is None else shortest, 1),
                 require_whole("longest", values.get("longest", 12) if longest is None else longest, 1),
-                choose_member(SplitBy, split_by, "split_by"),
+                by,
             )
-            height, width = recipe.height, recipe.width
-            tasks: TaskSet = make_task_set(recipe, split)
-        else:
-            tasks = make_level_set(level)
-            start = read_level(tasks[0].content["level"])
-            height, width = start.height, start.width
+            tasks = make_task_set(recipe, check_split(split or "train", self.splits))
+            opened = _Opened(tasks, recipe.height, recipe.width, self.splits, recipe.longest)
+        self._is_limited = max_turns is not None
+        if max_turns is None:
+            max_turns = self._choose_turns(opened.longest)
         parser = make_parser(response_format)
         super().__init__(
-            tasks,
+            opened.tasks,
             max_turns=max_turns,
             parser=RememberingParser(parser),
-            observation_space=make_observation_space(height, width, self.modality),
+            observation_space=make_observation_space(opened.height, opened.width, self.modality),
             response_format=response_format,
             reward=reward,
             on_malformed=on_malformed,
@@ -151,6 +162,9 @@ class SokobanEnv(SpearEnv[Observation]):
             tool_reward=tool_reward,
             render_mode=render_mode,
         )
+        self._size = opened.height, opened.width
+        self._is_measured = opened.longest is not None
+        self._warn_if_short(opened.longest, "some levels")
         self.tools = find_tools(self.moves_per_turn)
         self.templates = MappingProxyType(
             {
@@ -161,7 +175,7 @@ class SokobanEnv(SpearEnv[Observation]):
         needs_picture = self.modality is not Modality.TEXT or render_mode == "rgb_array"
         self.tiles = load_tiles(self.sprites) if needs_picture else None
         self._board: Board | None = None
-        self._optimal = 0
+        self._optimal: int | None = None
 
     # ---------------------------------------------------------------- hooks of SpearEnv
 
@@ -172,6 +186,21 @@ class SokobanEnv(SpearEnv[Observation]):
         else:
             self._board.load(level)
         self._optimal = task.content["optimal"]
+        if not self._is_limited:
+            self.max_turns = self._choose_turns(self._optimal)
+        elif not self._is_measured:
+            self._warn_if_short(self._optimal, task.id)
+
+    def _warn_if_short(self, optimal: int | None, what: str) -> None:
+        needed = -(-(optimal or 1) // self.moves_per_turn)
+        if needed > self.max_turns:
+            gym.logger.warn(f"max_turns={self.max_turns}: {what} cannot be won, which may take {needed} turns")
+
+    def _choose_turns(self, optimal: int | None) -> int:
+        if optimal is None:
+            return -(-UNKNOWN_MOVES // self.moves_per_turn)
+        needed = -(-optimal // self.moves_per_turn)
+        return PAPER_TURNS if needed <= PAPER_TURNS else 2 * needed
 
     @property
     def board(self) -> Board:
@@ -216,9 +245,9 @@ class SokobanEnv(SpearEnv[Observation]):
         return find_peer_action(text)
 
     def _details(self, moved: bool = False, pushed: bool = False) -> dict[str, Any]:
-        details: dict[str, Any] = {"moved": moved, "pushed": pushed, "optimal": self._optimal}
+        details: dict[str, Any] = {"moved": moved, "pushed": pushed, "optimal": self._optimal or 0}
         if self.diagnostics:
-            details["solvable"] = self._solve() is not None
+            details["solvable"] = self._may_be_won()
         return details
 
     def criteria(self) -> list[Criterion]:
@@ -238,7 +267,18 @@ class SokobanEnv(SpearEnv[Observation]):
             self._print(message)
         if self.modality is Modality.TEXT:
             return text
-        return {"image": board.frame(), "text": text}
+        return {"image": self._frame(), "text": text}
+
+    def _frame(self) -> Image:
+        """The picture in the size of the set's largest level, with walls around a smaller one."""
+        frame = self.board.frame()
+        height, width = (side * TILE for side in self._size)
+        if frame.shape[:2] == (height, width):
+            return frame
+        assert self.tiles is not None
+        full = np.tile(self.tiles[WALL], (*self._size, 1))
+        full[: frame.shape[0], : frame.shape[1]] = frame
+        return full
 
     def _world(self) -> dict[str, Any]:
         return {"board": self.board.text()}
@@ -258,13 +298,22 @@ class SokobanEnv(SpearEnv[Observation]):
         """Return the actions of a shortest solution from the present board; empty if it is solved or lost.
 
         Each action holds up to ``moves_per_turn`` moves.
+
+        Raises:
+            LevelError: the search takes too many states.
         """
         words, size = self._solve() or [], self.moves_per_turn
         return [", ".join(words[i : i + size]) for i in range(0, len(words), size)]
 
-    def _solve(self) -> list[str] | None:
+    def _solve(self, budget: int = STATE_BUDGET) -> list[str] | None:
         board = self.board
-        return find_solution(Level(board.text(), board.height, board.width, tuple(board.codes)))
+        return find_solution(Level(board.text(), board.height, board.width, tuple(board.codes)), budget)
+
+    def _may_be_won(self) -> bool:
+        try:
+            return self._solve(OPTIMUM_BUDGET) is not None
+        except LevelError:
+            return True
 
     # ---------------------------------------------------------------- rendering
 
@@ -275,7 +324,7 @@ class SokobanEnv(SpearEnv[Observation]):
             gym.logger.warn("render() without a render mode: pass render_mode='rgb_array' to gym.make().")
             return None
         if self.render_mode == "rgb_array":
-            return self.board.frame()
+            return self._frame()
         if self.render_mode == "ansi":
             return self.board.text()
         self._print("")
@@ -287,9 +336,41 @@ class SokobanEnv(SpearEnv[Observation]):
         sys.stdout.flush()
 
 
+class _Opened(NamedTuple):
+    """A task set, and facts about it."""
+
+    tasks: TaskSet
+    height: int
+    width: int
+    splits: tuple[str, ...]
+    longest: int | None
+    """Most moves that a shortest solution takes, if that is known."""
+
+
+def _open_levels(
+    level: str | None, levels: str | os.PathLike[str] | None, number: int | None, split: str | None, by: SplitBy
+) -> _Opened:
+    """Open what ``level``, or ``levels`` and ``number``, name."""
+    if number is not None and levels is None:
+        raise SpearError(f"number={number!r} needs levels, the file with this level.")
+    if levels is not None:
+        if level is not None:
+            raise SpearError("level and levels exclude each other: give one of them.")
+        place = None if number is None else require_whole("number", number, 0)
+        files = make_file_set(Path(levels), place, split or ALL, by)
+        longest = None if place is None else files[0].content["optimal"]
+        return _Opened(files, files.height, files.width, FILE_SPLITS, longest)
+    if not isinstance(level, str):
+        raise SpearError(f"level={level!r} is not valid: give the rows of the level as one text.")
+    check_split("level" if split is None or split in SpearEnv.splits else split, ("level",))
+    tasks = make_level_set(level)
+    start = read_level(tasks[0].content["level"])
+    return _Opened(tasks, start.height, start.width, ("level",), tasks[0].content["optimal"])
+
+
 def make_observation_space(height: int, width: int, modality: Modality) -> spaces.Space[Any]:
     """Make the observation space of one environment."""
-    text = PermissiveText(TEXT_LENGTH)
+    text = PermissiveText(max(TEXT_LENGTH, 4 * height * (width + 1) + MESSAGE_LENGTH))
     if modality is Modality.TEXT:
         return text
     image = spaces.Box(0, 255, (height * TILE, width * TILE, 3), np.uint8)

@@ -18,7 +18,8 @@ WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 BELOW = (WALL, FLOOR, TARGET, TARGET, FLOOR, FLOOR, TARGET)
 """The ground under each code: floor, or the target under a box or player that is on it."""
 WORDS = ("up", "down", "left", "right")
-LARGEST_SIDE = 20
+LARGEST_SIDE = 64
+_XSB = str.maketrans(" -@+$*.pPbB", "__PSX\u221aOPSX\u221a")
 
 
 class LevelError(SpearError):
@@ -102,6 +103,30 @@ def parse_level(text: str) -> Level:
             f"the level has {len(level.boxes)} boxes and {len(level.targets)} targets: make the numbers equal"
         )
     return level
+
+
+def read_xsb(text: str) -> str:
+    """Write a board in XSB (``@`` player, ``$`` box, ``.`` target, ``+`` and ``*`` on a target) in our symbols.
+
+    Rows may end anywhere, and what the player cannot reach, even through boxes, becomes wall if it is floor.
+
+    Raises:
+        LevelError: the player can leave the board.
+    """
+    rows = text.translate(_XSB).split("\n")
+    width = max(map(len, rows))
+    cells = list("\n".join(row.ljust(width, "_") for row in rows))
+    waiting = [place for place, cell in enumerate(cells) if cell in "PS"]
+    reached = set(waiting)
+    while waiting:
+        place = waiting.pop()
+        for beside in (place - width - 1, place + width + 1, place - 1, place + 1):
+            if not 0 <= beside < len(cells) or cells[beside] == "\n":
+                raise LevelError("the player can leave the level: close its outer wall")
+            if beside not in reached and cells[beside] != "#":
+                reached.add(beside)
+                waiting.append(beside)
+    return "".join("#" if cell == "_" and place not in reached else cell for place, cell in enumerate(cells))
 
 
 def format_codes(codes: Sequence[int], width: int) -> str:
@@ -189,8 +214,11 @@ def find_split(text: str, split_by: SplitBy = SplitBy.ROOM) -> str:
     return "valid" if share < 0.2 * 2**32 else "train"
 
 
-def find_band(optimal: int) -> str:
-    """Return the subtask of an optimal number of moves: ``len1-3``, ``len4-6``, ``len7-9`` or ``len10+``."""
+def find_band(optimal: int | None) -> str:
+    """Return the subtask of an optimal number of moves: ``len1-3``, ``len4-6``, ``len7-9``, ``len10+`` or, if it is
+    unknown, ``unsolved``."""
+    if optimal is None:
+        return "unsolved"
     for last in (3, 6, 9):
         if optimal <= last:
             return f"len{last - 2}-{last}"

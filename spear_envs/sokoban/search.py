@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from spear_envs.sokoban.levels import WALL, WORDS, Level, LevelError
 
-CELL_BITS = 9
+CELL_BITS = 12
 CELL_MASK = (1 << CELL_BITS) - 1
 STATE_BUDGET = 2_000_000
 

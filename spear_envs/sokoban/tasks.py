@@ -8,7 +8,16 @@ from functools import lru_cache
 
 from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, Task, TaskSet
 from spear_envs.sokoban.generate import Recipe, draw_held_out, make_level
-from spear_envs.sokoban.levels import Level, LevelError, SplitBy, digest_level, digest_room, find_band, parse_level
+from spear_envs.sokoban.levels import (
+    Level,
+    LevelError,
+    SplitBy,
+    digest_level,
+    digest_room,
+    find_band,
+    parse_level,
+    read_xsb,
+)
 from spear_envs.sokoban.search import find_solution
 
 VERSION = "sokoban-v1"
@@ -16,6 +25,8 @@ VERSION = "sokoban-v1"
 to symmetry alone, and nearly all held-out ones occurred in training, shifted or with the player some steps away."""
 TRAIN_LENGTH = 1_000_000
 """Nominal number of training tasks; they are made on demand, and a few repeat."""
+OPTIMUM_BUDGET = 200_000
+"""States of the search for the optimum of a given level: one to two seconds, and 50 MB."""
 HELD_OUT_LENGTH = 256
 """Number of levels in ``valid`` and in ``test`` (fewer only for rooms with too few levels)."""
 DEFAULT_FINGERPRINTS = {
@@ -26,16 +37,15 @@ DEFAULT_FINGERPRINTS = {
 """Fingerprints of the splits under the default settings. They must not change within a version of the id."""
 
 
-def make_task(name: str, split: str, number: str, level: Level) -> Task:
-    """Make the task of a level whose optimal number of moves is known."""
+def make_task(name: str, split: str, number: str, level: Level, optimal: int | None) -> Task:
+    """Make the task of a level and its optimal number of moves, None if that is unknown."""
     boxes = len(level.boxes)
-    assert level.optimal is not None
     return Task(
         id=f"{VERSION}/{name}/{split}/{number}",
         split=split,
-        subtask=find_band(level.optimal),
+        subtask=find_band(optimal),
         instruction="Push the box onto the target." if boxes == 1 else f"Push all {boxes} boxes onto the targets.",
-        content={"level": level.text, "optimal": level.optimal},
+        content={"level": level.text, "optimal": optimal},
     )
 
 
@@ -63,11 +73,12 @@ def make_task_set(recipe: Recipe, split: str) -> TaskSet:
     name = recipe.name
     if split != "train":
         levels = _list_held_out(recipe)[split]
-        tasks = [make_task(name, split, f"{i:08d}", level) for i, level in enumerate(levels)]
+        tasks = [make_task(name, split, f"{i:08d}", level, level.optimal) for i, level in enumerate(levels)]
         return ListTaskSet(tasks, name=f"{VERSION}/{name}", split=split, digest=_choose_digest(recipe))
 
     def make(index: int) -> Task:
-        return make_task(name, split, f"{index:08d}", make_level(recipe, split, index, split=split))
+        level = make_level(recipe, split, index, split=split)
+        return make_task(name, split, f"{index:08d}", level, level.optimal)
 
     return GeneratedTaskSet(
         f"{VERSION}/{name}", split, TRAIN_LENGTH, make, {"recipe": name}, digest=_choose_digest(recipe)
@@ -76,21 +87,34 @@ def make_task_set(recipe: Recipe, split: str) -> TaskSet:
 
 @lru_cache(maxsize=256)
 def make_level_set(text: str) -> TaskSet:
-    """Make a task set of one level, given by its rows; its id has a digest of them.
+    """Make a task set of one level, given by its rows, also in XSB; its id has a digest of them.
 
     Raises:
         LevelError: the level is malformed, already solved or cannot be solved.
     """
-    level = parse_level(text.strip("\n"))
-    if level.solved:
-        raise LevelError("the level is already solved: move a box (X) off its target (O)")
-    solution = find_solution(level)
-    if solution is None:
-        raise LevelError("the level cannot be solved from its start: move the boxes away from dead corners and walls")
+    text = text.strip("\r\n").replace("\r", "")
+    level = parse_level(read_xsb(text) if set("@$+*.") & set(text) else text)
+    optimal = find_optimum(level)
     number = hashlib.sha256(level.text.encode()).hexdigest()[:16]
     name = f"{level.height}x{level.width}-{len(level.boxes)}"
-    level = Level(level.text, level.height, level.width, level.codes, len(solution))
-    return ListTaskSet([make_task(name, "level", number, level)], name=f"{VERSION}/{name}", split="level")
+    return ListTaskSet([make_task(name, "level", number, level, optimal)], name=f"{VERSION}/{name}", split="level")
+
+
+def find_optimum(level: Level) -> int | None:
+    """Find the least moves of a level; None if that takes too many states.
+
+    Raises:
+        LevelError: the level is already solved or cannot be solved.
+    """
+    if level.solved:
+        raise LevelError("the level is already solved: move a box (X) off its target (O)")
+    try:
+        solution = find_solution(level, OPTIMUM_BUDGET)
+    except LevelError:
+        return None
+    if solution is None:
+        raise LevelError("the level cannot be solved from its start: move the boxes away from dead corners and walls")
+    return len(solution)
 
 
 @lru_cache(maxsize=4_096)

@@ -22,10 +22,11 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
-from spear_envs.core.env import SpearEnv, text_of
+from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.core.making import require_spear_env
+from spear_envs.core.prompts import IMAGE, PromptContext
 from spear_envs.core.tasks import Task, TaskSet, check_disjoint
 from spear_envs.testing.report import ContractError
 from spear_envs.testing.trace import (
@@ -154,6 +155,7 @@ def check_info(subject: Subject) -> str:
             observation, info = env.reset(seed=seed)
             keys = set(info)
             _look_at(env, observation, info)
+            _look_at_picture(env, observation, info)
             while not env.done:
                 observation, reward, terminated, truncated, info = env.step(choose_response(env, rng))
                 turns += 1
@@ -176,6 +178,19 @@ def _look_at(env: SpearEnv[Any], observation: Any, info: dict[str, Any]) -> None
         _require(isinstance(info[key], bool), f"info[{key!r}] is {info[key]!r}: it must be a bool")
     _require(0.0 <= info["score"] <= 1.0, f"info['score'] is {info['score']}: it must be in [0, 1]")
     _require(info["turn"] == env.turn, f"info['turn'] is {info['turn']} at turn {env.turn}")
+
+
+def _look_at_picture(env: SpearEnv[Any], observation: Any, info: dict[str, Any]) -> None:
+    """Check that a picture has the right form, and that the prompt has a place for it."""
+    picture = image_of(observation)
+    if picture is None:
+        return
+    is_picture = isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)
+    _require(is_picture, "the picture of an observation must be a uint8 array [height, width, 3]")
+    if (template := env.templates.get("default")) is not None:
+        text, actions = text_of(observation), info["admissible_actions"]
+        prompt = template.render(PromptContext(info["instruction"], text, actions, (), 1, env.max_turns, picture=True))
+        _require(IMAGE in prompt, f"observations have a picture, but the template 'default' has no {IMAGE} for it")
 
 
 def check_malformed(subject: Subject) -> str:
@@ -237,7 +252,11 @@ def check_group(subject: Subject) -> str:
             ]
             for other in seen[1:]:
                 difference = find_difference(seen[0], other)
-                _require(not difference, f"two members of a group on {task_id} differ at {difference}")
+                _require(
+                    not difference,
+                    f"two members of a group on {task_id} differ at {difference}: derive what _start draws from the"
+                    " task, as in np.random.default_rng(task.content['seed']), not from self.np_random",
+                )
     finally:
         for member in members:
             member.close()

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from spear_envs.core.criteria import Criterion
-from spear_envs.core.env import ActionResult, SpearEnv
+from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
+from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task
@@ -21,7 +21,7 @@ from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.opening import MINI, open_catalog
 from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.pages import ObservationMode, add_message, list_item, list_results, list_sub_page, write_page
-from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
+from spear_envs.webshop.parsing import PEER_TAIL, VerbatimParser, find_peer_action
 from spear_envs.webshop.prompts import (
     TOOL_RULES,
     TOOLS,
@@ -118,6 +118,9 @@ class WebShopEnv(SpearEnv[str]):
         self.outcome = choose_member(Outcome, outcome, "outcome")
         self.observation_mode = choose_member(ObservationMode, observation_mode, "observation_mode")
         parser = _PARSERS[choose_member(ResponseFormat, response_format, "response_format")]
+        peer = choose_member(OnMalformed, on_malformed, "on_malformed") is OnMalformed.PEER
+        if peer and isinstance(parser, TagParser):
+            parser = PeerParser(PEER_TAIL)
         self.catalog = open_catalog(catalog, goals=goals, title_nouns=title_nouns, price_seed=price_seed, draws=draws)
         super().__init__(
             self.catalog.make_tasks(split, goal_kind=goal_kind, split_scheme=split_scheme),
@@ -222,7 +225,7 @@ class WebShopEnv(SpearEnv[str]):
             return
         for number in range(len(self.catalog)):
             product = self.catalog.product(number)
-            pages = [list_results("", 1, 0, [product], ()), list_item("", product, ())]
+            pages = [list_results("", 1, 0, [product], ()), list_item("", product)]
             pages += [list_sub_page("", product, name) for name in ("description", "features")]
             yield from (compress_page(write_page(nodes, ObservationMode.TEXT_RICH)) for nodes in pages)
         goals = self.catalog.goals(self._goal_kind)

@@ -21,7 +21,8 @@ def read_goals(path: Path) -> list[Goal]:
     """
     goals: list[Goal] = []
     try:
-        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+        opener = lzma.open if path.suffix == ".xz" else open
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
                 if not line.strip():
                     continue

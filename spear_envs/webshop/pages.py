@@ -127,12 +127,18 @@ def list_results(
     return nodes
 
 
-def list_item(instruction: str, product: Product, chosen: Collection[str]) -> list[Node]:
-    """List the page of a product; a value is marked as chosen in every group that offers it, as in the original."""
+def list_item(instruction: str, product: Product, url: str = "") -> list[Node]:
+    """List the page of a product.
+
+    Args:
+        url: end of the page's address, with the keywords and the chosen options as JSON. As in the original, each value
+            that stands there between quotes is marked as chosen: in every group that offers it, where it equals the
+            name of a chosen group, and where a query quotes it; but not where JSON escapes one of its characters.
+    """
     nodes = [*_list_head(instruction), (Mark.BUTTON, PREVIOUS)]
     for name, values in product.options.items():
         nodes.append((Mark.TEXT, name))
-        nodes += [(Mark.CHOSEN if value in chosen else Mark.OPTION, value) for value in values]
+        nodes += [(Mark.CHOSEN if f'"{value}"' in url else Mark.OPTION, value) for value in values]
     nodes += [(Mark.TEXT, text) for text in (product.title, f"Price: {product.price_tag}", "Rating: N.A.")]
     return nodes + [(Mark.BUTTON, name) for name in (*SUB_PAGES, BUY_NOW)]
 

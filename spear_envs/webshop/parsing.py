@@ -15,7 +15,7 @@ class VerbatimParser(PlainParser):
         """Take the response unchanged; only one that is too long or contains NUL is malformed."""
         parsed = super().parse(response)
         refused = parsed.action is None and response.strip()
-        return parsed if refused else ParsedResponse(response, True)
+        return parsed if refused or parsed.native is not None else ParsedResponse(response, True)
 
 
 def find_peer_action(response: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -144,7 +145,8 @@ class Shop:
         product = self.product
         assert product is not None
         if self.page is Page.ITEM:
-            return list_item(text, product, self.options.values())
+            keywords = (self.keywords or "").replace(" ", "+")
+            return list_item(text, product, f"{keywords}/{json.dumps(self.options)}")
         if self.page is Page.SUB:
             return list_sub_page(text, product, self.sub_page)
         assert self.score is not None

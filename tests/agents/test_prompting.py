@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,14 @@ class PictureTemplate(DefaultTemplate):
     """Shows a picture above everything else."""
 
     def follow_up(self, context: PromptContext) -> str:
-        return f"{IMAGE}\n{super().follow_up(context)}"
+        return f"{IMAGE}\n{super().follow_up(replace(context, picture=False))}"
+
+
+class BlindTemplate(DefaultTemplate):
+    """Leaves a picture out."""
+
+    def follow_up(self, context: PromptContext) -> str:
+        return super().follow_up(replace(context, picture=False))
 
 
 class Stripping(ChatBytes):
@@ -229,7 +236,7 @@ def test_only_the_template_s_own_place_becomes_the_picture(
         sizes.append(image.shape)
         return "<|in|><|image|><|image|><|out|>"
 
-    template = PictureTemplate() if is_shown else DefaultTemplate()
+    template = PictureTemplate() if is_shown else BlindTemplate()
     dialogue = PromptBuilder(tokenizer, template, layout, mark_image=mark).begin()
     texts = []
     for turn in (1, 2):
@@ -386,3 +393,14 @@ def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: A
 def test_bytes_have_no_chat_template_that_takes_keywords() -> None:
     with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model"):
         PromptBuilder(ByteTokenizer(), CompactTemplate(), template_kwargs={"enable_thinking": False})
+
+
+def test_the_stock_template_shows_the_picture_of_any_environment() -> None:
+    context = PromptContext("Win.", "a board", None, (), 1, 5, picture=True)
+    assert "You see:\n<image>\na board\n" in DefaultTemplate().render(context)
+    prompts = PromptBuilder(ChatBytes(), DefaultTemplate())
+    seen = {"instruction": "Win.", "admissible_actions": None, "turn": 1, "max_turns": 5}
+    with_it = prompts.begin().next(**seen, observation="a board", picture=np.zeros((2, 3, 3), np.uint8))
+    without = prompts.begin().next(**seen, observation="a <image> board")
+    assert with_it is not None and with_it.shows_image
+    assert without is not None and not without.shows_image

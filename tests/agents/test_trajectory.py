@@ -56,6 +56,7 @@ def turns(draw: st.DrawFn) -> Turn:
         action=action,
         observation=observation,
         format_ok=draw(st.booleans()),
+        native_thought=draw(st.booleans()),
         action_ok=draw(st.booleans()),
         anchor=anchor,
         reward=draw(floats),

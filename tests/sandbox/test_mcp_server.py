@@ -53,6 +53,8 @@ async def check(client: Client) -> None:
     assert (await call("read_file", session_id=session, path="b")).is_error
     read = await call("read_file", session_id=session, path="b", encoding="base64")
     assert read.structured_content["result"] == "/w=="
+    await call("write_file", session_id=session, path="c", content="/w==\n", encoding="base64")
+    assert (await call("list_files", session_id=session)).structured_content["files"]["c"] == 1
     for arguments in (
         {"path": "../x"},
         {"path": "/etc/passwd"},

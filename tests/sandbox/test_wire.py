@@ -29,6 +29,9 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = ("code", "language", "run_timeout", "compile_timeout", "memory_limit_MB", "stdin", "files", "fetch_files")
+LINES = base64.encodebytes(b"q" * 80).decode()
+"""Base64 as MIME encoders write it, with line breaks."""
+CRLF = LINES.replace("\n", "\r\n")
 
 
 def read(**fields: Any) -> RunRequest:
@@ -47,11 +50,11 @@ class TestRequests:
             compile_timeout=0,
             memory_limit_MB=256.0,
             stdin="a\n",
-            files={"a/b.txt": base64.b64encode(b"\0\xff").decode(), "none": None},
+            files={"a/b.txt": base64.b64encode(b"\0\xff").decode(), "none": None, "lines": LINES, "crlf": CRLF},
             fetch_files=["x", "a/b.txt", "x"],
             of_another_version=[1],
         )
-        files = {"a/b.txt": b"\0\xff"}
+        files = {"a/b.txt": b"\0\xff", "lines": b"q" * 80, "crlf": b"q" * 80}
         assert asked == RunRequest("\ud800\0é", "R", 3.0, 0.0, 256, "a\n", files, ("x", "a/b.txt"))
 
     @pytest.mark.parametrize(("given", "taken"), [(10**400, 1e9), (1e300, 1e9), (1e-9, 1e-9)])

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv
 
 from spear_envs import SpearError, register_env
-from spear_envs.core import ActionResult, ListTaskSet, Task
+from spear_envs.core import ActionResult, CompactTemplate, ListTaskSet, PermissiveText, Task
 from spear_envs.testing import CheckReport, CheckResult, ContractError, check_spear_env, checks
 from spear_envs.testing.checks import CHECKS, Subject
 from spear_envs.testing.trace import find_difference, freeze
@@ -162,7 +164,36 @@ class Shifty(CorridorEnv):
         return {**super()._info(), "prize": {"gold": 1.0} if self.episode.won else None}
 
 
+class Painted(CorridorEnv):
+    """Observations with a picture, for which the stock template has a place."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.observation_space = spaces.Dict(text=PermissiveText(), image=spaces.Box(0, 255, (2, 3, 3), np.uint8))
+
+    def _observe(self, message: str) -> Any:
+        return {"text": super()._observe(message), "image": np.zeros((2, 3, 3), np.uint8)}
+
+
+class Unpainted(Painted):
+    templates: ClassVar = {"default": CompactTemplate()}
+
+
+class Narrow(Painted):
+    def _observe(self, message: str) -> Any:
+        return {"text": super()._observe(message)["text"], "image": np.zeros((2, 3), np.uint8)}
+
+
+class Lucky(CorridorEnv):
+    def _start(self, task: Task) -> None:
+        super()._start(task)
+        self._place = (self._door + 1 + int(self.np_random.integers(self._length - 1))) % self._length
+
+
 FAULTS = {
+    Unpainted: "info",
+    Narrow: "info",
+    Lucky: "group",
     Silent: "malformed",
     Stumbling: "malformed",
     Raising: "malformed",
@@ -191,6 +222,14 @@ def test_each_fault_is_found_by_its_check(kind: type[CorridorEnv]) -> None:
     register_env("tests/Faulty-v0", kind)
     with pytest.raises((SpearError, ValueError, AssertionError)):
         CHECKS[FAULTS[kind]](Subject("tests/Faulty-v0"))
+
+
+def test_a_picture_with_a_place_and_luck_in_the_world_pass() -> None:
+    register_env("tests/Painted-v0", Painted)
+    register_env("tests/Lucky-v0", Lucky)
+    assert "keys" in CHECKS["info"](Subject("tests/Painted-v0"))
+    with pytest.raises(SpearError, match="derive what _start draws from the task"):
+        CHECKS["group"](Subject("tests/Lucky-v0"))
 
 
 class Rooted(CorridorEnv):

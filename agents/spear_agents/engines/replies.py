@@ -87,8 +87,10 @@ def read_reply(content: bytes) -> Reply:
     if not isinstance(text, str):
         raise BadReplyError("the answer's content is not text")
     thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thoughts, str) and thoughts and "<think>" not in text:
-        text = f"<think>{thoughts.strip()}</think>{text.lstrip()}"
+    if isinstance(thoughts, str) and thoughts:
+        # As chat templates set a native thought, so that it is none of those that a prompt asks for.
+        form = "<think>\n{}\n</think>\n\n{}" if "<think>" in text else "<think>{}</think>{}"
+        text = form.format(thoughts.strip(), text.lstrip())
     counts = data.get("usage")
     usage: dict[str, Any] = counts if isinstance(counts, dict) else {}
     details = usage.get("prompt_tokens_details")

@@ -87,6 +87,7 @@ class _Call:
     anchor: str
     actions: list[str] = field(default_factory=list)
     format_ok: bool = True
+    native_thought: bool = False
     action_ok: bool = False
     reward: float = 0.0
 
@@ -247,6 +248,7 @@ class Session:
                 call = self._calls[-1]
                 call.actions.append(info["action"])
                 call.format_ok = call.format_ok and bool(info["format_ok"])
+                call.native_thought = call.native_thought or bool(info["native_thought"])
                 call.action_ok = call.action_ok or bool(info["action_ok"])
                 call.reward += float(info["reward_terms"]["native_return"] - before)
             return self.write_observation()
@@ -310,6 +312,7 @@ def _make_turn(call: _Call) -> Turn:
         cached_tokens=call.generation.cached_tokens,
         version=call.generation.version,
         follows=call.asked.follows,
+        native_thought=call.native_thought,
     )
 
 

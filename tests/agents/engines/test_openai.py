@@ -18,6 +18,7 @@ from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import TagParser
 from tests.agents.chat_server import GO, Answer, Handler, Script, complete, cut, drip, hang_up, say
 from tests.agents.corridor import CorridorEnv
 
@@ -120,11 +121,19 @@ def test_stop_strings_are_cut_here_and_stay_part_of_the_text(script: Script) -> 
     assert (text_of(found), found.finish) == ("<search>x</search>", Finish.STRING)
 
 
-def test_thoughts_that_come_apart_are_put_in_front(script: Script) -> None:
-    message = {"role": "assistant", "content": "\n<action>go</action>", "reasoning_content": "hm "}
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("\n<action>go</action>", "<think>hm</think><action>go</action>"),
+        ("<think>t</think><action>go</action>", "<think>\nhm\n</think>\n\n<think>t</think><action>go</action>"),
+    ],
+)
+def test_thoughts_that_come_apart_are_put_in_front(script: Script, content: str, text: str) -> None:
+    message = {"role": "assistant", "content": content, "reasoning_content": "hm "}
     script.answers = [say(complete(choice={"message": message, "finish_reason": "length"}))]
     (found,) = ask(script.server())
-    assert (text_of(found), found.finish) == ("<think>hm</think><action>go</action>", Finish.LENGTH)
+    assert (text_of(found), found.finish) == (text, Finish.LENGTH)
+    assert TagParser().parse(text).format_ok
 
 
 @pytest.mark.parametrize(

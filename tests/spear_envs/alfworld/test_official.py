@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -197,3 +198,25 @@ def test_the_whole_official_split(official_games: Path) -> None:
 
 def test_published_counts() -> None:
     assert [sum(counts.values()) for counts in OFFICIAL_COUNTS.values()] == [3_553, 140, 134]
+
+
+def test_linked_folders_are_games_like_others(tmp_path: Path) -> None:
+    """Their numbers do not depend on whether a folder is a link, and a link back into the tree adds nothing."""
+    plain = write_split(tmp_path / "plain" / "train", 0, 1, 2)
+    linked = tmp_path / "linked" / "train"
+    linked.mkdir(parents=True)
+    for number, folder in enumerate(sorted(plain.iterdir())):
+        if number:
+            (linked / folder.name).symlink_to(folder)
+        else:
+            shutil.copytree(folder, linked / folder.name)
+    (linked / "all").symlink_to(linked)
+    one, two = (make_official_set(folder.parent, "train", TaskText.TEMPLATE) for folder in (plain, linked))
+    assert len(two) == 3 and two.fingerprint == one.fingerprint
+
+
+def test_a_folder_of_links_alone_is_a_split(tmp_path: Path) -> None:
+    plain = write_split(tmp_path / "plain" / "train", 0)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "train").symlink_to(plain)
+    assert len(make_official_set(tmp_path / "linked", "train", TaskText.TEMPLATE)) == 1

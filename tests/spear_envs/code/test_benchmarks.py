@@ -80,7 +80,7 @@ def test_rows(tmp_path: Path, row: dict[str, Any], expected: RawProblem) -> None
         ({"problem": "Who?"}, "lacks an answer"),
         ({"problem": "Who?", "answer": " "}, "lacks an answer"),
         ({"problem": "Who?", "answer": True}, "lacks an answer"),
-        ({"problem": "Who?", "answer": 1.5}, "lacks an answer"),
+        ({"problem": "Who?", "answer": [1.5]}, "lacks an answer"),
         ({"problem": "Who?", "reward_model": "1"}, "lacks an answer"),
     ],
 )
@@ -182,3 +182,24 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     env.reset(seed=0)
     *_, info = env.step("\\boxed{0.5}")
     assert info["won"] and info["grader"] == "math_verify"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(42.0, "42"), (-3.0, "-3"), (0.5, "0.5"), (1e20, "1" + "0" * 20), (7, "7"), ("42.0", "42.0")]
+)
+def test_answers_may_be_numbers(tmp_path: Path, answer: Any, text: str) -> None:
+    for row in ({"problem": "a", "answer": answer}, {"prompt": "a", "reward_model": {"ground_truth": answer}}):
+        (found,) = read_problems(write_lines(tmp_path / "a.jsonl", [row]))
+        assert found.answer == text
+
+
+@pytest.mark.parametrize("answer", [True, float("nan"), [1]])
+def test_other_answers_are_refused(tmp_path: Path, answer: Any) -> None:
+    with pytest.raises(SpearError, match="lacks an answer"):
+        list(read_problems(write_lines(tmp_path / "a.jsonl", [{"problem": "a", "answer": answer}])))
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"problem": "a", "answer": "1"}\r\n')
+    assert [problem.answer for problem in read_problems(path)] == ["1"]

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
+from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ from spear_envs.core import (
     text_of,
 )
 from spear_envs.testing.trace import MALFORMED, choose_response, describe_step, freeze
-from tests.spear_envs.corridor import CorridorEnv
+from tests.spear_envs.corridor import CORRIDOR, CorridorEnv
 
 LEFT, RIGHT = TagParser().respond("left"), TagParser().respond("right")
 
@@ -399,3 +401,75 @@ def test_a_step_is_cheap() -> None:
             env.step(RIGHT)
         best = min(best, time.process_time() - start)
     assert 1000 / best > 33_000
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("limit", [3, 99])
+def test_a_time_limit_of_gymnasium_ends_an_episode_as_the_turn_limit_does(wrap: bool, limit: int) -> None:
+    def end(env: gym.Env[Any, Any]) -> tuple[int, float, bool, bool]:
+        env.reset(seed=0)
+        for turn in range(1, 100):
+            _, reward, terminated, truncated, _ = env.step("left")
+            if terminated or truncated:
+                return turn, float(reward), terminated, truncated
+        raise AssertionError
+
+    own = {"response_format": "plain", "length": 40}
+    if wrap:
+        env: Any = TimeLimit(gym.wrappers.RecordEpisodeStatistics(CorridorEnv(**own, max_turns=20)), limit)
+    else:
+        env = gym.make(CORRIDOR, max_episode_steps=limit, **own, max_turns=20)
+    assert end(env) == end(CorridorEnv(**own, max_turns=min(limit, 20)))
+    assert env.unwrapped.get_state()["episode"]["done"]
+    env.unwrapped.reset(seed=0)  # without the wrapper around it
+    assert not env.unwrapped.done and env.unwrapped._time_limit > limit
+
+
+class LuckyCorridorEnv(CorridorEnv):
+    """Draws at the start, and in every step."""
+
+    def _start(self, task: Task) -> None:
+        super()._start(task)
+        self._place = int(self.np_random.integers(self._length))
+
+    def _observe(self, message: str) -> str:
+        return super()._observe(message) + f" {self.np_random.integers(1_000)}"
+
+
+def test_a_state_restores_the_luck_of_an_environment_that_draws_at_the_start() -> None:
+    env, other = LuckyCorridorEnv(length=40), LuckyCorridorEnv(length=40)
+    env.reset(seed=1)
+    env.step(LEFT)
+    state = env.get_state()
+    other.reset(seed=2)
+    other.set_state(state)
+    assert other.get_state() == state
+    later = [env.step(LEFT)[0], env.step(RIGHT)[0]]
+    assert [other.step(LEFT)[0], other.step(RIGHT)[0]] == later
+    other.set_state(state)
+    assert [other.step(LEFT)[0], other.step(RIGHT)[0]] == later
+
+
+def copy_by_pickle(env: Any) -> Any:
+    return pickle.loads(pickle.dumps(env))
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, copy_by_pickle])
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_copy_has_what_is_in_no_state(make_copy: Callable[[Any], Any], is_reset: bool) -> None:
+    env = CorridorEnv()
+    env.reset(seed=7)
+    if not is_reset:
+        env = CorridorEnv()
+        env.np_random = np.random.default_rng(3)
+    env.set_text_measure(len)
+    env.set_training_step(9)
+    env.max_turns = 5
+    env.action_space.seed(5)
+    env.observation_space.seed(6)
+    copied = make_copy(env)
+    assert (copied.text_measure, copied.training_step, copied.max_turns) == (len, 9, 5)
+    assert copied.np_random_seed == env.np_random_seed
+    assert copied.np_random.integers(10**9) == env.np_random.integers(10**9)
+    for space in ("action_space", "observation_space"):
+        assert getattr(copied, space).sample() == getattr(env, space).sample()

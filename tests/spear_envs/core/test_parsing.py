@@ -48,7 +48,14 @@ plain_text = st.text(st.characters(exclude_characters="<\0")).filter(lambda text
         ("<think>a</think><action>up", "<action> is never closed"),
         ("<think>a</think>up</action>", "</action> was never opened"),
         ("<think>a<action>up</action>", "<think> is never closed"),
-        ("a</think><action>up</action>", "</think> was never opened"),
+        ("a</think><action>", "never closed"),
+        ("a</think>up</action>", "never opened"),
+        ("a</think>so <action>up</action>", "</think> was never opened"),
+        ("a</think>b</think><action>up</action>", "</think> was never opened"),
+        ("</think>\n\n<action> </action>", "</think> was never opened"),
+        ("<think>\na\n</think>\n\n<think>b</think>\n\n<think>c</think><action>up</action>", "3 times"),
+        ("<think>\na\n</think>\n\n<think>b</think>", "there is no <action>…</action>"),
+        ("<think>\na\n</think>\n\n<think>b<action>up</action></think><action>up</action>", "2 times"),
         ("<think>a</think><action>up</action><action>down</action>", "2 times"),
         ("<think>a</think><think>b</think><action>up</action>", "2 times"),
         ("<think>a</think><action><action>up</action></action>", "2 times"),
@@ -108,9 +115,44 @@ def test_respond_is_the_inverse_of_parse(action: str, think: str) -> None:
         assert parsed.format_ok
 
 
+@pytest.mark.parametrize(
+    ("response", "action", "think", "native"),
+    [
+        ("I look.\n</think>\n\n<action>up</action>", "up", "I look.", "I look."),
+        ("</think>\n\n<action>up</action>", "up", "", ""),
+        ("n\n</think>\n\n<think>t</think>\n<action>up</action>", "up", "t", "n"),
+        ("<think>\nn\n</think>\n\n<think>t</think><action>up</action>", "up", "t", "n"),
+        ("<think>n</think>\n\n<think>t</think><action>up</action>", "up", "t", "n"),
+        (
+            "Is <action>down</action> right? No.\n</think>\n\n<action>up</action>",
+            "up",
+            *["Is <action>down</action> right? No."] * 2,
+        ),
+        ("<think>t</think><action>up</action>", "up", "t", None),
+    ],
+)
+def test_native_thoughts_of_reasoning_models_are_well_formed(
+    response: str, action: str, think: str, native: str | None
+) -> None:
+    assert TagParser().parse(response) == (action, True, "", think, "action", native)
+
+
+@pytest.mark.parametrize("response", ["<think>\nn\n</think>\n\nup", "n\n</think>\n\nup"])
+def test_a_native_thought_is_no_part_of_a_bare_action(response: str) -> None:
+    assert PlainParser().parse(response) == ("up", True, "", "n", "action", "n")
+
+
+def test_other_tags_for_thoughts_leave_think_to_the_model() -> None:
+    parser = TagParser("search", "reason")
+    for native in ("<think>n</think>", "n</think>"):
+        assert parser.parse(f"{native}<reason>t</reason><search>q</search>") == ("q", True, "", "t", "action", "n")
+        assert parser.parse(f"{native}<search>q</search>") == ("q", True, "", "n", "action", "n")
+
+
 @given(anything)
 def test_strict_form_means_exactly_one_of_each_tag(response: str) -> None:
-    if TagParser().parse(response).format_ok:
+    parsed = TagParser().parse(response)
+    if parsed.format_ok and parsed.native is None:
         assert all(response.count(tag) == 1 for tag in ("<think>", "</think>", "<action>", "</action>"))
 
 

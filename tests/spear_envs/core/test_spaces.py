@@ -5,7 +5,9 @@ import pickle
 import gymnasium as gym
 import pytest
 from gymnasium.error import CustomSpaceError
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import batch_space, create_shared_memory
+from gymnasium.wrappers import FlattenObservation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,3 +73,18 @@ def test_equality_pickling_and_batching() -> None:
 def test_shared_memory_would_garble_texts_and_is_refused(space: gym.Space) -> None:
     with pytest.raises(CustomSpaceError, match="shared_memory=False"):
         create_shared_memory(space, n=2)
+
+
+@pytest.mark.parametrize("text", ["", "漢字 ∑ 😀", "\0\ud800", "x" * 90])
+def test_any_text_can_be_flattened(text: str) -> None:
+    space = PermissiveText(90)
+    flat = flatten(space, text)
+    assert flat in flatten_space(space) and len(flat) == flatdim(space)
+    assert unflatten(space, flat) == text
+
+
+def test_gymnasium_flattens_observations() -> None:
+    env = FlattenObservation(gym.make("spear_envs:spear/Sokoban-v1", modality="text"))
+    observation, _ = env.reset(seed=0)
+    assert observation in env.observation_space
+    assert "#" in unflatten(env.unwrapped.observation_space, observation)

@@ -41,6 +41,11 @@ def test_rows_are_lines(tmp_path: Path) -> None:
             corpus.raw(row)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_document(tmp_path: Path) -> None:
+    corpus = Corpus.open(write(tmp_path, "\ufeff" + GOOD + '{"id":"3","contents":""}'))
+    assert corpus.raw(0) == GOOD.strip().encode() and corpus.document(0)["id"] == "1"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -77,8 +82,8 @@ def test_files_that_are_no_corpus(tmp_path: Path) -> None:
         Corpus.open(write(tmp_path, ""))
     with pytest.raises(SpearError, match="gunzip -k"):
         Corpus.open(write(tmp_path, gzip.compress(GOOD.encode("utf-8"))))
-    with pytest.raises(SpearError, match="line 1, is not JSON"):
-        Corpus.open(write(tmp_path, "\ufeff" + GOOD))
+    with pytest.raises(SpearError, match="line 2, is not JSON"):
+        Corpus.open(write(tmp_path, GOOD + "\ufeff" + GOOD))
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,10 @@ def command() -> Iterator[RunningCommand]:
         yield running
 
 
+ANSWERED = {"empty list", "blank query", "too many queries"}
+"""Recorded as refused; Search-R1's training client sends them, and its batch would be lost."""
+
+
 def check_rows(rows: list[Any], shape: dict[str, Any]) -> None:
     assert len(rows) == shape["rows"]
     for row in rows:
@@ -47,13 +51,14 @@ def test_recorded_cases(shared: Path, command: RunningCommand) -> None:
             )
             response = client.request(case["method"], case["path"], content=body)
             try:
-                assert response.status_code == case["status"], response.text
+                status = 200 if case["name"] in ANSWERED else case["status"]
+                assert response.status_code == status, response.text
                 content = response.json()
                 if "rows" in case["shape"]:
                     check_rows(content["result"], case["shape"])
                 if "keys" in case["shape"]:
                     assert set(case["shape"]["keys"]) <= set(content)
-                if case["status"] >= 400:
+                if status >= 400:
                     assert isinstance(content["detail"], str) and len(content["detail"].split()) > 3
             except (AssertionError, KeyError, ValueError) as error:
                 faults.append(f"{case['name']}: {error}")

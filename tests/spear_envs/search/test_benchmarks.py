@@ -103,7 +103,8 @@ def test_parquet_files_of_others(tmp_path: Path, row: dict[str, Any], expected: 
         (b"[1]\n", "row 1.*not an object"),
         (b'{"question": "q"}\n', "no gold answer"),
         (b'{"question": "q", "golden_answers": ["", " "]}\n', "no gold answer"),
-        (b'{"question": "q", "golden_answers": [1]}\n', "not a list of strings"),
+        (b'{"question": "q", "golden_answers": [true]}\n', "not a list of strings"),
+        (b'{"question": "q", "golden_answers": {"a": 1}}\n', "not a list of strings"),
         (b'{"question": 7, "golden_answers": ["a"]}\n', "no question"),
         (b'{"golden_answers": ["a"]}\n', "no question"),
         (b"\xff\xfe\n", "line 1"),
@@ -243,3 +244,18 @@ def test_real_questions_of_the_seven_benchmarks(shared: Path) -> None:
     counts = Counter(task.subtask for task in tasks)
     assert counts.pop("bamboogle") == 60 and set(counts.values()) == {150} and len(counts) == 6
     assert len(open_tasks(str(path), "all", 10)) == 70
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"golden_answers": [1984]},
+        {"golden_answers": 1984.0},
+        {"reward_model": {"ground_truth": {"target": [1984]}}},
+        {"reward_model": {"ground_truth": 1984}},
+    ],
+)
+def test_golds_may_be_numbers(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\ufeff" + json.dumps({"question": "When?", **row}) + "\n", "utf-8")
+    assert [question.golden_answers for question in read_questions(path)] == [("1984",)]

@@ -55,7 +55,7 @@ def test_a_level_knows_its_pieces() -> None:
         ("######\n#PSXX#\n#_OO_#\n######", "2 players"),
         ("#####\n#P_O#\n#####", "lacks a box"),
         ("######\n#PX_O#\n#_OO_#\n######", "1 boxes and 3 targets"),
-        ("\n".join(["#" * 21] * 21), "between 3 and 20"),
+        ("\n".join(["#" * 65] * 65), "between 3 and 64"),
         ("####\n#P\0#\n####", "write it with"),
     ],
 )

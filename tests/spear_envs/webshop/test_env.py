@@ -159,6 +159,8 @@ def test_peer_plays_what_verl_agent_would() -> None:
     assert (info["action_ok"], info["format_ok"]) == (True, False)
     assert env.shop.page is Page.SEARCH
     assert env.step("<think>a</think><action>SEARCH[Red]</action>")[4]["action_ok"]  # all is lowered, names too
+    _, _, _, _, info = env.step("<think>a</think>\n<ACTION>search[blue]</Action>.")
+    assert (info["action"], info["format_ok"]) == ("search[blue]", True)
 
 
 def test_turn_limit() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +59,7 @@ def test_first_page_of_nothing() -> None:
 
 
 def test_product_page() -> None:
-    nodes = list_item("x", MUG, ["blue"])
+    nodes = list_item("x", MUG, '{"color": "blue"}')
     assert write_page(nodes, TEXT).split(" [SEP] ") == [
         *("Instruction:", "x", "Back to Search", "< Prev", "color", "red", "blue", "size", "blue", "A <b>Mug</b>"),
         *("Price: $5.0 to $7.5", "Rating: N.A.", "Description", "Features", "Reviews", "Buy Now"),
@@ -72,7 +74,7 @@ def test_product_page() -> None:
 
 
 def test_later_values_are_said_first() -> None:
-    lines = write_page(list_item("x", MUG, ["red", "blue"]), RICH).split("\n")
+    lines = write_page(list_item("x", MUG, '{"a": "red", "b": "blue"}'), RICH).split("\n")
     assert lines[:3] == ["You have clicked blue.", "You have clicked blue.", "You have clicked red."]
 
 
@@ -143,3 +145,19 @@ def test_messages_are_one_more_field_or_line() -> None:
 def test_any_text_can_be_written(nodes: list[tuple[Mark, str]]) -> None:
     assert write_page(nodes, TEXT).count(" [SEP] ") <= max(0, len(nodes) - 1) + sum(" [SEP] " in t for _, t in nodes)
     assert isinstance(write_page(nodes, RICH), str)
+
+
+@pytest.mark.parametrize(
+    ("url", "clicked"),
+    [
+        ('mug/{"size": "blue"}', ["blue"]),
+        ('mug/{"red": "4 cups"}', ["red"]),  # the name of a group
+        ('a+"red"+mug/{}', ["red"]),
+        ('mug/{"color": "caf\\u00e9"}', []),
+        ('mug/{"size": "6\\" wide"}', []),
+    ],
+)
+def test_a_value_between_quotes_in_the_address_counts_as_clicked(url: str, clicked: list[str]) -> None:
+    product = replace(MUG, options={"color": ("red", "caf\u00e9", '6" wide', "blue")})
+    found = [text for mark, text in list_item("x", product, url) if mark is Mark.CHOSEN]
+    assert found == clicked

@@ -104,10 +104,12 @@ def test_compact_results() -> None:
 
 
 def test_compact_product() -> None:
-    lines = compress(list_item(TASK, MUG, ["x-large"]), "Your response could not be read: it is empty. Write ...\n")
+    lines = compress(
+        list_item(TASK, MUG, '{"size": "x-large"}'), "Your response could not be read: it is empty. Write ...\n"
+    )
     title = "velmora soft red mug large and more and more and more and"
     assert lines == [f"item {title} 13$ to 30$", "size|12 oz|4 oz", "color|red | blue*x-large", ""]
-    assert compress(list_item(TASK, make_product("B0", ""), []))[0] == "item 100$"
+    assert compress(list_item(TASK, make_product("B0", "")))[0] == "item 100$"
 
 
 def test_compact_sub_pages() -> None:

@@ -182,7 +182,9 @@ class Session:
         response = self._transcript.add(asked, generation.token_ids, generation.finish)
         anchor = shown if isinstance(shown, str) else repr(shown)
         self._calls.append(_Call(asked, generation, response, call_at, anchor))
-        text, calls = read_calls(response, self._transcript.form) if tools else (response, [])
+        opened = asked.text.rstrip().endswith(("<think>", "[THINK]"))
+        form = self._transcript.form
+        text, calls = read_calls(response, form, tools, thinking=opened) if tools else (response, [])
         reached = next((string for string in stop if string in response), None)
         stop_string = reached if generation.finish is Finish.STRING else None
         return Completion(number, text, calls, generation, len(asked.ids), stop_string)

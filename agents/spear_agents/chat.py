@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -24,6 +25,8 @@ _TAKEN_KEYWORDS = {
 }
 """Keywords of ``apply_chat_template`` that are not variables of a template and are set by the caller."""
 _REPLY = "\x02reply\x02"
+_WORDS = ("alpha_word", "beta_word", "gamma_word", "delta_word", "epsilon_word")
+"""Words by which a probe finds what a chat template shows."""
 _BROKEN_IMAGE = "< image>"
 _CACHED_TEXTS = 4096
 """Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
@@ -117,6 +120,34 @@ class Chat:
 
     def _decode_end(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the chat template shows system messages."""
+        return self._shows([{"role": "system", "content": _WORDS[0]}, {"role": "user", "content": _WORDS[1]}])
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows tools, their calls and their results."""
+        called = {"name": _WORDS[0], "arguments": {_WORDS[1]: _WORDS[2]}}
+        schema = {"type": "object", "properties": {_WORDS[1]: {"type": "string", "description": "x"}}}
+        tool = {"name": _WORDS[0], "description": "x", "parameters": schema}
+        call = {"type": "function", "id": "call00000", "function": called}
+        messages: list[Message] = [
+            {"role": "user", "content": _WORDS[3]},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": _WORDS[4], "tool_call_id": "call00000"},
+        ]
+        return self._shows(messages[:1], tools=[{"type": "function", "function": tool}]) and self._shows(messages)
+
+    def _shows(self, messages: list[Message], **keywords: Any) -> bool:
+        """Whether the chat template accepts messages and shows all their words."""
+        given = json.dumps([messages, keywords])
+        try:
+            text = self.render(messages, **keywords)
+        except SpearError:
+            return False
+        return all(word in text for word in _WORDS if word in given)
 
     @cached_property
     def _written_end(self) -> str:

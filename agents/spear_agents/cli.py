@@ -73,6 +73,8 @@ def evaluate(
     console = Console()
     others: dict[str, Part] = {}
     missing: list[str] = []
+    if settings.server is not None and out is None:
+        click.echo("Nothing of this evaluation will be kept: --out FOLDER keeps it.", err=True)
     with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
         evaluation = run_evaluation(
             settings, out, concurrency=concurrency, observer=bar.observe, on_response=bar.on_response
@@ -94,6 +96,8 @@ def evaluate(
         show_evaluation(console, evaluation, others, out)
     for sentence in missing:
         click.echo(sentence, err=True)
+    if lost := describe_losses(evaluation, out):
+        raise SpearError(lost)
 
 
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
@@ -113,20 +117,33 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
         say("The engine's cache is too small for these conversations: give --kv-cache-gib, or lower --concurrency")
     if usage.dropped_turns:
         say(f"{usage.dropped_turns:,} prompts left out a part of the history")
+    if usage.dropped_fields:
+        say(f"The server refused {', '.join(usage.dropped_fields)}: the requests went without", markup=False)
+    if usage.filtered:
+        say(f"{usage.filtered:,} responses were withheld by the server's filter")
+    if usage.tool_calls:
+        say(f"{usage.tool_calls:,} responses were tool calls instead of text")
     if ended := evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0):
         say(f"{ended:,} episodes ended because their prompt grew too long (--overlong)")
     for sentence in _describe_bad_responses(evaluation):
         say(sentence, markup=False, highlight=False)
-    faults = Counter(trajectory.fault for trajectory in evaluation.trajectories if trajectory.fault is not None)
-    if faults:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.most_common())
-        again = ", and the same command plays these episodes again" if out is not None else ""
-        say(f"Faults cut episodes short: {kinds}. Fix what failed{again}.")
     say(f"task fingerprint {evaluation.fingerprint}")
     if out is not None:
         say(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them")
     else:
         say("The episodes were not kept: --out FOLDER keeps them for `spear view`.")
+
+
+def describe_losses(evaluation: Evaluation, out: Path | None) -> str:
+    """Why the figures are not those of all tasks; empty if they are."""
+    episodes = evaluation.trajectories
+    if faults := Counter(episode.fault for episode in episodes if episode.fault is not None):
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.most_common())
+        again = ": the same command plays them again" if out is not None else ""
+        return f"{sum(faults.values()):,} of {len(episodes):,} episodes were lost to faults ({kinds}){again}"
+    if all(episode.stop is StopReason.CONTEXT_LIMIT and not episode.turns for episode in episodes):
+        return "no episode had a response, because every prompt was too long"
+    return ""
 
 
 def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:

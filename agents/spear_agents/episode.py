@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -105,9 +106,11 @@ class World:
         self.info: Mapping[str, Any] = {}
         self._paid = 0.0
         self._steps = 0
+        self._begun = time.monotonic()
 
     async def begin(self, measure: Callable[[str], int] | None) -> StopReason | None:
         """Begin the episode; ``FAULT`` if that fails. ``measure`` counts a text's tokens. Raises UnknownTaskError."""
+        self._begun = time.monotonic()
         self.core.set_text_measure(measure)
         try:
             self.observation, self.info = await self._call(
@@ -185,6 +188,7 @@ class World:
             final_observation=text_of(self.observation) if turns else "",
             criteria=() if stop is StopReason.FAULT else tuple(self.core.criteria()),
             began=None if self.snapshot is None else self.snapshot.turn,
+            seconds=round(time.monotonic() - self._begun, 3),
             **fields,
         )
 
@@ -215,7 +219,7 @@ async def draw_response(
         raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {told}") from error
     served = generation.served.log_probs if generation.served is not None else None
     if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
-        raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
+        raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is not a number")
     return generation
 
 
@@ -233,7 +237,7 @@ class _Episode:
         self.dialogue = prompts.begin(world.snapshot.history if world.snapshot is not None else None)
         self.turns: list[Turn] = []
         self.images: list[np.ndarray] = []
-        self.engine_fault: str | None = None
+        self.engine_fault: EngineFault | None = None
 
     async def play(self) -> Trajectory:
         """Play it to its end."""
@@ -243,7 +247,8 @@ class _Episode:
         while stop is None and number < self.world.core.max_turns:
             number += 1
             stop = await self._play_turn(number)
-        given = {"fault": self.engine_fault} if self.engine_fault else {}
+        broken = self.engine_fault
+        given = {"fault": broken.kind.value, "detail": broken.message} if broken is not None else {}
         return self.world.close(stop or StopReason.TURN_LIMIT, self.turns, self.prompts, **given)
 
     async def _play_turn(self, number: int) -> StopReason | None:
@@ -273,7 +278,7 @@ class _Episode:
         except ContextExceededError:
             return StopReason.CONTEXT_LIMIT
         except EngineFault as broken:
-            self.engine_fault = broken.kind.value
+            self.engine_fault = broken
             return StopReason.FAULT
         response = self.prompts.decode(generation.token_ids)
         stop = await world.step(response)

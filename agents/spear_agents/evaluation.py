@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,13 @@ from spear_agents.files import write_json
 from spear_agents.looping import run_blocking
 from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
-from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
+from spear_agents.records import EPISODES, EpisodeLog, Key, check_settings, open_log, read_last
 from spear_agents.rollout import Job, Listening, Play, play_many
 from spear_agents.settings import EngineKind, EvalSettings, hash_settings
 from spear_agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
 from spear_agents.tables import PART_HEADINGS, Cell, describe_part, format_latex, make_cells
 from spear_agents.trajectory import Trajectory
-from spear_agents.usage import Usage, describe_versions, sum_usage
+from spear_agents.usage import NO_USAGE, Usage, describe_versions, sum_usage
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
@@ -71,7 +71,8 @@ _MENDS = {
 class Evaluation:
     """The figures of an evaluation and its episodes.
 
-    ``identity`` is what makes it this evaluation (:meth:`~spear_agents.settings.EvalSettings.identify`).
+    ``identity`` is what makes it this evaluation (:meth:`~spear_agents.settings.EvalSettings.identify`). ``spent`` is
+    what each job cost, by task and seed, in all its trials and with those that a fault cut short.
     """
 
     settings: EvalSettings
@@ -80,6 +81,7 @@ class Evaluation:
     subtasks: Mapping[str, Part]
     trajectories: Sequence[Trajectory]
     seconds: float
+    spent: Mapping[Key, Usage] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -93,8 +95,12 @@ class Evaluation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens and costs of all episodes."""
-        return sum_usage(self.trajectories)
+        """Tokens and costs of all episodes, earlier trials and episodes cut short by a fault among them."""
+        return sum((self._find_usage(trajectory) for trajectory in self.trajectories), NO_USAGE)
+
+    def _find_usage(self, trajectory: Trajectory) -> Usage:
+        """What the job of an episode cost."""
+        return self.spent.get((trajectory.task_id, trajectory.seed)) or sum_usage([trajectory])
 
     @property
     def row_name(self) -> str:
@@ -298,10 +304,10 @@ def run_evaluation(
             raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     if all(trajectory.fault in _MENDS for trajectory in trajectories):
-        fault = str(trajectories[0].fault)
-        raise SpearError(f"no episode could be played ({fault}): {_MENDS[fault]}")
+        fault, detail = str(trajectories[0].fault), trajectories[0].detail
+        raise SpearError(f"no episode could be played ({fault}: {detail}): {_MENDS[fault]}")
     overall, subtasks = summarise(trajectories)
-    evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
+    evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start, log.spent)
     if out is not None:
         write_summary(out, evaluation)
     return evaluation
@@ -334,8 +340,9 @@ class _Progress:
         self._faults = self._faults + 1 if mend else 0
         if self._faults == FAULTS_IN_A_ROW:
             raise SpearError(
-                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): {mend}, and run the same "
-                "command again. Finished episodes are kept if --out was given"
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}: {trajectory.detail}): "
+                f"{mend}, and run the same command again. "
+                "Finished episodes are kept if --out was given"
             )
 
 

@@ -81,6 +81,7 @@ _SERVER = join_options(
     click.option("--requests", type=click.IntRange(1), default=16, help="Requests at a time."),
     click.option("--request-timeout", type=Number(0, min_open=True), default=300.0, help="Seconds for one request."),
     click.option("--tries", type=click.IntRange(1), default=6, help="Tries of one request."),
+    click.option("--no-seed", is_flag=True, help="Do not send the seed of each response."),
 )
 _VLLM = join_options(
     "vLLM (--engine vllm)",
@@ -213,6 +214,7 @@ def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
     base_url, price = given.pop("base_url"), given.pop("price")
     kind, key_variable = given.pop("server"), given.pop("key_variable")
     limit, timeout_s, tries = given.pop("requests"), given.pop("request_timeout"), given.pop("tries")
+    no_seed = given.pop("no_seed")
     if engine is not EngineKind.OPENAI:
         if base_url is not None:
             raise SpearError("--base-url is for a server: take --engine openai")
@@ -228,6 +230,7 @@ def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
         timeout_s=timeout_s,
         tries=tries,
         prices=None if price is None else _read_prices(price),
+        sends_seed=not no_seed,
     )
 
 

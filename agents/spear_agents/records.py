@@ -12,6 +12,7 @@ from typing import Any
 
 from spear_agents.files import explain_unwritable, write_json
 from spear_agents.trajectory import StopReason, Trajectory, TrajectoryWriter, read_trajectories
+from spear_agents.usage import NO_USAGE, Usage, sum_usage
 from spear_envs.core.errors import SpearError
 
 EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
@@ -24,14 +25,17 @@ Key = tuple[str, int]
 class EpisodeLog:
     """Episodes of earlier runs, and the file for new ones (None without a folder).
 
-    ``earlier`` holds the trials of each job in order, usually one, without those cut short by a fault.
+    ``earlier`` holds the trials of each job in order, usually one, without those cut short by a fault. ``spent`` is
+    what each job has cost, in all its trials and with those cut short.
     """
 
     earlier: dict[Key, list[Trajectory]] = field(default_factory=dict)
     writer: TrajectoryWriter | None = None
+    spent: dict[Key, Usage] = field(default_factory=dict)
 
     def write(self, trajectory: Trajectory) -> None:
         """Keep an episode. Raises SpearError if the disk is full."""
+        add_usage(self.spent, trajectory)
         if self.writer is not None:
             self.writer.write(trajectory)
 
@@ -52,12 +56,20 @@ def open_log(path: Path) -> Iterator[EpisodeLog]:
                 f"another process writes to {path.parent}: wait for it, or choose another folder"
             ) from error
         earlier: dict[Key, list[Trajectory]] = {}
+        spent: dict[Key, Usage] = {}
         with TrajectoryWriter(path) as writer:
             for trajectory in read_trajectories(path):
+                add_usage(spent, trajectory)
                 trials = earlier.setdefault((trajectory.task_id, trajectory.seed), [])
                 if trajectory.stop is not StopReason.FAULT and trajectory.trial == len(trials) + 1:
                     trials.append(trajectory)
-            yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer)
+            yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer, spent)
+
+
+def add_usage(spent: dict[Key, Usage], trajectory: Trajectory) -> None:
+    """Add what an episode cost to its job."""
+    key = (trajectory.task_id, trajectory.seed)
+    spent[key] = spent.get(key, NO_USAGE) + sum_usage([trajectory])
 
 
 def check_settings(out: Path, identity: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from spear_agents.engines.base import Finish, Served
+from spear_agents.engines.base import Ending, Finish, Served
 from spear_agents.files import explain_unwritable
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.criteria import Criterion
@@ -133,11 +133,13 @@ class Trajectory:
     """One episode. ``reward`` is the sum of the environment's rewards, 0 if a fault ended it; ``reward_terms`` are the
     raw terms.
 
-    ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
-    environment and of the sampling. ``final_observation`` is the text shown after the last response.
+    ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None and ``detail`` its
+    sentence, ``seed`` that of the environment and of the sampling. ``final_observation`` is the text shown after the
+    last response.
     ``step`` is the training step that played it, from 1, or after which a validation did, from 0; None outside a
     training. ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
-    ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it. ``retriever`` is the
+    ``memory`` is what it remembered in this one, ``reflection`` what it wrote after it, and ``reflected`` the counts of
+    that response. ``seconds`` is how long the episode took. ``retriever`` is the
     fingerprint of the retriever; None if it was not used. ``steps`` are the responses played by a program, each with
     the index of the turn before it (-1 for none); None if each turn's response was played. ``criteria`` are the task's
     requirements as the environment judged them at the end. ``began`` is the number of responses before the snapshot
@@ -169,6 +171,9 @@ class Trajectory:
     steps: tuple[tuple[int, str], ...] | None = None
     criteria: tuple[Criterion, ...] = ()
     began: int | None = None
+    detail: str = ""
+    reflected: Served | None = None
+    seconds: float | None = field(default=None, compare=False)
 
     @property
     def format_ok(self) -> bool:
@@ -203,7 +208,7 @@ class Trajectory:
     def to_json(self) -> str:
         """One line of ASCII JSON; :meth:`from_json` reads it back."""
         # dataclasses.asdict copies every tuple entry by entry and takes ten times as long.
-        turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
+        turns = [vars(turn) | ({"served": _write_served(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
             del turn["picture"], turn["snapshot"]
             for key in ("cached_tokens", "follows", "version"):
@@ -218,8 +223,11 @@ class Trajectory:
             del data["steps"]
         if not self.criteria:
             del data["criteria"]
-        if self.began is None:
-            del data["began"]
+        if self.reflected is not None:
+            data["reflected"] = _write_served(self.reflected)
+        for key in ("began", "detail", "reflected", "seconds"):
+            if data[key] is None or data[key] == "":
+                del data[key]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -238,6 +246,7 @@ class Trajectory:
             "memory": tuple(data.pop("memory", ())),
             "steps": _read_steps(data.pop("steps", None)),
             "criteria": tuple(map(_read_criterion, data.pop("criteria", ()))),
+            "reflected": _read_served(data.pop("reflected", None)),
         }
         return cls(turns=turns, **read, **data)
 
@@ -262,11 +271,12 @@ def _make_row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
 _ID_KEYS = ("prompt_ids", "response_ids")
 _NUMBER = (int, float)
 _TRAJECTORY_TYPES: Mapping[str, Any] = {
-    **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation"), str),
+    **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation", "detail"), str),
     **dict.fromkeys(("reward", "score"), _NUMBER),
     **dict.fromkeys(("tool_calls", "seed", "trial"), int),
     **dict.fromkeys(("fault", "reflection", "retriever"), (str, type(None))),
     **dict.fromkeys(("step", "began"), (int, type(None))),
+    "seconds": (*_NUMBER, type(None)),
     "won": bool,
     "reward_terms": dict,
 }
@@ -278,8 +288,9 @@ _TURN_TYPES: Mapping[str, Any] = {
 }
 _SERVED_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), (int, type(None))),
-    "model": str,
+    **dict.fromkeys(("model", "note"), str),
     "tries": int,
+    "dropped": list,
     "cost": (*_NUMBER, type(None)),
 }
 
@@ -337,13 +348,19 @@ def _read_turn(data: Mapping[str, Any]) -> Turn:
     )
 
 
+def _write_served(served: Served) -> dict[str, Any]:
+    """Plain values, without the fields of rare endings if they are empty."""
+    return {key: value for key, value in vars(served).items() if value or key not in ("ending", "note", "dropped")}
+
+
 def _read_served(data: Mapping[str, Any] | None) -> Served | None:
     if data is None:
         return None
     _require_types(data, _SERVED_TYPES)
     kinds: dict[str, set[type]] = {"prompt_ids": {int}, "token_ids": {int}, "log_probs": {int, float}}
     lists = {key: _read_numbers(data[key], kind) for key, kind in kinds.items() if data.get(key) is not None}
-    return Served(**{**data, **lists})
+    ending = Ending(data["ending"]) if data.get("ending") else None
+    return Served(**{**data, **lists, "ending": ending, "dropped": tuple(map(str, data.get("dropped", ())))})
 
 
 @dataclass

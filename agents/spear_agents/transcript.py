@@ -9,6 +9,7 @@ from typing import Any
 from spear_agents.calling import CallForm, find_form, spell_out
 from spear_agents.chat import Chat, Message
 from spear_agents.engines.base import ContextExceededError, Finish
+from spear_envs.core.errors import SpearError
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Transcript:
         self._max_prompt_tokens = max_prompt_tokens
         self._max_row_tokens = max_row_tokens
         source = str(getattr(chat.tokenizer, "chat_template", "") or "")
-        self._knows_tools = "tools" in source
+        self._knows_tools = "tools" in source and chat.takes_tools
         self.form: CallForm = find_form(source if self._knows_tools else "")
         """The model's format of calls."""
         self._said: list[_Said] = []
@@ -100,7 +101,11 @@ class Transcript:
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
         keywords: dict[str, Any] = {"continue_final_message": True} if goes_on else {}
         if not self._knows_tools:
-            return self._chat.render(spell_out(messages, tools), add_generation_prompt=not goes_on, **keywords)
+            system = "system" if self._chat.takes_system else "user"
+            plain = spell_out(messages, tools, system=system)
+            return self._chat.render(plain, add_generation_prompt=not goes_on, **keywords)
+        if tools and self.form is CallForm.UNKNOWN:
+            raise SpearError("the chat template of this model has tool calls of an unknown form: send no tools")
         if tools:
             keywords["tools"] = list(tools)
         return self._chat.render(messages, add_generation_prompt=not goes_on, **keywords)

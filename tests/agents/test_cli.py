@@ -47,8 +47,9 @@ def test_faults_are_told_by_their_kind(corridor_id: str, monkeypatch: pytest.Mon
 
     register_env(corridor_id, SplitCorridor)
     monkeypatch.setattr(SplitCorridor, "_act", fail)
-    output = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert", "--tasks", "2"]).output
-    assert "Faults cut episodes short: 2 door_stuck. Fix what failed." in output
+    result = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert", "--tasks", "2"])
+    assert "won %" in result.output
+    assert str(result.exception) == "2 of 2 episodes were lost to faults (2 door_stuck)" and result.exit_code == 1
 
 
 def test_a_model_is_evaluated(tiny_model: Path) -> None:

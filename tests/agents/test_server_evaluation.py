@@ -115,6 +115,9 @@ def test_methods_are_played_over_a_server(script: Script, tmp_path: Path, method
     summary = read_summary(tmp_path / "out")
     assert summary["by_trial"] == [0] * len(played)
     assert f"name {method}" in summary["latex"]
+    # Earlier trials and the notes after them cost as much.
+    assert summary["usage"]["requests"] == len(script.requests)
+    assert summary["usage"]["prompt_tokens"] == 1000 * len(script.requests)
 
 
 def test_reflexion_resumes_between_its_trials(script: Script, tmp_path: Path) -> None:
@@ -165,6 +168,30 @@ def test_options_that_do_not_go_together_are_one_clear_error(script: Script, opt
     result = run(script, *options)
     assert isinstance(result.exception, SpearError) and words in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_prompts_that_never_fit_are_no_figure(script: Script) -> None:
+    script.answers = [say({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, 400)]
+    result = run(script)
+    assert result.exit_code == 1 and "every prompt was too long" in str(result.exception)
+
+
+def test_that_nothing_is_kept_is_said_before_it_is_paid_for(script: Script, tmp_path: Path) -> None:
+    script.answers = [say({"error": {"message": "no key"}}, 401)]
+    assert "--out FOLDER keeps it" in run(script).output
+    assert "--out" not in run(script, "--out", str(tmp_path)).output
+
+
+def test_the_report_names_what_the_server_refused_and_withheld(script: Script, tmp_path: Path) -> None:
+    withheld = complete("", choice={"finish_reason": "content_filter"})
+    script.answers = [say({"error": {"message": "Unsupported parameter: 'seed'"}}, 400), say(withheld)]
+    result = run(script, "--tasks", "1", "--out", str(tmp_path / "out"))
+    assert "The server refused seed" in result.output and "15 responses were withheld" in result.output
+    usage = read_summary(tmp_path / "out")["usage"]
+    assert (usage["dropped_fields"], usage["filtered"]) == (["seed"], 15)
+    script.requests.clear()
+    run(script, "--tasks", "1", "--no-seed")
+    assert not any("seed" in request for request in script.requests)
 
 
 def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path: Path) -> None:

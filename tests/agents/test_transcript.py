@@ -18,6 +18,7 @@ from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout
 from spear_agents.transcript import Transcript
+from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import CompactTemplate
 from tests.agents.test_prompting import see
 
@@ -60,6 +61,38 @@ TEMPLATES = {
         False,
     ),
 }
+
+
+_REFUSED = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+_WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}FORM{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+_TOOL = {"type": "function", "function": {"name": "act", "description": "d", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (_REFUSED + CHATML, "<|im_start|>user\nYou may call these functions"),  # as Gemma's
+        (_WITH_TOOLS.replace("FORM", "<tool_call>"), '"name": "act"'),
+        ("{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML, "<|im_start|>system\nYou may call these functions"),
+    ],
+)
+def test_tools_are_shown_as_the_chat_template_can(template: str, words: str) -> None:
+    tokenizer = make_tokenizer("SmolLM2")
+    tokenizer.chat_template = template
+    asked = Transcript(Chat(tokenizer)).ask([{"role": "user", "content": "hi"}], [_TOOL])
+    assert words in asked.text
+
+
+def test_tools_of_an_unknown_form_are_refused() -> None:
+    tokenizer = make_tokenizer("SmolLM2")
+    tokenizer.chat_template = _WITH_TOOLS.replace("FORM", "<|call|>")
+    transcript = Transcript(Chat(tokenizer))
+    transcript.ask([{"role": "user", "content": "hi"}])
+    with pytest.raises(SpearError, match="unknown form"):
+        transcript.ask([{"role": "user", "content": "hi"}], [_TOOL])
 
 
 def make_tokenizer(name: str) -> PreTrainedTokenizerFast:

@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium as gym
 
 from spear_agents.baselines.forms import FormTemplate
-from spear_agents.engines.base import ContextExceededError, Engine, EngineFault, Sampling, derive_seed
+from spear_agents.engines.base import ContextExceededError, Engine, EngineFault, Sampling, Served, derive_seed
+from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import StopReason, Trajectory
@@ -74,17 +75,19 @@ class Reflexion:
             if trial.won or trial.stop is StopReason.FAULT or number == self.trials:
                 return trial
             try:
-                note = await _write_note(trial, engine, prompts, job["sampling"])
+                note, cost = await _write_note(trial, engine, prompts, job["sampling"])
             except EngineFault as fault:
-                return replace(trial, stop=StopReason.FAULT, fault=fault.kind.value, reward=0.0)
+                return replace(trial, stop=StopReason.FAULT, fault=fault.kind.value, detail=fault.message, reward=0.0)
             notes += (note,) if note else ()
             if self.on_trial is not None:
-                self.on_trial(replace(trial, reflection=note))
+                self.on_trial(replace(trial, reflection=note, reflected=cost))
         raise SpearError(f"task {task_id}: all {self.trials} trials were played before")
 
 
-async def _write_note(trial: Trajectory, engine: Engine, prompts: PromptBuilder, sampling: Sampling) -> str:
-    """The model's note about a failed trial; empty if even a short account of it is too long."""
+async def _write_note(
+    trial: Trajectory, engine: Engine, prompts: PromptBuilder, sampling: Sampling
+) -> tuple[str, Served | None]:
+    """The model's note about a failed trial and its counts; empty if even a short account of it is too long."""
     seed = derive_seed(trial.task_id, trial.seed, "note", trial.trial)
     drawn = replace(sampling, seed=seed, max_tokens=min(NOTE_TOKENS, sampling.max_tokens), stop_strings=())
     name = f"{trial.task_id}#{trial.seed:010d}#note{trial.trial:03d}"
@@ -94,11 +97,13 @@ async def _write_note(trial: Trajectory, engine: Engine, prompts: PromptBuilder,
         if prompts.max_prompt_tokens is None or len(ids) <= prompts.max_prompt_tokens:
             try:
                 generation = await engine.generate(ids, drawn, request_id=name)
-                return prompts.decode(generation.token_ids).strip()
+                own = Served(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids), tries=0)
+                is_text = isinstance(prompts.tokenizer, ByteTokenizer)
+                return prompts.decode(generation.token_ids).strip(), generation.served or (None if is_text else own)
             except ContextExceededError:
                 pass
         room //= 2
-    return ""
+    return "", None
 
 
 def _describe(trial: Trajectory, room: int) -> str:

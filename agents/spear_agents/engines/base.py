@@ -54,6 +54,15 @@ class Sampling:
             raise ValueError("a stop string must not be empty")
 
 
+class Ending(str, Enum):
+    """Why a server's response is not what the model would have said."""
+
+    FILTER = "filter"
+    """A filter withheld it, or a part of it."""
+    TOOL_CALL = "tool_call"
+    """It is a tool call in a field of its own."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A server's data on one response.
@@ -64,6 +73,9 @@ class Served:
         tries: number of requests.
         cost: in the currency of the prices; None without prices or counts.
         prompt_ids, token_ids, log_probs: the server's own tokens, or None.
+        ending: why the response is not plain text; None if it is.
+        note: the server's sentence on that.
+        dropped: fields of the request that the server refused and did not get.
     """
 
     model: str = ""
@@ -75,6 +87,9 @@ class Served:
     prompt_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     log_probs: tuple[float, ...] | None = None
+    ending: Ending | None = None
+    note: str = ""
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import os
 import random
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -27,16 +27,19 @@ from urllib.request import getproxies, proxy_bypass
 import numpy as np
 from PIL import Image
 
-from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Sampling
-from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.engines.replies import (
-    BadReplyError,
-    Prices,
-    Reply,
-    explain_refusal,
-    read_reply,
-    will_pass,
+from spear_agents.engines.base import (
+    ContextExceededError,
+    Ending,
+    EngineFault,
+    EngineFaultKind,
+    Finish,
+    Generation,
+    Sampling,
+    Served,
 )
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.refusals import LIMITS, Dialect, Refusal, read_refusal
+from spear_agents.engines.replies import BadReplyError, Prices, RefusedError, Reply, read_reply
 from spear_agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
@@ -53,6 +56,8 @@ _LARGEST_REPLY = 32 * 2**20
 _SEED_BITS = 31
 _REACH_S = 2.0
 _CONNECT_S = 10.0
+_ANEW = 16
+"""Most times that a request is written anew: there are fewer fields to drop, and the room for a response is halved."""
 
 
 class ServerKind(str, Enum):
@@ -87,6 +92,7 @@ class Server:
         wait_s: seconds before the second try; doubled each time, with a jitter, up to ``longest_wait_s``.
         longest_wait_s: longest wait between tries; a server that asks for a longer one (``Retry-After``) is a fault.
         prices: of tokens; None if it is free.
+        sends_seed: send the seed of each response.
     """
 
     base_url: str
@@ -99,6 +105,7 @@ class Server:
     wait_s: float = 1.0
     longest_wait_s: float = 120.0
     prices: Prices | None = None
+    sends_seed: bool = True
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -133,6 +140,7 @@ def require_reachable(server: Server) -> None:
 class OpenAIEngine:
     """An :class:`~spear_agents.engines.base.Engine` for a server.
 
+    A field that the server refuses (``seed``, ``temperature``) is left out from then on, and the record says so.
     A request is sent again after connection errors, time-outs and the statuses 408, 409, 425, 429 and 5xx; a wait that
     the server asks for delays all requests. When the tries are used up the episode gets an
     :class:`~spear_agents.engines.base.EngineFault`. Permanent errors (a wrong key, an unknown model, no credit left)
@@ -143,7 +151,9 @@ class OpenAIEngine:
         if find_spec("httpx") is None:
             raise SpearError("servers need httpx: pip install 'spear-agents[api]'")
         self.server = server
-        self._told: set[EngineFaultKind] = set()
+        self._told: set[str] = set()
+        self._dialect = Dialect()
+        self._answered = False
         self.tokenizer = ChatByteTokenizer()
         self._client: httpx.AsyncClient | None = None
         self._free: asyncio.Semaphore | None = None
@@ -162,17 +172,20 @@ class OpenAIEngine:
                 "this conversation continues within the model's own message, which chat servers do not support: "
                 "use layout per_turn (with --history for the turns it shows)"
             )
-        body = json.dumps(_write_request(self.server, messages, sampling, images)).encode("ascii")
+        request = _write_request(self.server, messages, sampling, images)
         if self._free is None:
             self._free = asyncio.Semaphore(self.server.limit)
         async with self._free:
-            reply, tries = await self._ask(body, request_id)
+            reply, tries = await self._ask(request, request_id)
         text, cut = cut_at_stop(reply.text, sampling.stop_strings)
         ids = self.tokenizer.encode_plain(text)
         finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP
         if finish is Finish.STOP:
             ids.append(self.tokenizer.eos_token_id or 0)
-        return Generation(tuple(ids), (0.0,) * len(ids), finish, reply.to_served(tries, self.server.prices))
+        return Generation(tuple(ids), (0.0,) * len(ids), finish, self._record(reply, tries))
+
+    def _record(self, reply: Reply, tries: int) -> Served:
+        return replace(reply.to_served(tries, self.server.prices), dropped=tuple(self._dialect.dropped))
 
     async def aclose(self) -> None:
         """Close the connections; the engine may be used again, also in another event loop."""
@@ -180,30 +193,51 @@ class OpenAIEngine:
         if client is not None:
             await client.aclose()
 
-    async def _ask(self, body: bytes, request_id: str) -> tuple[Reply, int]:
-        """Send a request until it has a usable answer; return it and the number of tries."""
+    async def _ask(self, request: dict[str, Any], request_id: str) -> tuple[Reply, int]:
+        """Send a request until it has a usable answer; return it and the number of requests.
+
+        A request that was refused for its form is written anew, which is not one of the tries.
+        """
         loop = asyncio.get_running_loop()
         dice = random.Random(request_id)
         fault = EngineFault(EngineFaultKind.UNREACHABLE, "not asked")
-        for number in range(1, self.server.tries + 1):
+        number = anew = 0
+        while True:
             await asyncio.sleep(max(0.0, self._open_at - loop.time()))
             pause: float | None = None
+            sent = self._dialect.write(request)
             try:
+                body = json.dumps(sent).encode("ascii")
                 status, headers, content = await asyncio.wait_for(self._send(body), self.server.timeout_s)
-                if status == 200:
-                    return read_reply(content), number
-                if not will_pass(status, content):
-                    raise explain_refusal(status, content, self.server.url, self.server.model, self.server.key_variable)
-                pause = read_retry_after(headers, math.inf)
-                kind = EngineFaultKind.OVERLOADED if status == 429 else EngineFaultKind.SERVER_ERROR
-                fault = EngineFault(kind, f"{self.server.url} answered {status}")
+                if status != 200:
+                    pause = read_retry_after(headers, math.inf)
+                    raise RefusedError(read_refusal(status, content))
+                reply = read_reply(content)
+                self._answered = True
+                return reply, number + anew + 1
+            except RefusedError as error:
+                refusal = error.refusal
+                if anew < _ANEW and self._rewrite(request, sent, refusal):
+                    anew += 1
+                    continue
+                if refusal.is_withheld:
+                    note = Served(ending=Ending.FILTER, note=refusal.message)
+                    return Reply("", False, note), number + anew + 1
+                kind = EngineFaultKind.OVERLOADED if refusal.status == 429 else EngineFaultKind.SERVER_ERROR
+                fault = EngineFault(kind, f"{self.server.url} answered {refusal.status}: {refusal.message}")
             except asyncio.TimeoutError:
                 fault = EngineFault(EngineFaultKind.TIMEOUT, f"no complete answer within {self.server.timeout_s:g} s")
             except _Unreachable as error:
                 fault = EngineFault(EngineFaultKind.UNREACHABLE, f"{self.server.url}: {error}")
             except BadReplyError as error:
                 fault = EngineFault(EngineFaultKind.BAD_REPLY, f"{self.server.url}: {error}")
-            if number == self.server.tries or (pause is not None and pause > self.server.longest_wait_s):
+            number += 1
+            if pause is not None and pause > (longest := self.server.longest_wait_s):
+                fault = EngineFault(
+                    fault.kind, f"{fault.message}. It asks to wait {pause:g} s, longer than {longest:g}"
+                )
+                break
+            if number == self.server.tries:
                 break
             if pause is not None:
                 self._open_at = max(self._open_at, loop.time() + pause)
@@ -214,6 +248,36 @@ class OpenAIEngine:
             self._told.add(fault.kind)
             _log.warning("%s (further faults of this kind are only counted)", fault)
         raise fault
+
+    def _rewrite(self, request: dict[str, Any], sent: dict[str, Any], refusal: Refusal) -> bool:
+        """Whether the refused request is to be sent again in another form.
+
+        Raises ContextExceededError if its prompt is too long, and SpearError if nothing can be changed about it.
+        """
+        if self._dialect.stream(refusal, sent):
+            return True
+        limit = next(name for name in LIMITS if name in request)
+        if (room := refusal.find_room(request[limit])) is not None:
+            if room.never_fits and not self._answered:
+                raise SpearError(
+                    f"{self.server.url} refuses responses of {request[limit]:,} tokens: give fewer as --max-tokens. "
+                    f"It said: {refusal.message}"
+                )
+            if 0 < room.tokens < request[limit]:
+                request[limit] = room.tokens
+                return True
+        if room is not None or refusal.is_too_long:
+            raise ContextExceededError(f"the prompt is too long for {self.server.model}: {refusal.message}")
+        if refusal.is_withheld:
+            return False
+        if name := self._dialect.learn(refusal, sent):
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("%s refuses %s, which is left out from now on: %s", self.server.url, name, refusal.message)
+            return True
+        if refusal.will_pass:
+            return False
+        raise refusal.explain(self.server.url, self.server.model, self.server.key_variable)
 
     async def _send(self, body: bytes) -> tuple[int, Any, bytes]:
         """Send a request; return status, headers and body of the answer.
@@ -287,7 +351,7 @@ def _write_request(
     for name, value in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         if server.kind is not ServerKind.OPENAI or value != 1:
             request[name] = value
-    if sampling.seed is not None:
+    if sampling.seed is not None and server.sends_seed:
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:
         request |= {"return_token_ids": True, "logprobs": True}

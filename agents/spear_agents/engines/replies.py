@@ -1,24 +1,26 @@
-"""Answers of a server of chat completions, checked: texts, tokens, counts, refusals."""
+"""Answers of a server of chat completions, checked: texts, tokens, counts."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spear_agents.engines.base import ContextExceededError, Served
+from spear_agents.engines.base import Ending, Served
+from spear_agents.engines.refusals import Refusal, find_inner
 from spear_envs.core.errors import SpearError
 
-PASSING = frozenset({408, 409, 425, 429})
-_TOO_LONG = re.compile(
-    r"context[ _](length|size|window)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
-)
-_ONLY_OPENAI = re.compile(r"max_completion_tokens|top_p")
-_NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached")
 _SHOWN = 200
+
+
+class RefusedError(Exception):
+    """The server failed."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 class BadReplyError(ValueError):
@@ -65,15 +67,24 @@ class Reply:
         return replace(served, tries=tries, cost=cost)
 
 
-def read_reply(content: bytes) -> Reply:
-    """Read an answer with status 200. Raises BadReplyError if it is not JSON, or not a completion.
+_CUT = ("length", "max_tokens", "max_output_tokens", "model_length")
+_WITHHELD = ("content_filter", "safety", "sensitive", "recitation", "prohibited", "blocklist", "spii", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "reasoning_content", "summary")
 
-    Separate thoughts (``reasoning_content``, ``reasoning``) are put in front of the text, between ``<think>`` tags. A
-    refusal is a response like any other.
+
+def read_reply(content: bytes) -> Reply:
+    """Read an answer with status 200.
+
+    Raises BadReplyError if it is not JSON or a stream, or not a completion, and RefusedError if it holds a failure.
+
+    Separate thoughts (``reasoning_content``, ``reasoning``, parts of a content) are put in front of the text, between
+    ``<think>`` tags. A refusal is a response like any other.
     """
-    data = _read_object(content)
+    data = _join_stream(content) if content.lstrip()[:6] in (b"data: ", b"data:{", b"event:") else _read_object(content)
     if data is None:
         raise BadReplyError(f"the answer is not a JSON object: {_shorten(content)}")
+    if (refusal := find_inner(data)) is not None:
+        raise RefusedError(refusal)
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise BadReplyError(f"the answer has no choices: {_shorten(content)}")
@@ -81,16 +92,15 @@ def read_reply(content: bytes) -> Reply:
     message = choice.get("message")
     if not isinstance(message, dict):
         raise BadReplyError("the answer's choice has no message")
-    text = message.get("content")
-    if text is None:
-        text = message.get("refusal") or ""
-    if not isinstance(text, str):
-        raise BadReplyError("the answer's content is not text")
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thoughts, str) and thoughts:
+    thoughts, text = _split_parts(message.get("content"))
+    if message.get("content") is None:
+        text = str(message.get("refusal") or "")
+    thoughts = thoughts or _split_parts(message.get("reasoning_content") or message.get("reasoning") or "")[1]
+    if thoughts.strip():
         # As chat templates set a native thought, so that it is none of those that a prompt asks for.
         form = "<think>\n{}\n</think>\n\n{}" if "<think>" in text else "<think>{}</think>{}"
-        text = form.format(thoughts.strip(), text.lstrip())
+        text = form.format(thoughts.strip().replace("</think>", "< /think>"), text.lstrip())
+    reason = str(choice.get("finish_reason") or "").lower()
     counts = data.get("usage")
     usage: dict[str, Any] = counts if isinstance(counts, dict) else {}
     details = usage.get("prompt_tokens_details")
@@ -102,51 +112,83 @@ def read_reply(content: bytes) -> Reply:
         prompt_ids=_read_ids(data.get("prompt_token_ids")),
         token_ids=_read_ids(choice.get("token_ids")),
         log_probs=_read_log_probs(choice.get("logprobs")),
+        **_explain_ending(reason, choice, message, text),
     )
-    return Reply(text, choice.get("finish_reason") == "length", served)
+    return Reply(text, reason in _CUT, served)
 
 
-def will_pass(status: int, content: bytes) -> bool:
-    """Whether another try may succeed after this status."""
-    if status == 429 and _find_error(content)[1] in _NO_CREDIT:
-        return False
-    return status in PASSING or status >= 500
+def _explain_ending(reason: str, choice: dict[str, Any], message: dict[str, Any], text: str) -> dict[str, Any]:
+    """Ending and note of a response that a filter withheld, or that is a tool call."""
+    if any(word in reason for word in _WITHHELD):
+        told = message.get("refusal") or choice.get("content_filter_results") or choice.get("stop_reason")
+        return {"ending": Ending.FILTER, "note": f"{reason}: {told}"[:_SHOWN] if told else reason}
+    calls = message.get("tool_calls") or message.get("function_call")
+    if calls and not text:
+        return {"ending": Ending.TOOL_CALL, "note": f"a tool call instead of text: {json.dumps(calls)}"[:_SHOWN]}
+    return {}
 
 
-def explain_refusal(status: int, content: bytes, url: str, model: str, key_variable: str) -> SpearError:
-    """The error for an answer that another try would not change."""
-    message, code = _find_error(content)
-    if status in (400, 413, 422) and (code == "context_length_exceeded" or _TOO_LONG.search(message)):
-        return ContextExceededError(f"the prompt is too long for {model}: {message}")
-    if status in (401, 403):
-        return SpearError(
-            f"{url} refused the key ({status}): set the variable {key_variable} to a key of this server. "
-            f"It said: {message}"
-        )
-    if status == 404:
-        versioned = "" if "/v1/" in url else "; most servers' address ends in /v1"
-        return SpearError(
-            f"{url} does not exist or does not serve {model!r}: check --base-url and --model ({message}){versioned}"
-        )
-    if status == 429:
-        return SpearError(f"{url}: no credit is left ({message})")
-    if 300 <= status < 400:
-        return SpearError(f"{url} leads elsewhere ({status}): give the final address, perhaps https://, as --base-url")
-    mend = "Change the option it names."
-    if _ONLY_OPENAI.search(message):
-        mend = "--server openai sends max_completion_tokens, and leaves out a temperature and a top_p of 1."
-    return SpearError(f"{url} refused the request ({status}): {message.rstrip('.')}. {mend}")
+def _split_parts(content: Any) -> tuple[str, str]:
+    """Thoughts and text of a content: a text, or a list of parts. Raises BadReplyError for other parts."""
+    if isinstance(content, str) or content is None:
+        return "", content or ""
+    if not isinstance(content, list):
+        raise BadReplyError("the answer's content is not text")
+    thoughts = text = ""
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        value = part if isinstance(part, str) else part.get(kind) or part.get("text") if isinstance(part, dict) else 0
+        if kind in _THOUGHTS:
+            thoughts += "".join(_split_parts(value))
+        elif kind in ("text", "output_text", "refusal") and isinstance(value, str):
+            text += value
+        elif kind != "redacted_thinking" and kind != "reference":
+            raise BadReplyError(f"the answer's content has a part of type {kind!r}")
+    return thoughts, text
 
 
-def _find_error(content: bytes) -> tuple[str, str]:
-    """Message and code of an error's body."""
-    data = _read_object(content) or {}
-    error = data.get("error", data)
-    if isinstance(error, dict):
-        message = error.get("message") or error.get("detail") or ""
-        code = error.get("code") or error.get("type") or ""
-        return (str(message)[:_SHOWN] or _shorten(content)), str(code)
-    return str(error)[:_SHOWN], ""
+def _join_stream(content: bytes) -> dict[str, Any] | None:
+    """A streamed answer as one that came in one piece; None if it has a part that is not JSON.
+
+    Raises BadReplyError if the stream broke off.
+    """
+    whole: dict[str, Any] = {"choices": []}
+    choice: dict[str, Any] = {"message": {}}
+    for part in _read_events(content):
+        if part is None:
+            return None
+        whole |= {key: value for key, value in part.items() if key != "choices" and value is not None}
+        for piece in (part.get("choices") or [])[:1]:
+            whole["choices"] = [choice]
+            choice |= {key: value for key, value in piece.items() if key in ("finish_reason", "error") and value}
+            _append(choice["message"], piece.get("delta") or {})
+            for key in ("logprobs", "token_ids"):
+                if piece.get(key):
+                    _append(choice, {key: piece[key]})
+    if whole["choices"] and not choice.get("finish_reason") and not whole.get("error"):
+        raise BadReplyError("the stream ended before the response")
+    return whole
+
+
+def _read_events(content: bytes) -> Iterator[dict[str, Any] | None]:
+    for line in content.splitlines():
+        written = line.removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and written != b"[DONE]":
+            yield _read_object(written)
+
+
+def _append(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Append the texts and lists of a piece to those that came before."""
+    for key, value in piece.items():
+        old = whole.get(key)
+        if isinstance(value, dict):
+            _append(whole.setdefault(key, {}), value)
+        elif isinstance(value, str) and isinstance(old, str) and key != "role":
+            whole[key] = old + value
+        elif isinstance(value, list) and isinstance(old, list):
+            whole[key] = [*old, *value]
+        elif value is not None:
+            whole[key] = value
 
 
 def _read_object(content: bytes) -> dict[str, Any] | None:

@@ -46,9 +46,16 @@ class AnthropicMessage(BaseModel):
 class AnthropicTool(BaseModel):
     """A tool offered to the model."""
 
+    type: Literal["custom"] = "custom"
     name: str
     description: str = ""
     input_schema: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+class ToolChoice(BaseModel):
+    """Whether the model may call tools; no form of it that forces a call is supported."""
+
+    type: Literal["auto", "none"]
 
 
 class MessagesRequest(BaseModel):
@@ -61,13 +68,12 @@ class MessagesRequest(BaseModel):
     max_tokens: int = Field(ge=1)
     system: Content | None = None
     tools: list[AnthropicTool] = []
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     stop_sequences: list[str] = Field(default=[], max_length=MOST_STOPS)
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: dict[str, Any] | None = None
 
     def to_messages(self) -> list[dict[str, Any]]:
         """Convert to the form of chat templates. Raises ValueError unless blocks are texts, calls and results."""
@@ -82,10 +88,12 @@ class MessagesRequest(BaseModel):
     @property
     def offered(self) -> list[dict[str, Any]]:
         """The tools in the form of chat templates."""
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return []
         return [
             {
                 "type": "function",
-                "function": tool.model_dump(exclude={"input_schema"}) | {"parameters": tool.input_schema},
+                "function": tool.model_dump(exclude={"input_schema", "type"}) | {"parameters": tool.input_schema},
             }
             for tool in self.tools
         ]

@@ -15,6 +15,53 @@ from spear_agents.gateway.session import Completion
 MOST_STOPS = 16
 
 
+_IGNORED = frozenset(
+    {
+        *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "service_tier"),
+        *("store", "timeout"),
+    }
+)
+"""Fields about the request that never change a response."""
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs", "min_p"), (0,)),
+    **dict.fromkeys(("repetition_penalty", "best_of"), (1,)),
+    **dict.fromkeys(("logit_bias", "chat_template_kwargs", "reasoning", "context_management"), ({},)),
+    "response_format": ({"type": "text"},),
+    "text": ({}, {"format": {"type": "text"}}),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "truncation": ("disabled",),
+    "thinking": ({"type": "disabled"},),
+    "background": (False,),
+    "skip_special_tokens": (True,),
+}
+"""Values of fields that are not supported with which they change nothing."""
+_DATA = frozenset({"arguments", "input", "input_schema", "parameters"})
+"""Keys whose objects are the program's own."""
+
+
+def drop_neutral(body: dict[str, Any]) -> dict[str, Any]:
+    """A body without the fields that change nothing, as clients send them that write out their defaults."""
+    return {
+        key: value
+        for key, value in _drop_nulls(body).items()
+        if key not in _IGNORED and not any(value == neutral for neutral in _NEUTRAL.get(key, ()))
+    }
+
+
+def _drop_nulls(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, list) and depth < 8:
+        return [_drop_nulls(each, depth + 1) for each in value]
+    if not isinstance(value, dict) or depth >= 8:
+        return value
+    kept = {key: each for key, each in value.items() if each is not None}
+    return {
+        key: each if key in _DATA and isinstance(each, dict) else _drop_nulls(each, depth + 1)
+        for key, each in kept.items()
+    }
+
+
 class Function(BaseModel):
     """A function called by a message, with its arguments as JSON."""
 
@@ -130,9 +177,6 @@ class ChatRequest(BaseModel):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
 
@@ -199,8 +243,8 @@ def write_named_event(data: Mapping[str, Any]) -> str:
 
 
 def name_call(answer: Completion, place: int) -> str:
-    """Make the id of a tool call."""
-    return f"call_{answer.number}_{place}"
+    """Make the id of a tool call: nine letters and digits, as Mistral's chat template demands."""
+    return f"c{answer.number:05d}{place:03d}"
 
 
 def _write_calls(answer: Completion) -> list[dict[str, Any]]:

@@ -42,12 +42,8 @@ class ResponsesRequest(BaseModel):
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    store: bool | None = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = Field(default=None, max_length=0)
-    metadata: dict[str, Any] | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
 
     def to_messages(self) -> list[dict[str, Any]]:
         """Convert to the form of chat templates, where a text and the calls after it are one message.
@@ -112,7 +108,7 @@ def write_response(answer: Completion, request: ResponsesRequest, key: str) -> d
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "error": None,
         "instructions": request.instructions,
-        "metadata": request.metadata or {},
+        "metadata": {},
         "model": request.model,
         "output": _write_items(answer, key),
         "parallel_tool_calls": True,

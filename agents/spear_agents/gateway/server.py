@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from spear_agents.engines.base import ContextExceededError, EngineFault
 from spear_agents.gateway import anthropic_wire, openai_wire, responses_wire
@@ -24,6 +24,7 @@ from spear_sandbox.web.serving import make_server
 
 LARGEST_BODY = 16 << 20
 DRAIN_S = 2
+_JSON = TypeAdapter(dict[str, Any])
 _Body = TypeVar("_Body", bound=BaseModel)
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Response]])
 
@@ -228,7 +229,7 @@ class Gateway:
     async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
         """Read the body of a request. Raises HTTPException or ValidationError if it is not valid."""
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
-        return kind.model_validate_json(data)
+        return kind.model_validate(openai_wire.drop_neutral(_JSON.validate_json(data)))
 
 
 def describe_session(session: Session) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class Session:
         self._begun = 0
         self._running = 0
         self._fault: str | None = None
+        self._detail = ""
         self._too_long = False
         self._stepping = asyncio.Lock()
 
@@ -168,7 +169,7 @@ class Session:
             self._too_long = True
             raise
         except EngineFault as fault:
-            self._fault = fault.kind.value
+            self._fault, self._detail = fault.kind.value, fault.message
             raise
         except SpearError as error:
             self._break(error)
@@ -178,11 +179,13 @@ class Session:
             if generation is None or self.closed:
                 self._transcript.leave(asked)
         self._check_open()
-        self._fault, self._too_long = None, False
+        self._fault, self._detail, self._too_long = None, "", False
         response = self._transcript.add(asked, generation.token_ids, generation.finish)
         anchor = shown if isinstance(shown, str) else repr(shown)
         self._calls.append(_Call(asked, generation, response, call_at, anchor))
-        text, calls = read_calls(response, self._transcript.form) if tools else (response, [])
+        opened = asked.text.rstrip().endswith(("<think>", "[THINK]"))
+        form = self._transcript.form
+        text, calls = read_calls(response, form, tools, thinking=opened) if tools else (response, [])
         reached = next((string for string in stop if string in response), None)
         stop_string = reached if generation.finish is Finish.STRING else None
         return Completion(number, text, calls, generation, len(asked.ids), stop_string)
@@ -277,7 +280,7 @@ class Session:
             pass
 
     def _break(self, error: SpearError) -> None:
-        self.broken, self._fault = error, BROKEN
+        self.broken, self._fault, self._detail = error, BROKEN, str(error)
 
     def record(self, fault: AgentFaultKind | None = None) -> Trajectory:
         """The record of the episode; ``fault`` is the program's, and ignored if the environment had ended."""
@@ -290,7 +293,7 @@ class Session:
             stop = StopReason.QUIT
         turns = [_make_turn(call) for call in self._calls]
         fields: dict[str, Any] = {"layout": Layout.CONVERSATION, "steps": tuple(self._steps)} | (
-            {"fault": given} if given else {}
+            {"fault": given, "detail": self._detail} if given else {}
         )
         return self.world.close(stop, turns, self._prompts, **fields)
 

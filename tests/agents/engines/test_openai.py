@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,22 @@ import numpy as np
 import pytest
 
 from spear_agents.engines import openai
-from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from spear_agents.engines.base import (
+    ContextExceededError,
+    Ending,
+    EngineFault,
+    EngineFaultKind,
+    Finish,
+    Generation,
+    Sampling,
+)
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose_kind
-from spear_agents.engines.replies import Prices, explain_refusal
+from spear_agents.engines.refusals import read_refusal
+from spear_agents.engines.replies import Prices
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_agents.usage import sum_usage
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import TagParser
 from tests.agents.chat_server import GO, Answer, Handler, Script, complete, cut, drip, hang_up, say
@@ -148,6 +159,11 @@ def test_thoughts_that_come_apart_are_put_in_front(script: Script, content: str,
         say({"choices": []}),
         say({"choices": [{"message": {"content": 7}}]}),
         say({"object": "error", "message": "inside of 200"}),
+        say({"error": {"code": 429, "message": "inside of 200"}}),
+        say(complete("", choice={"error": {"code": 502, "message": "upstream"}, "finish_reason": "error"})),
+        say(complete("<think>I", choice={"finish_reason": "abort"})),
+        say(b'data: {"choices": [{"delta": {"content": "half"}}]}\n\n'),
+        say(b'data: {"choices": [{"delta": {"content": "half"}}]}\n\ndata: {"error": {"message": "lost"}}\n\n'),
         say(b""),
         hang_up,
         cut,
@@ -211,8 +227,8 @@ def test_no_more_requests_at_a_time_than_allowed(script: Script) -> None:
     [
         (401, {"error": {"message": "no key"}}, "variable OPENAI_API_KEY"),
         (404, {"error": {"message": "no such model"}}, "--model"),
-        (400, {"error": {"message": "temperature must be 1."}}, "temperature must be 1. Change the option it names"),
-        (400, {"error": {"message": "Use 'max_completion_tokens' instead."}}, "instead. --server openai sends max_"),
+        (400, {"error": {"message": "temperature must lie between 0 and 2"}}, "must lie between 0 and 2"),
+        (400, {"error": {"message": "'messages' must not be empty", "param": "messages"}}, "must not be empty"),
         (429, {"error": {"message": "pay first", "code": "insufficient_quota"}}, "no credit"),
         (301, {}, "leads elsewhere .301.: give the final address"),
     ],
@@ -227,7 +243,7 @@ def test_what_waiting_cannot_mend_stops_at_once(script: Script, status: int, bod
 
 @pytest.mark.parametrize(("root", "told"), [("http://host:1", True), ("http://host:1/v1", False)])
 def test_an_address_without_its_version_is_told(root: str, told: bool) -> None:
-    error = explain_refusal(404, b"{}", f"{root}/chat/completions", "toy", "OPENAI_API_KEY")
+    error = read_refusal(404, b"{}").explain(f"{root}/chat/completions", "toy", "OPENAI_API_KEY")
     assert ("ends in /v1" in str(error)) is told
 
 
@@ -245,11 +261,177 @@ def test_a_fault_is_told_once(script: Script, caplog: pytest.LogCaptureFixture) 
     assert [record.message.count("answered 500") for record in caplog.records] == [1]
 
 
-def test_a_prompt_that_is_too_long_is_told_apart(script: Script) -> None:
-    script.answers = [say({"error": {"message": "This model's maximum context length is 8 tokens"}}, 400)]
+def refuse(message: Any, status: int = 400, **more: Any) -> Answer:
+    return say({"error": {"message": message, "type": "invalid_request_error"} | more}, status)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        refuse("This model's maximum context length is 8 tokens"),
+        refuse("The decoder prompt (length 10127) is longer than the maximum model length of 8192."),
+        refuse(
+            "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4488 in the "
+            "messages, 512 in the completion). Please reduce the length of the messages or completion."
+        ),
+        say({"error": "Input validation error: `inputs` must have less than 1024 tokens. Given: 2345"}, 422),
+        say([{"error": {"code": 400, "message": "The input token count (12) exceeds the maximum number"}}], 400),
+        refuse("Input is too long for requested model."),
+        refuse("Provider error", metadata={"raw": '{"error": {"message": "' + "x " * 300 + 'context length is 8"}}'}),
+        refuse("This endpoint's maximum context length is 32768 tokens. However, you requested about 40000 tokens."),
+        refuse("the request exceeds the available context size, try increasing it", type="exceed_context_size_error"),
+        refuse("Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 context"),
+        refuse("Range of input length should be [1, 30720]"),
+        refuse("Invalid request: Your request exceeded model token limit: 8192"),
+        refuse("Requested token count exceeds the configured limit of 8192"),
+        refuse("This model's maximum prompt length is 131072 but the request contains 200000 tokens."),
+        refuse("too many tokens: total number of tokens in the prompt cannot exceed 4081"),
+        refuse("the request exceeds the available context size", 500),
+        say({"detail": [{"loc": ["body"], "msg": "prompt is too long: 210000 tokens > 200000 maximum"}]}, 422),
+        say(b"Request Entity Too Large", 413),
+    ],
+)
+def test_a_prompt_that_is_too_long_ends_its_episode_only(script: Script, refusal: Answer) -> None:
+    script.answers = [say(complete()), refusal]
+    found = play(script.server())
+    assert (found.stop, len(found.turns)) == (StopReason.CONTEXT_LIMIT, 1)
+
+
+_LIMITS = [
+    ("'max_tokens' or 'max_completion_tokens' is too large: {asked}. This model's maximum context length is 4096 "
+     "tokens and your request has 227 input tokens ({asked} > 4096 - 227).", 3869),
+    ("This model's maximum context length is 4096 tokens. However, you requested {total} tokens (227 in the messages, "
+     "{asked} in the completion). Please reduce the length of the messages or completion.", 3869),
+    ("max_tokens is too large: {asked}. This model supports at most 4096 completion tokens.", 4096),
+    ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 227 `inputs` tokens and {asked} `max_new_tokens`",
+     3869),
+    ("max_tokens: {asked} > 4096, which is the maximum allowed number of output tokens for model-3-5-20241022", 4096),
+    ("input length and `max_tokens` exceed context limit: 227 + {asked} > 4096, decrease either", 3869),
+    ("Invalid max_tokens value, the valid range of max_tokens is [1, 4096]", 4096),
+    ("The maximum tokens you requested exceeds the model limit of 4096. Try again with a lower value.", 4096),
+    ("Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of "
+     "{total} tokens: 227 tokens from the input messages and {asked} tokens for the completion.", 3869),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "room"), _LIMITS)
+def test_a_response_limit_that_never_fits_stops_before_the_first_episode(script: Script, words: str, room: int) -> None:
+    script.answers = [refuse(words.format(asked=5120, total=5120 + 227))]
+    with pytest.raises(SpearError, match="--max-tokens") as found:
+        ask(script.server(), max_tokens=5120)
+    assert not isinstance(found.value, ContextExceededError) and len(script.requests) == 1
+    # When others were answered, it asks for what is left.
+    script.answers = [say(complete()), *script.answers, say(complete())]
+    script.requests.clear()
+    ask(script.server(limit=1), calls=2, max_tokens=5120)
+    assert [request["max_tokens"] for request in script.requests] == [5120, 5120, room]
+
+
+def test_a_response_gets_the_room_that_is_left(script: Script) -> None:
+    words = "your prompt contains {} input tokens and you requested 512 output tokens, the maximum is 4096 tokens"
+    script.answers = [refuse(words.format(4000)), say(complete())]
+    (found,) = ask(script.server())
+    assert [request["max_tokens"] for request in script.requests] == [512, 96]
+    assert found.served is not None and found.served.tries == 2
+    script.answers = [refuse(words.format(4096))]
     with pytest.raises(ContextExceededError):
         ask(script.server())
-    assert play(script.server()).stop is StopReason.CONTEXT_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("refusal", "field"),
+    [
+        (say({"message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra"}]}}, 422),
+         "seed"),
+        (say([{"error": {"message": "Invalid JSON payload received. Unknown name \"seed\": Cannot find field."}}], 400),
+         "seed"),
+        (refuse("Unsupported value: 'temperature' does not support 0.5 with this model. Only the default (1) value is "
+                "supported.", param="temperature", code="unsupported_value"), "temperature"),
+        (refuse("`temperature` and `top_p` cannot both be specified for this model. Please use only one."), "top_p"),
+        (refuse("invalid temperature: only 1 is allowed for this model"), "temperature"),
+        (refuse("property 'seed' is unsupported"), "seed"),
+        (refuse("litellm.UnsupportedParamsError: does not support parameters: ['top_p']"), "top_p"),
+        (refuse("Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' "
+                "instead.", param="max_tokens"), "max_tokens"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_refused_is_left_out_from_then_on(script: Script, refusal: Answer, field: str) -> None:
+    script.answers = [refusal, say(complete())]
+    found = ask(script.server(limit=1), calls=3, seed=1, temperature=0.5)
+    assert [field in request for request in script.requests] == [True, False, False, False]
+    assert {answer.served.dropped for answer in found if answer.served} == {(field,)}
+    assert ("max_completion_tokens" in script.requests[-1]) is (field == "max_tokens")
+
+
+def test_the_seed_is_not_sent_to_who_does_not_take_one(script: Script) -> None:
+    script.answers = [say(complete())]
+    ask(script.server(sends_seed=False), seed=1)
+    assert "seed" not in script.requests[0]
+
+
+def test_a_stream_is_asked_for_where_it_is_demanded(script: Script) -> None:
+    pieces = [
+        {"model": "m", "choices": [{"delta": {"role": "assistant", "reasoning_content": "h"}}]},
+        {"choices": [{"delta": {"reasoning_content": "m"}}]},
+        {"choices": [{"delta": {"content": "u"}}]},
+        {"choices": [{"delta": {"content": "p"}, "finish_reason": "length"}]},
+        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}},
+    ]
+    stream = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+    script.answers = [refuse("Requests with max_tokens > 4096 must have stream=true"), say(stream.encode())]
+    (found, _) = ask(script.server(limit=1), calls=2)
+    assert (text_of(found), found.finish) == ("<think>hm</think>up", Finish.LENGTH)
+    assert found.served is not None and (found.served.prompt_tokens, found.served.model) == (7, "m")
+    assert [request.get("stream") for request in script.requests] == [None, True, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "u"}, {"type": "text", "text": "p"}], "up"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "up"}],
+         "<think>hm</think>up"),
+        ([{"type": "thinking", "thinking": "a</think>b", "signature": "s"}, {"type": "text", "text": "up"}],
+         "<think>a< /think>b</think>up"),
+    ],
+)  # fmt: skip
+def test_a_content_of_parts_is_read(script: Script, content: Any, text: str) -> None:
+    script.answers = [say(complete(choice={"message": {"content": content}}))]
+    assert text_of(ask(script.server())[0]) == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "ending", "note"),
+    [
+        (complete("", choice={"finish_reason": "content_filter"}), Ending.FILTER, "content_filter"),
+        (complete("", choice={"finish_reason": "content_filter: PROHIBITED_CONTENT"}), Ending.FILTER, "prohibited"),
+        (complete(choice={"finish_reason": "tool_calls",
+                          "message": {"content": None, "tool_calls": [{"function": {"name": "code_interpreter"}}]}}),
+         Ending.TOOL_CALL, "code_interpreter"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_counted_apart(script: Script, answer: Any, ending: Ending, note: str) -> None:
+    script.answers = [say(answer)]
+    found = play(script.server())
+    served = found.turns[0].served
+    assert served is not None and served.ending is ending and note in served.note
+    assert Trajectory.from_json(found.to_json()) == found
+    usage = sum_usage([found])
+    assert (usage.filtered, usage.tool_calls)[ending is Ending.TOOL_CALL] == len(found.turns)
+
+
+def test_a_prompt_that_a_filter_refuses_is_a_response_withheld(script: Script) -> None:
+    told = "The response was filtered due to the prompt triggering the content management policy."
+    script.answers = [refuse(told, code="content_filter")]
+    (found,) = ask(script.server())
+    assert found.served is not None and (found.served.ending, found.served.note) == (Ending.FILTER, told)
+
+
+def test_the_sentence_of_a_fault_is_kept(script: Script) -> None:
+    script.answers = [say({"error": {"message": "upstream is down"}}, 502, Retry_After="3600")]
+    found = play(script.server())
+    assert "upstream is down" in found.detail and "asks to wait 3600 s" in found.detail
+    assert Trajectory.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize("layout", list(Layout))

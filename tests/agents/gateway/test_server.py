@@ -117,6 +117,56 @@ def test_responses_that_are_cut_and_wrong_ones() -> None:
     assert played.fault is None and len(played.turns) == 1
 
 
+_NEUTRAL: list[tuple[str, dict[str, Any]]] = [
+    ("/chat/completions", dict.fromkeys(("frequency_penalty", "presence_penalty", "tools", "stop", "functions"))),
+    ("/chat/completions", {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0}),
+    ("/chat/completions", {"response_format": {"type": "text"}, "modalities": ["text"], "best_of": 1, "user": "u"}),
+    ("/chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "description": None,
+                                                                       "parameters": None, "strict": None}}]}),
+    ("/responses", dict.fromkeys(("previous_response_id", "reasoning", "text", "truncation", "tools", "service_tier"))),
+    ("/responses", {"text": {"format": {"type": "text"}}, "truncation": "disabled", "reasoning": {}}),
+    ("/messages", {"thinking": {"type": "disabled"}, "stop_sequences": None, "stream": None, "service_tier": "auto"}),
+    ("/messages", {"tool_choice": {"type": "none"}, "tools": [{"type": "custom", "name": "f", "description": None}]}),
+]  # fmt: skip
+_FORCED: list[tuple[str, dict[str, Any]]] = [
+    ("/chat/completions", {"frequency_penalty": 0.5}),
+    ("/chat/completions", {"tool_choice": "required", "tools": [TOOL]}),
+    ("/chat/completions", {"response_format": {"type": "json_object"}}),
+    ("/messages", {"tool_choice": {"type": "any"}}),
+    ("/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+]
+
+
+def test_values_that_change_nothing_are_accepted_and_others_refused() -> None:
+    def play(task: AgentTask) -> None:
+        for accepted, cases in ((True, _NEUTRAL), (False, _FORCED)):
+            for path, fields in cases:
+                own: dict[str, Any] = {"input": "hi"} if path == "/responses" else {"messages": ASK["messages"]}
+                own |= {"max_tokens": 8} if path == "/messages" else {}
+                reply = post(task, {"model": task.model} | own | fields, path)
+                assert (reply.status_code == 200) is accepted, (path, fields, reply.text)
+
+    (played,) = play_program(play, KeepingEngine("hello"))
+    assert len(played.turns) == len(_NEUTRAL)
+
+
+def test_a_call_within_a_thought_is_none() -> None:
+    def play(task: AgentTask) -> None:
+        said = post(task, ASK | {"tools": [TOOL]}).json()["choices"][0]["message"]
+        assert "tool_calls" not in said and said["content"] == f"<think>{CALL}</think>3"
+
+    play_program(play, KeepingEngine(f"<think>{CALL}</think>3"))
+
+
+def test_the_ids_of_calls_are_those_that_mistral_takes() -> None:
+    def play(task: AgentTask) -> None:
+        (call,) = post(task, ASK | {"tools": [TOOL]}).json()["choices"][0]["message"]["tool_calls"]
+        assert len(call["id"]) == 9 and call["id"].isalnum()
+
+    play_program(play, KeepingEngine(CALL))
+
+
 def test_streams_of_both_sdks_say_the_same() -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
     said: list[Any] = []

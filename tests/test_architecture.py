@@ -50,8 +50,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "spear_sandbox.web",
     ),
     "spear_envs.doctor": ("spear_envs.doctor", "spear_envs.core", "spear_envs.data"),
-    "spear_agents": ("spear_agents", "spear_envs", "spear_sandbox.web"),
-    "spear_training": ("spear_training", "spear_agents", "spear_envs", "spear_sandbox.web"),
+    "spear_agents": ("spear_agents", "spear_envs", "spear_sandbox.web", "spear_sandbox.console"),
+    "spear_training": ("spear_training", "spear_agents", "spear_envs", "spear_sandbox.web", "spear_sandbox.console"),
     "spear_training.algorithms": ("spear_training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
 # Folders of spear_envs that are not environment; an environment knows itself and the first four.

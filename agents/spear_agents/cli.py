@@ -17,7 +17,7 @@ from rich.table import Table
 
 from spear_agents.engines.base import Finish
 from spear_agents.evaluation import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
-from spear_agents.options import SectionedCommand, add_playing_options, add_program_options
+from spear_agents.options import TRUST, SectionedCommand, add_playing_options, add_program_options
 from spear_agents.settings import DEFAULT_TOKENS, EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
@@ -34,6 +34,7 @@ _SHOWN = 200
 @click.command("eval", cls=SectionedCommand)
 @click.argument("env_id", metavar="[ENV]", type=ENV, required=False)
 @click.option("--panel", "panel_name", metavar="NAME", help="Tasks and protocol of a panel (spear panel), or its file.")
+@TRUST
 @add_playing_options()
 @add_program_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
@@ -49,6 +50,7 @@ def evaluate(
     context: click.Context,
     env_id: str | None,
     panel_name: str | None,
+    trust: bool,
     out: Path | None,
     baselines: bool,
     as_json: bool,
@@ -69,7 +71,7 @@ def evaluate(
       spear eval spear/WebShop-v0 --engine openai --base-url http://127.0.0.1:8000/v1 --model NAME --method react
     """
     given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    settings = settle(env_id, panel_name, options, given)
+    settings = settle(env_id, panel_name, options, given, trust=trust)
     console = Console()
     others: dict[str, Part] = {}
     missing: list[str] = []

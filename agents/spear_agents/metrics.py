@@ -7,7 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import read_regular
+
 METRICS_FOLDER = "metrics"
+_MOST_BYTES = 1 << 30
+"""A hundred thousand steps."""
 TRAINED = ("training/global_step", "train/loss")
 """Metrics that mark a training step: of reinforcement learning, of supervised fine-tuning."""
 
@@ -47,12 +52,16 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
     """One mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
 
     Steps of a resumed launch replace those of earlier launches after its checkpoint. Validation before the first step
-    has ``step`` 0.
+    has ``step`` 0. Raises SpearError for a file that cannot be read.
     """
     history: dict[int, dict[str, Any]] = {}
     for path in sorted((Path(out) / METRICS_FOLDER).glob("*.jsonl")):
         launch: dict[int, dict[str, Any]] = {}
-        for line in path.read_bytes().split(b"\n"):
+        try:
+            lines = read_regular(path, _MOST_BYTES).split(b"\n")
+        except OSError as error:
+            raise SpearError(f"{path} cannot be read: {error.strerror}.") from error
+        for line in lines:
             # A line may be empty, torn by a kill, or something else.
             with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):
                 record = json.loads(line)

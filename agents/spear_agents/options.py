@@ -57,6 +57,11 @@ def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+TRUST = click.option(
+    "--trust", is_flag=True, help="Run, reach and read what the file names: modules, commands, addresses, paths."
+)
+"""Consent to what a file of somebody else's may do; see :func:`spear_envs.core.making.require_harmless`."""
+
 add_program_options = join_options(
     "Agent program",
     click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),

@@ -14,6 +14,7 @@ from spear_agents.files import explain_unwritable, write_json
 from spear_agents.trajectory import StopReason, Trajectory, TrajectoryWriter, read_trajectories
 from spear_agents.usage import NO_USAGE, Usage, sum_usage
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import read_regular
 
 EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
 
@@ -93,7 +94,7 @@ def read_settings(out: Path) -> dict[str, Any]:
     """Read the settings of a folder. Raises SpearError if they cannot be read."""
     path = out / SETTINGS
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(read_regular(path)))
     except (OSError, ValueError, RecursionError, TypeError) as error:
         if not path.exists():
             found = "does not exist" if not out.is_dir() else f"does not contain {SETTINGS}"

@@ -81,18 +81,24 @@ def evaluate(
 
 
 def settle(
-    env_id: str | None, panel_name: str | None, options: Mapping[str, Any], given: Collection[str]
+    env_id: str | None,
+    panel_name: str | None,
+    options: Mapping[str, Any],
+    given: Collection[str],
+    *,
+    trust: bool = False,
 ) -> EvalSettings:
     """Build the settings of an environment and its options, or of a panel (``panel_name``, or its file) and a player.
 
-    ``given`` names the options that the user set. Raises SpearError if neither an environment nor a panel is named, or
+    ``given`` names the options that the user set; ``trust`` is that of
+    :func:`~spear_agents.panels.panel.read_panel`. Raises SpearError if neither an environment nor a panel is named, or
     for an option that the panel decides.
     """
     if panel_name is None:
         if env_id is None:
             raise SpearError("which tasks? Name an environment (spear envs) or a panel (spear panel list).")
         return make_settings(env_id, options)
-    panel = open_panel(panel_name)
+    panel = open_panel(panel_name, trust=trust)
     decided = [name for name in PROTOCOL_OPTIONS if name in given]
     if env_id is not None or decided:
         what = f"--{decided[0].removesuffix('_keywords').replace('_', '-')}" if decided else env_id

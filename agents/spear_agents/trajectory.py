@@ -17,7 +17,10 @@ from spear_agents.files import explain_unwritable
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import open_regular
 
+MOST_LINE = 256 << 20
+"""Bytes of one episode in a file: a thousand turns of long responses have some."""
 _CHARACTERS = 0xD800
 """Ids below it are written as characters; surrogates, which JSON would join in pairs, begin here."""
 _log = logging.getLogger(__name__)
@@ -406,8 +409,10 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     Raises SpearError if the file cannot be read, or a complete line is not a trajectory (names the line).
     """
     try:
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
+        with open_regular(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), start=1):
+                if len(line) == MOST_LINE:
+                    raise SpearError(f"{path}, line {number} has more than {MOST_LINE >> 20} MiB: remove the file")
                 if not line.endswith(b"\n"):
                     _log.warning("%s: line %d is torn (the writer was killed): left out", path, number)
                     return

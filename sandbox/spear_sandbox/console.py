@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,8 +17,34 @@ from spear_sandbox.errors import SpearError
 DEBUG = "SPEAR_DEBUG"
 """Environment variable; if set, an error shows its traceback."""
 
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+"""What moves the cursor, clears the screen, sets the title or clipboard, or turns the direction of writing."""
+_SECRET = re.compile("(KEY|TOKEN|SECRET|PASSWORD)$")
+_SHORTEST_SECRET = 8
+_secrets: dict[str, str] = {}
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk."""
+
+
+def show_text(text: str) -> str:
+    """Make text of others safe for a terminal or a log: controls become escapes, and keys the names of their variables.
+
+    Line ends and tabs stay. A key is what :func:`hide_secret` has had, or a variable of the environment whose name says
+    so.
+    """
+    named = {value: name for name, value in os.environ.items() if _SECRET.search(name)}
+    for value, name in {**named, **_secrets}.items():
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, f"[{name}]")
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def hide_secret(value: str, name: str) -> None:
+    """Have :func:`show_text` write ``[name]`` instead of this value."""
+    _secrets[value] = name
 
 
 def run_command(
@@ -63,5 +90,5 @@ def explain_missing(error: ImportError, requirement: str) -> str:
 def _fail(line: str, code: int = 1) -> NoReturn:
     if os.environ.get(DEBUG):
         traceback.print_exc()
-    click.echo(line, err=True)
+    click.echo(show_text(line), err=True)
     sys.exit(code)

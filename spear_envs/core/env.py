@@ -129,6 +129,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     templates: ClassVar[Mapping[str, PromptTemplate]] = MappingProxyType(
         {"default": DefaultTemplate(), "compact": CompactTemplate()}
     )
+    reaching: ClassVar[frozenset[str]] = frozenset()
+    """Keywords that can start a command or reach a service even by a plain word: files of others may not set them."""
     splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
     """Values of the keyword ``split``: for training, validation and test, in this order."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +16,9 @@ from gymnasium.envs.registration import load_env_creator
 
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError, describe_error
+
+_CONSENT = "give --trust if you know who wrote it"
+_SHOWN = 100
 
 
 def make_env(
@@ -42,6 +46,44 @@ def make_env(
         problem = str(error).split(" was raised from")[0]
         raise SpearError(f"{env_id} cannot be made: {problem}") from error
     return require_spear_env(env_id, env)
+
+
+def require_harmless(env_id: str, keywords: Mapping[str, Any], source: str) -> None:
+    """Let only environments be made from a file of somebody else's that neither run, reach nor read what it names.
+
+    Making an environment imports the module before a colon of its id, and may start commands, open files, and send the
+    tokens in this process's variables to an address. Allowed are registered ids, of modules that are loaded, with plain
+    words and numbers.
+
+    Args:
+        source: the file, for the message.
+
+    Raises:
+        SpearError: it names something else.
+    """
+    module, _, name = env_id.rpartition(":")
+    if (module and module not in sys.modules) or name not in gym.registry:
+        raise SpearError(
+            f"{source} wants the environment {env_id[:_SHOWN]!a}, which is not registered here; {_CONSENT}"
+        )
+    reaching = getattr(find_creator(env_id), "reaching", SpearEnv.reaching)
+    for key, value in keywords.items():
+        if value is not None and (key in reaching or not _is_plain(value)):
+            shown = ascii(value)
+            raise SpearError(
+                f"{source} wants {ascii(key)[1:-1]}={shown[:_SHOWN]}, which may run, reach or read things; {_CONSENT}"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a word, or holds only such; a path, an address or a command is none."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for part in (*value, *value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w.+-]{0,64}", value, re.ASCII) is not None and not os.path.lexists(value or "-")
+    return value is None or isinstance(value, (bool, int, float))
 
 
 def require_spear_env(env_id: str, env: gym.Env[Any, Any]) -> SpearEnv[Any]:

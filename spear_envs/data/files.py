@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from spear_envs.core.errors import SpearError
 
 CHUNK = 2**20
+MOST_BYTES = 64 * 2**20
+"""Of a file of settings, metrics or a panel; theirs have some megabytes."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Meter = Callable[[int], None]
@@ -43,6 +47,24 @@ class RemoteFile:
             raise ValueError(f"{self.name!r} is not a file name")
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"{self.sha256!r} is not a SHA-256 in lower-case hex")
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also for a pipe or a device, which might never answer or never end."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Read a whole file. Raises OSError as :func:`open_regular` does, and for a file with more bytes."""
+    with open_regular(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", os.fspath(path))
+    return content
 
 
 def data_folder() -> Path:

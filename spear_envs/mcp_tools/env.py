@@ -40,6 +40,7 @@ class McpToolsEnv(SpearEnv[str]):
     tools: Sequence[McpTool]  # type: ignore[assignment,misc]
     templates: Mapping[str, PromptTemplate]  # type: ignore[misc]
     splits: ClassVar = ("train", "valid", "test")
+    reaching = frozenset({"tasks", "server", "recording", "pass_variables"})
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from spear_agents.exports.pairs import make_pairs
 from spear_agents.exports.recorded import open_recorded
 from spear_agents.exports.spans import make_spans
 from spear_agents.files import write_text
+from spear_agents.options import TRUST
 from spear_agents.records import EPISODES
 from spear_envs.core.errors import SpearError
 
@@ -35,7 +36,8 @@ class Form(str, Enum):
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of a dataset.")
 @click.option("--per-task", type=click.IntRange(1), default=4, help="Maximum pairs of one task (pairs only).")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer's folder if RUN's model has moved.")
-def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path | None) -> None:
+@TRUST
+def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path | None, trust: bool) -> None:
     """Write the episodes of RUN, a folder of spear eval --out, for other tools.
 
     \b
@@ -48,7 +50,7 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
     """
     if out.resolve() == (run / EPISODES).resolve():
         raise SpearError(f"{out} is the record itself: name another file")
-    with open_recorded(run, tokenizer) as recorded:
+    with open_recorded(run, tokenizer, trust=trust) as recorded:
         if form == Form.DATASET:
             told = f"{write_dataset(recorded, out):,} episodes"
         elif form == Form.PAIRS:

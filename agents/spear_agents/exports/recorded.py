@@ -16,7 +16,7 @@ from spear_agents.replay.tokens import Decoder, open_decoder
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
-from spear_envs.core.making import make_env
+from spear_envs.core.making import make_env, require_harmless
 from spear_envs.core.prompts import IMAGE
 
 
@@ -85,12 +85,13 @@ def mend_text(text: str) -> str:
 
 
 @contextmanager
-def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded]:
+def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = False) -> Iterator[Recorded]:
     """Open a folder of ``spear eval --out`` for the duration of the block.
 
     The records of a server's model or a scripted player hold messages. Those of a local model hold tokens: its episodes
     are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
-    model's chat template; ``tokenizer`` is its folder if the one in the settings is gone.
+    model's chat template; ``tokenizer`` is its folder if the one in the settings is gone. ``trust``: the environment
+    may run, reach and read what the folder names, see :func:`~spear_envs.core.making.require_harmless`.
 
     Raises SpearError if the folder is not an evaluation's, it has no complete episode, or its environment cannot be
     made.
@@ -123,6 +124,8 @@ def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded
         )
     except (KeyError, ValueError) as error:
         raise SpearError(f"{run} was not written by this version of spear eval: its settings lack {error}.") from error
+    if not trust:
+        require_harmless(played.env_id, {**played.env_kwargs, "split": played.split}, str(run))
     with closing(make_env(played.env_id, played.split or "", played.env_kwargs)) as env:
         found._maker = SampleMaker(env, played)
         yield found

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from spear_agents.files import write_text
 from spear_agents.listing import print_rows
+from spear_agents.options import TRUST
 from spear_agents.panels.ledger import (
     add_entry,
     check_again,
@@ -25,6 +26,7 @@ from spear_agents.panels.tables import fill_page
 from spear_agents.statistics import plain_estimate
 from spear_envs.cli import read_keywords
 from spear_envs.core import SpearError
+from spear_sandbox.console import show_text
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LEDGER = click.option("--ledger", type=FOLDER, default=Path("results"), help="Folder of the entries.")
@@ -68,7 +70,8 @@ def export(name: str, out: Path | None) -> None:
 
 @panel.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-def verify_panel(file: Path) -> None:
+@TRUST
+def verify_panel(file: Path, trust: bool) -> None:
     """Check whether the installed code reproduces a panel's FILE.
 
     Tasks and prompts are compared. Exit code 1 if one differs.
@@ -76,10 +79,10 @@ def verify_panel(file: Path) -> None:
     \b
       spear panel verify sokoban-tiny.json
     """
-    found, written = read_panel(file)
+    found, written = read_panel(file, trust=trust)
     told = find_differences(written, found)
     for line in told:
-        click.echo(line)
+        click.echo(show_text(line))
     if told:
         raise SystemExit(1)
     click.echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
@@ -89,7 +92,8 @@ def verify_panel(file: Path) -> None:
 @click.argument("run", type=FOLDER)
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Another keyword, such as another grader.")
 @click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
-def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+@TRUST
+def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> None:
     """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
 
     Exit code 1 if one differs. With --env the episodes are scored differently, and differences do not fail.
@@ -99,7 +103,7 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
       spear rescore runs/aime --env grader=math_verify
     """
     changes = read_keywords(pairs)
-    found = rescore_run(run, changes)
+    found = rescore_run(run, changes, trust=trust)
     if as_json:
         figures = {
             "episodes": found.episodes,
@@ -111,7 +115,7 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(figures, indent=2))
     else:
         for line in found.differences[:MOST_TOLD]:
-            click.echo(line)
+            click.echo(show_text(line))
         if len(found.differences) > MOST_TOLD:
             click.echo(f"and {len(found.differences) - MOST_TOLD:,} more")
         left_out = f", {found.faults} left out since a service failed" if found.faults else ""

@@ -23,6 +23,8 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
+from spear_envs.data.files import read_regular
+from spear_sandbox.console import show_text
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run fixed by its panel."""
@@ -203,7 +205,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
         raise SpearError(f"{folder} does not contain an entry: spear ledger add writes one.")
     for path in paths:
         try:
-            entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
+            entry = Entry(**json.loads(read_regular(path)))
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             raise SpearError(f"{path} is not an entry of a ledger ({type(error).__name__}): {error}") from error
         if entry.name != path.stem:
@@ -302,6 +304,19 @@ def format_leaderboard(entries: Sequence[Entry]) -> str:
         for entry in rows:
             weights = f"`{entry.model_digest[:12]}`" if entry.model_digest else ""
             shown = format_percent(entry.recompute()).replace(" %", "")
-            lines.append(f"| {entry.model or entry.engine} | {shown} | {weights} | `{entry.name}` | {entry.notes} |")
+            player, notes = escape_markdown(entry.model or entry.engine), escape_markdown(entry.notes)
+            lines.append(f"| {player} | {shown} | {weights} | {quote_markdown(entry.name)} | {notes} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Make text safe in a cell of Markdown: no markup, link, HTML or further cell; one line."""
+    plain = show_text(" ".join(text.split()))
+    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", plain)
+
+
+def quote_markdown(text: str) -> str:
+    """Quote text as code in a cell of Markdown, which takes it as it is."""
+    return f"`{re.sub('[`|]', '', show_text(' '.join(text.split())))}`"

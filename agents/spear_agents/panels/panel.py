@@ -15,7 +15,8 @@ from spear_agents.settings import EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.core import PromptContext, SpearEnv, SpearError, canonical_json
 from spear_envs.core.errors import suggest_name
-from spear_envs.core.making import make_env
+from spear_envs.core.making import make_env, require_harmless
+from spear_envs.data.files import read_regular
 
 FORMAT = 1
 SCORING = (
@@ -128,19 +129,27 @@ def write_panel(panel: Panel) -> dict[str, Any]:
     return written | {"digest": digest_panel(written)}
 
 
-def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
-    """Read a panel, and the content of its file. Raises SpearError if it is not one, or was changed afterwards."""
+def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any]]:
+    """Read a panel, and the content of its file.
+
+    ``trust``: its environment may run, reach and read what the file names, see
+    :func:`~spear_envs.core.making.require_harmless`.
+
+    Raises SpearError if it is not a panel, was changed afterwards, or names such things.
+    """
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(read_regular(path))
         if written["format"] != FORMAT:
             raise SpearError(f"{path} has format {written['format']!r}, this code reads {FORMAT}: export it again.")
         known = {each.name for each in fields(Panel)} - {"protocol"}
         panel = Panel(**{name: written[name] for name in known}, protocol=Protocol(**written["protocol"]))
         if written["digest"] != digest_panel(written):
             raise SpearError(f"{path} was changed after it was written: its digest does not match. Fetch it again.")
+        if not trust:
+            require_harmless(panel.env_id, {**panel.env_kwargs, "split": panel.split}, str(path))
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise SpearError(
             f"{path} is not a panel ({type(error).__name__}: {error}): spear panel export writes one"
         ) from error
@@ -219,15 +228,18 @@ OFFICIAL: Mapping[str, Panel] = {
 """Panels by name: embedded tasks first, then the published splits."""
 
 
-def open_panel(name: str) -> Panel:
-    """Open the official panel of this name, or one in a file. Raises SpearError if there is none or it differs here."""
+def open_panel(name: str, *, trust: bool = False) -> Panel:
+    """Open the official panel of this name, or one in a file, as :func:`read_panel` does.
+
+    Raises SpearError if there is none, or it differs here.
+    """
     if name in OFFICIAL:
         return OFFICIAL[name]
     path = Path(name)
-    if not path.is_file():
+    if not path.exists():
         known = ", ".join(OFFICIAL)
         raise SpearError(f"there is no panel {name!r}.{suggest_name(name, OFFICIAL)} Give a file, or one of {known}.")
-    panel, written = read_panel(path)
+    panel, written = read_panel(path, trust=trust)
     if told := find_differences(written, panel):
         raise SpearError(f"{path} does not match this code ({told[0]}): install the version it was made with.")
     return panel

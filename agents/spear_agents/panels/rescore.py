@@ -14,7 +14,7 @@ from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.statistics import Estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import EnvFault, SpearError
-from spear_envs.core.making import make_env
+from spear_envs.core.making import make_env, require_harmless
 
 TOLERANCE = 1e-9
 
@@ -33,10 +33,12 @@ class Rescored:
     faults: int = 0
 
 
-def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored:
+def rescore_run(run: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False) -> Rescored:
     """Play the recorded responses of a folder of ``spear eval --out`` again, turn by turn.
 
     With ``changes``, other keywords of the environment such as another grader, differences are new scores, not faults.
+    ``trust``: the environment may run, reach and read what the folder names, see
+    :func:`~spear_envs.core.making.require_harmless`.
 
     Raises SpearError if the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
     """
@@ -46,6 +48,9 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
         method = Method(settings.get("method", Method.PLAIN))
     except (KeyError, TypeError, ValueError) as error:
         raise SpearError(f"{run} was not written by this version of spear eval: it lacks {error}.") from error
+    if not trust:
+        kept = {name: value for name, value in kwargs.items() if name not in (changes or {})}
+        require_harmless(env_id, {**kept, "split": split}, str(run))
     episodes = [each for each in read_last(run / EPISODES) if each.stop is not StopReason.FAULT]
     if not episodes:
         raise SpearError(f"{run} does not contain a complete episode: there is nothing to rescore.")

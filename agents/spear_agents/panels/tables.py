@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from spear_agents.panels.ledger import Entry, write_named_panel
+from spear_agents.panels.ledger import Entry, escape_markdown, quote_markdown, write_named_panel
 from spear_agents.statistics import Estimate, estimate_difference, estimate_mean, split_numbers
 from spear_envs.core import SpearError
 
@@ -49,12 +49,22 @@ def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> st
     rows = [("all", *all_tasks, f"{100 * gain.mean:+.1f} [{100 * gain.low:+.0f}, {100 * gain.high:+.0f}]")]
     for name, tasks in subtasks.items():
         first, second = (fmean(rate[task] for task in tasks) for rate in rates)
-        rows.append((f"{name} ({len(tasks)})", f"{first:.1%}", f"{second:.1%}", f"{100 * (second - first):+.1f}"))
-    rows += [(f"{entry.model or entry.engine} play", _percent(entry.recompute()), "", "") for entry in others]
-    head = ("success", before.model or before.engine, after.model or after.engine, "points")
+        rows.append(
+            (
+                f"{escape_markdown(name)} ({len(tasks)})",
+                f"{first:.1%}",
+                f"{second:.1%}",
+                f"{100 * (second - first):+.1f}",
+            )
+        )
+    rows += [
+        (f"{escape_markdown(entry.model or entry.engine)} play", _percent(entry.recompute()), "", "")
+        for entry in others
+    ]
+    head = ("success", *(escape_markdown(entry.model or entry.engine) for entry in (before, after)), "points")
     lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
     samples = len(next(iter(before.outcomes.values())))
-    names = ", ".join(f"`{entry.name}`" for entry in (before, after, *others))
+    names = ", ".join(quote_markdown(entry.name) for entry in (before, after, *others))
     legend = (
         f"Panel `{before.panel}`: {len(rates[0])} tasks × {samples} samples, task fingerprint"
         f" `{before.fingerprint[:16]}`; rows by subtask (tasks); [95 % interval over tasks], differences paired by"

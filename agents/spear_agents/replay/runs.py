@@ -18,9 +18,10 @@ from spear_agents.records import EPISODES, read_settings
 from spear_agents.replay.bodies import describe_episode, finite
 from spear_agents.replay.overview import describe_sources
 from spear_agents.replay.tokens import Decoder, open_decoder
-from spear_agents.trajectory import Trajectory
+from spear_agents.trajectory import MOST_LINE, Trajectory
 from spear_agents.usage import sum_usage
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import open_regular
 
 DEPTH = 3
 """Depth of folders searched for evaluations."""
@@ -202,7 +203,7 @@ def _walk(root: Path) -> Iterator[Path]:
 def _read_entry(entry: Entry) -> Trajectory:
     """Read an episode from its place in its file. Raises SpearError if the file was removed or has changed."""
     try:
-        with entry.source.path.open("rb") as file:
+        with open_regular(entry.source.path) as file:
             file.seek(entry.offset)
             return Trajectory.from_json(file.read(entry.length).decode("ascii"))
     except (OSError, *_MALFORMED) as error:
@@ -213,9 +214,11 @@ def _scan(source: Source) -> list[Entry]:
     """Read entries of complete lines after ``source.size``, and advance it."""
     entries = []
     try:
-        with source.path.open("rb") as file:
+        with open_regular(source.path) as file:
             file.seek(source.size)
-            for line in file:
+            for line in iter(lambda: file.readline(MOST_LINE), b""):
+                if len(line) == MOST_LINE:
+                    raise SpearError(f"{source.path}, byte {source.size}: more than {MOST_LINE >> 20} MiB in a line")
                 if not line.endswith(b"\n"):
                     break
                 try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from spear_agents.engines.stops import Decoder
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import read_regular
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -32,7 +33,7 @@ def _read_tokenizer(path: Path) -> Decoder:
     try:
         from tokenizers import Tokenizer
 
-        decoder: Decoder = Tokenizer.from_file(str(path))
+        decoder: Decoder = Tokenizer.from_buffer(read_regular(path))
     except ImportError as error:
         raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
     except Exception as error:  # what tokenizers raises for a broken file is a plain Exception

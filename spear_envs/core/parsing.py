@@ -115,16 +115,17 @@ class TagParser:
         if problem:
             return ParsedResponse(None, False, problem)
         text = response.strip()
-        found = self._match(text)
+        found, native = self._match(text), None
         if found is None:
             native, rest = cut_native_thought(text, self.think_tag)
             if native is not None:
-                rest = rest.strip()
-                found = self._match(rest) or self._match(f"{self._tags[0]}{self._tags[1]}{rest}")
-                if found is not None:
-                    return ParsedResponse(found[1], True, "", found[0] or native, native=native)
+                text = rest.strip()
+                if self._tags[0] not in text:  # the native thought stands for those asked for
+                    text = f"{self._tags[0]}{self._tags[1]}{text}"
+                found = self._match(text)
+        if found is None:
             return ParsedResponse(None, False, self._explain(text), native or "", native=native)
-        return ParsedResponse(found[1], True, "", found[0])
+        return ParsedResponse(found[1], True, "", found[0] or native or "", native=native)
 
     def _match(self, text: str) -> tuple[str, str] | None:
         """Thoughts and action of a stripped text in the strict form; None if it has another."""

@@ -89,6 +89,14 @@ def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
         ([*SOKOBAN, "--tasks", "sokoban/none"], "Unknown task"),
         ([*SOKOBAN, "--tasks", "ten"], "Give a number of tasks, all, or ids"),
         ([*SOKOBAN, "--out", "/proc/nowhere"], "cannot be written"),
+        ([*SOKOBAN, "--model", "gpt-4o"], "leave --model gpt-4o out"),
+        (["spear/Sokoban-v1", "--engine", "random", "--model", "gpt-4o"], "leave --model gpt-4o out"),
+        ([*SOKOBAN, "--price", "1,2"], "--price is for a server"),
+        ([*SOKOBAN, "--key-variable", "KEY"], "--key-variable is for a server"),
+        (["spear/Sokoban-v1", "--model", "gpt-4o"], "--engine openai"),
+        (["spear/Sokoban-v1", "--model", "openai/gpt-4o"], "--engine openai"),
+        (["FrozenLake-v1"], "is a FrozenLakeEnv, which is not a SpearEnv"),
+        (["FrozenLake-v1", "--engine", "random"], "is a FrozenLakeEnv, which is not a SpearEnv"),
     ],
 )
 def test_errors_are_one_line_with_the_mend(arguments: list[str], words: str) -> None:

@@ -26,6 +26,7 @@ from spear_agents.trajectory import StopReason
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
+from spear_envs.showing import show_table
 
 _SHOWN = 200
 """Characters of a malformed response."""
@@ -104,9 +105,9 @@ def evaluate(
 
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
     """Print the tables, with usage, faults and the fingerprint of the tasks."""
-    console.print(make_table(evaluation, others))
+    show_table(console, make_table(evaluation, others))
     if (columns := make_paper_table(evaluation)) is not None:
-        console.print(columns)
+        show_table(console, columns)
     usage, say = evaluation.usage, partial(console.print, soft_wrap=True)
     if usage.requests:
         cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"

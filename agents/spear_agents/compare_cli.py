@@ -19,6 +19,7 @@ from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.significance import Judgement, explain_comparison, judge_comparison
 from spear_agents.statistics import Comparison, Estimate, Metric
 from spear_envs.core.errors import SpearError
+from spear_envs.showing import show_table
 
 _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 
@@ -36,7 +37,7 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
     help="One more pair, of runs of another training seed; may be repeated.",
 )
 @click.option("--metric", type=click.Choice([metric.value for metric in Metric]), default="success")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the bootstrap and of drawn permutations.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of drawn permutations.")
 @click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
 def compare(
     before: Path, after: Path, more: Sequence[tuple[Path, Path]], metric: str, seed: int, as_json: bool
@@ -65,7 +66,7 @@ def compare(
         click.echo(json.dumps(found | {"judgement": judgement.to_json()}, indent=2))
         return
     console = Console()
-    console.print(make_table(comparison, judgement, names, Metric(metric)))
+    show_table(console, make_table(comparison, judgement, names, Metric(metric)))
     for key, (old, new) in changes.items():
         console.print(f"{key}: {old!r} -> {new!r}", soft_wrap=True, markup=False)
     for sentence in sentences:
@@ -95,7 +96,7 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
     table.add_row("over these runs' tasks alone", *_figures(found.tasks_alone, "+"))
     table.add_row("seed by seed", ", ".join(f"{100 * step:+.1f}" for step in found.by_seed), "")
     console = Console()
-    console.print(table)
+    show_table(console, table)
     for sentence in sentences:
         console.print(sentence, soft_wrap=True, markup=False)
 
@@ -143,7 +144,6 @@ def make_table(comparison: Comparison, judgement: Judgement, names: tuple[str, s
         table.add_row(name, *_figures(estimate))
     table.add_section()
     table.add_row("difference", *_figures(comparison.difference, "+"))
-    table.add_row("bootstrap", "", _interval(judgement.bootstrap_low, judgement.bootstrap_high, "+"))
     table.add_row("tasks better / worse", f"{comparison.gained} / {comparison.lost}", "")
     table.add_row("sign test, exact", f"p = {judgement.sign_p:.2g}", "")
     kind = "exact" if judgement.exact else "drawn"

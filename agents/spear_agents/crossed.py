@@ -49,7 +49,7 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     size = seeds * tasks
     variance = (max(0.0, of_seeds - of_rest) + max(0.0, of_tasks - of_rest) + of_rest) / size
     if not variance:
-        return Estimate(mean, mean, mean, tasks)
+        return estimate_difference(table.mean(0).tolist())
     squares = of_seeds**2 / (seeds - 1) + of_tasks**2 / (tasks - 1) + of_rest**2 / ((seeds - 1) * (tasks - 1))
     freedom = max(1.0, max(of_seeds + of_tasks - of_rest, 0.0) ** 2 / squares)
     half = _quantile(freedom) * math.sqrt(variance)
@@ -57,11 +57,12 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
-    """Mean over seeds, with Student's interval; infinite for a single seed. Raises ValueError without values."""
+    """Mean over seeds, with Student's interval; infinite for one seed or equal values. Raises ValueError without."""
     if not values:
         raise ValueError("there are no seeds to average over")
     mean, count = fmean(values), len(values)
-    half = _quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
+    spread = float(np.std(values, ddof=1)) if count > 1 else 0.0
+    half = _quantile(count - 1) * spread / math.sqrt(count) if spread else math.inf
     return Estimate(mean, mean - half, mean + half, count)
 
 

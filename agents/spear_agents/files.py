@@ -76,7 +76,8 @@ def require_model_file(folder: str | Path, name: str) -> Path:
         is_folder = Path(folder).is_dir()
         found = f"does not contain {name}" if is_folder else "is a file" if path.parent.exists() else "does not exist"
         raise SpearError(
-            f"{folder} {found}: give a Hugging Face folder, as `spear models get` and `spear warmstart` write"
+            f"{folder} {found}: give a Hugging Face folder, as `spear models get` and `spear warmstart` write; "
+            "--engine openai with --base-url asks a server"
         )
     return path
 

@@ -221,8 +221,10 @@ def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
     limit, timeout_s, tries = given.pop("requests"), given.pop("request_timeout"), given.pop("tries")
     no_seed = given.pop("no_seed")
     if engine is not EngineKind.OPENAI:
-        if base_url is not None:
-            raise SpearError("--base-url is for a server: take --engine openai")
+        servers = {"base-url": base_url, "server": kind, "price": price, "no-seed": no_seed or None}
+        servers["key-variable"] = None if key_variable == KEY_VARIABLE else key_variable
+        if wrong := next((name for name, value in servers.items() if value is not None), None):
+            raise SpearError(f"--{wrong} is for a server: take --engine openai")
         return None
     if base_url is None or given["model"] is None:
         raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")

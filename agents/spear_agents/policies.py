@@ -18,6 +18,7 @@ from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.engines.openai import OpenAIEngine, require_reachable
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy, scripted_policy
 from spear_agents.engines.vllm import VLLMEngine
+from spear_agents.engines.vllm_options import require_vllm
 from spear_agents.prompting import PromptBuilder, find_image_mark
 from spear_agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
@@ -89,6 +90,8 @@ def _open_engine(
     settings: EvalSettings, template: PromptTemplate, stack: ExitStack, concurrency: int, deterministic: bool
 ) -> _OpenEngine:
     if settings.engine.has_folder:
+        if settings.engine is EngineKind.VLLM:
+            require_vllm()  # its extra brings torch, too
         from spear_agents.engines.hf import HFEngine, HFModel, load_tokenizer  # torch is needed here only
 
         assert settings.model is not None
@@ -114,8 +117,8 @@ def _open_engine(
         return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image, end_ids=end_ids)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
-        require_reachable(settings.server)
         remote = OpenAIEngine(settings.server)
+        require_reachable(settings.server)
         limit = settings.max_tokens or DEFAULT_TOKENS
         return _OpenEngine(lambda env: remote, remote.tokenizer, limit, aclose=remote.aclose)
 

@@ -119,8 +119,11 @@ class EvalSettings:
             raise SpearError(f"dtype {self.dtype!r}: only engine hf takes one, of {', '.join(DTYPES)}")
         if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):
             raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
-        if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT):
-            raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} takes no prompt")
+        if self.engine in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT):
+            if self.model is not None:
+                raise SpearError(f"engine {self.engine.value} plays without a model: leave --model {self.model} out")
+            if self.method is not Method.PLAIN:
+                raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} has none")
         if self.thoughts and self.engine is not EngineKind.EXPERT:
             raise SpearError(f"thoughts are the expert's: engine {self.engine.value} has its own")
         if self.agent is not None and (

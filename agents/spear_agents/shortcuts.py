@@ -18,6 +18,7 @@ from spear_agents.panels.panel import PROTOCOL_OPTIONS, open_panel
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.watching import watch_episodes
 from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.making import find_splits
 
 
 def evaluate(
@@ -97,6 +98,7 @@ def settle(
     if panel_name is None:
         if env_id is None:
             raise SpearError("which tasks? Name an environment (spear envs) or a panel (spear panel list).")
+        find_splits(env_id)
         return make_settings(env_id, options)
     panel = open_panel(panel_name, trust=trust)
     decided = [name for name in PROTOCOL_OPTIONS if name in given]

@@ -27,17 +27,14 @@ class Judgement:
     """Tests of a comparison.
 
     ``sign_p`` is of a two-sided exact sign test (gained against lost tasks), ``permutation_p`` of a two-sided paired
-    permutation test on the mean difference (signs of the tasks flipped; ``exact`` if all flips were counted), and the
-    bootstrap gives a percentile interval of the mean difference over resampled tasks. ``detectable`` is the smallest
-    true difference that this many tasks detect with 80 % power (None for one task), and ``tasks_needed`` the tasks that
-    detect this one (None if it is 0).
+    permutation test on the mean difference (signs of the tasks flipped; ``exact`` if all flips were counted).
+    ``detectable`` is the smallest true difference that this many tasks detect with 80 % power (None if the tasks do not
+    differ), and ``tasks_needed`` the tasks that detect this one (None if it is 0).
     """
 
     sign_p: float
     permutation_p: float
     exact: bool
-    bootstrap_low: float
-    bootstrap_high: float
     detectable: float | None
     tasks_needed: int | None
 
@@ -52,10 +49,9 @@ class Judgement:
 
 
 def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
-    """Test the paired differences of ``comparison``; ``seed`` is that of the bootstrap and of drawn permutations."""
+    """Test the paired differences of ``comparison``; ``seed`` is that of drawn permutations."""
     steps = comparison.steps
     permutation_p, exact = compute_permutation_p(steps, seed)
-    low, high = bootstrap_mean(steps, seed)
     count = len(steps)
     spread = stdev(steps) if count > 1 else None
     factor = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
@@ -65,9 +61,7 @@ def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
         sign_p=compute_sign_p(comparison.gained, comparison.lost),
         permutation_p=permutation_p,
         exact=exact,
-        bootstrap_low=low,
-        bootstrap_high=high,
-        detectable=None if spread is None else factor * spread / math.sqrt(count),
+        detectable=None if not spread else factor * spread / math.sqrt(count),
         tasks_needed=needed,
     )
 
@@ -118,17 +112,6 @@ def _count_units(sizes: Sequence[float]) -> list[int] | None:
     return units if sum(units) * len(units) <= 50 * _CELLS_AT_MOST and sum(units) <= _CELLS_AT_MOST else None
 
 
-def bootstrap_mean(steps: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Percentile 95 % interval of the mean over 10,000 resamples of the tasks."""
-    dice = np.random.default_rng(seed)
-    values = np.array(steps)
-    means = np.concatenate(
-        [values[dice.integers(0, len(values), (100, len(values)))].mean(1) for _ in range(RESAMPLES // 100)]
-    )
-    low, high = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2])
-    return float(low), float(high)
-
-
 def explain_comparison(comparison: Comparison, judgement: Judgement, before: str, after: str) -> list[str]:
     """Explain the figures in sentences."""
     points = 100 * comparison.difference.mean
@@ -148,7 +131,7 @@ def explain_comparison(comparison: Comparison, judgement: Judgement, before: str
             f"No difference is shown: {points:+.1f} points ({p}) may well be chance. This does not prove that the two "
             "are equal."
         )
-    if judgement.detectable is not None and judgement.detectable > 0:
+    if judgement.detectable is not None:
         sentences.append(
             f"These {count} tasks show a true difference of {100 * judgement.detectable:.1f} points 4 times in 5."
         )

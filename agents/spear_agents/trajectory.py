@@ -208,8 +208,8 @@ class Trajectory:
         """
         return [_make_row(self.turns, chain) for chain in self.chains()]
 
-    def to_json(self) -> str:
-        """One line of ASCII JSON; :meth:`from_json` reads it back."""
+    def to_json(self, *, timed: bool = False) -> str:
+        """One line of ASCII JSON, which :meth:`from_json` reads back; with ``seconds`` if ``timed``."""
         # dataclasses.asdict copies every tuple entry by entry and takes ten times as long.
         turns = [vars(turn) | ({"served": _write_served(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
@@ -228,9 +228,11 @@ class Trajectory:
             del data["criteria"]
         if self.reflected is not None:
             data["reflected"] = _write_served(self.reflected)
+        if not timed:
+            del data["seconds"]
         for key in ("began", "detail", "reflected", "seconds"):
-            if data[key] is None or data[key] == "":
-                del data[key]
+            if data.get(key) in (None, ""):
+                data.pop(key, None)
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -395,7 +397,7 @@ class TrajectoryWriter:
         """Append one trajectory."""
         if self._file is None:
             raise RuntimeError("the writer is closed: use `with TrajectoryWriter(path) as writer:`")
-        data = trajectory.to_json().encode("ascii") + b"\n"
+        data = trajectory.to_json(timed=True).encode("ascii") + b"\n"
         try:
             while data:  # an unbuffered write may be partial, for instance when the disk fills up
                 data = data[self._file.write(data) :]

@@ -90,7 +90,7 @@ def require_spear_env(env_id: str, env: gym.Env[Any, Any]) -> SpearEnv[Any]:
     """Return ``env`` if it is one of ours. Raises SpearError if it is not, or if its constructor leaves ours out."""
     name = type(env).__name__
     if not isinstance(env, SpearEnv):
-        raise SpearError(f"{env_id} is a {name}, which is not a SpearEnv: derive it from that class.")
+        raise _explain_stranger(env_id, name)
     if not hasattr(env, "tasks"):
         raise SpearError(f"{name}.__init__ must call super().__init__(tasks, max_turns=..., **keywords).")
     return env
@@ -100,9 +100,16 @@ def find_splits(env_id: str) -> tuple[str, ...]:
     """Find the splits of an environment without making it.
 
     Raises:
-        SpearError: the environment is unknown.
+        SpearError: the environment is unknown, or not a ``SpearEnv``.
     """
-    return tuple(getattr(find_creator(env_id), "splits", SpearEnv.splits))
+    creator = find_creator(env_id)
+    if isinstance(creator, type) and issubclass(creator, gym.Env) and not issubclass(creator, (SpearEnv, gym.Wrapper)):
+        raise _explain_stranger(env_id, creator.__name__)
+    return tuple(getattr(creator, "splits", SpearEnv.splits))
+
+
+def _explain_stranger(env_id: str, name: str) -> SpearError:
+    return SpearError(f"{env_id} is a {name}, which is not a SpearEnv: derive it from that class.")
 
 
 def find_creator(env_id: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
+from spear_agents.compare_cli import compare
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
@@ -25,6 +26,19 @@ def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: P
     for words in ("won %", "CI95", "(random)", "(expert)", "100.0", summary["fingerprint"], *summary["subtasks"]):
         assert words in result.output
     assert set(summary["baselines"]) == {"random", "expert"}
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_figures_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
+    outs = [str(tmp_path / name) for name in ("a-rather-long-name-of-a-folder", "b")]
+    shown = ""
+    for out in outs:
+        shown += CliRunner().invoke(evaluate, [*SOKOBAN, "--out", out], env={"COLUMNS": str(width)}).output
+    shown += CliRunner().invoke(compare, outs, env={"COLUMNS": str(width)}).output
+    whole = " ".join(shown.split())
+    tables = [line for line in shown.splitlines() if re.fullmatch(r"[\s\d.–\[\],+-]*", line)]
+    assert "61.0–100.0" in whole and "[61.0, 100.0]" in whole and "[-48.3, +48.3]" in whole
+    assert max(map(len, tables)) <= width
 
 
 def test_only_environments_of_the_paper_have_its_columns(corridor_id: str) -> None:
@@ -75,6 +89,14 @@ def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
         ([*SOKOBAN, "--tasks", "sokoban/none"], "Unknown task"),
         ([*SOKOBAN, "--tasks", "ten"], "Give a number of tasks, all, or ids"),
         ([*SOKOBAN, "--out", "/proc/nowhere"], "cannot be written"),
+        ([*SOKOBAN, "--model", "gpt-4o"], "leave --model gpt-4o out"),
+        (["spear/Sokoban-v1", "--engine", "random", "--model", "gpt-4o"], "leave --model gpt-4o out"),
+        ([*SOKOBAN, "--price", "1,2"], "--price is for a server"),
+        ([*SOKOBAN, "--key-variable", "KEY"], "--key-variable is for a server"),
+        (["spear/Sokoban-v1", "--model", "gpt-4o"], "--engine openai"),
+        (["spear/Sokoban-v1", "--model", "openai/gpt-4o"], "--engine openai"),
+        (["FrozenLake-v1"], "is a FrozenLakeEnv, which is not a SpearEnv"),
+        (["FrozenLake-v1", "--engine", "random"], "is a FrozenLakeEnv, which is not a SpearEnv"),
     ],
 )
 def test_errors_are_one_line_with_the_mend(arguments: list[str], words: str) -> None:

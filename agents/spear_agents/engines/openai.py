@@ -150,6 +150,8 @@ class OpenAIEngine:
     def __init__(self, server: Server) -> None:
         if find_spec("httpx") is None:
             raise SpearError("servers need httpx: pip install 'spear-agents[api]'")
+        if server.key_variable != KEY_VARIABLE and not _read_key(server.key_variable):
+            raise SpearError(f"the variable {server.key_variable} is not set: it should hold the server's key")
         self.server = server
         self._told: set[str] = set()
         self._dialect = Dialect()

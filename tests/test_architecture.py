@@ -173,7 +173,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "hydra": ("spear_training/*",),
     "omegaconf": ("spear_training/*",),
-    "yaml": ("spear_envs/retrieval/backends/settings.py", "spear_training/*"),
+    "yaml": ("spear_envs/data/files.py", "spear_envs/retrieval/backends/settings.py", "spear_training/*"),
     "pymilvus": ("spear_envs/retrieval/backends/milvus.py",),
     "pyarrow": ("spear_envs/data/rows.py", "spear_agents/exports/dataset.py"),
     "math_verify": ("spear_envs/code/verify_worker.py",),

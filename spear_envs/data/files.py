@@ -19,6 +19,7 @@ from spear_envs.core.errors import SpearError
 CHUNK = 2**20
 MOST_BYTES = 64 * 2**20
 """Of a file of settings, metrics or a panel; theirs have some megabytes."""
+_YAML_BYTES, _YAML_VALUES = 2**20, 100_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Meter = Callable[[int], None]
@@ -65,6 +66,31 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> 
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", os.fspath(path))
     return content
+
+
+def read_yaml_text(path: str | os.PathLike[str]) -> str:
+    """Read a file of YAML that stays small when its aliases are replaced by what they stand for.
+
+    Raises OSError as :func:`read_regular` does, UnicodeDecodeError, or yaml.YAMLError for one that is not YAML or would
+    grow beyond a hundred thousand values.
+    """
+    import yaml
+
+    text = read_regular(path, _YAML_BYTES).decode("utf-8")
+    sizes: dict[int, int] = {}
+
+    def measure(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _YAML_VALUES + 1  # one that contains itself
+            inside = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = (part for item in inside for part in (item if isinstance(item, tuple) else (item,)))
+            sizes[id(node)] = 1 + sum(map(measure, parts))
+        return sizes[id(node)]
+
+    # The faster loader in C ends the process for deep nesting; without an asterisk there are no aliases.
+    if "*" in text and measure(yaml.compose(text, Loader=yaml.SafeLoader)) > _YAML_VALUES:
+        raise yaml.YAMLError(f"its aliases stand for more than {_YAML_VALUES} values")
+    return text
 
 
 def data_folder() -> Path:

@@ -20,6 +20,7 @@ from spear_agents.records import EPISODES, SETTINGS
 from spear_agents.replay.runs import Run
 from spear_agents.shortcuts import evaluate as run
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import read_yaml_text
 from spear_sandbox.console import hide_secret, show_text
 
 HARMFUL: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -135,6 +136,20 @@ def test_a_page_reads_regular_files_of_bounded_size(
     if name == SETTINGS:
         found = CliRunner().invoke(rescore, [str(folder)])
         assert isinstance(found.exception, SpearError)
+
+
+@pytest.mark.timeout(20)
+def test_yaml_that_grows_without_end_is_refused(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    file = tmp_path / "bomb.yaml"
+    file.write_text("\n".join(["a0: &a0 [1]", *levels]))
+    for text in (file.read_text(), "a: &a [*a]", "a: *a " + "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises((yaml.YAMLError, RecursionError)):
+            read_yaml_text(file)
+    file.write_text("a: &a [1, 2]\nb: [*a, *a]\n")
+    assert yaml.safe_load(read_yaml_text(file)) == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
 
 
 def test_foreign_text_neither_steers_the_terminal_nor_shows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

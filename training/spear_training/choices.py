@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import read_yaml_text
 
 GROUPS = ("preset", "algorithm", "model", "cluster", "environment")
 CONFIG = Path(__file__).parent / "config"
@@ -134,7 +135,9 @@ def list_official() -> list[str]:
 def read_config(file: Path) -> dict[str, Any]:
     """Read a file without its bases. Raises SpearError if it is not a mapping in YAML."""
     try:
-        content = yaml.safe_load(_read_text(file))
+        content = yaml.safe_load(read_yaml_text(file))
+    except (OSError, UnicodeError) as error:
+        raise SpearError(f"{file} cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise SpearError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.data.files import read_yaml_text
 
 
 def load_earlier(path: Path, key: str | None = None) -> DictConfig:
@@ -17,6 +18,7 @@ def load_earlier(path: Path, key: str | None = None) -> DictConfig:
     other's checkpoints.
     """
     try:
+        read_yaml_text(path)
         config = OmegaConf.load(path)
     except (OSError, ValueError, YAMLError) as error:
         raise SpearError(f"{path} cannot be read ({first_line(error)}): name another folder") from error

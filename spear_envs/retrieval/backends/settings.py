@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spear_envs.core.errors import SpearError, one_line, suggest_name
+from spear_envs.data.files import read_yaml_text
 from spear_envs.retrieval.backends.shards import Merge
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -198,7 +199,7 @@ def read_config(path: Path) -> Config:
         SpearError: it cannot be read or is invalid; the message is one line with the path of the key.
     """
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        data = yaml.safe_load(read_yaml_text(path))
     except OSError as error:
         raise SpearError(f"{path} cannot be read ({error.strerror}): check the path.") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

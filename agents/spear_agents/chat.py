@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
+from spear_agents.deadline import within
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.stops import Decoder
 from spear_agents.line_encoding import encode_by_line
@@ -27,6 +28,8 @@ _TAKEN_KEYWORDS = {
 _REPLY = "\x02reply\x02"
 _WORDS = ("alpha_word", "beta_word", "gamma_word", "delta_word", "epsilon_word")
 """Words by which a probe finds what a chat template shows."""
+RENDER_S = 5.0
+"""A template comes with a model and may loop."""
 _BROKEN_IMAGE = "< image>"
 _CACHED_TEXTS = 4096
 """Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
@@ -80,15 +83,16 @@ class Chat:
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **keywords: Any) -> str:
         """Apply the chat template to a conversation. Raises SpearError if it refuses the messages."""
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **self.template_kwargs,
-                    **keywords,
+            with within(RENDER_S):
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        list(messages),
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt,
+                        **self.template_kwargs,
+                        **keywords,
+                    )
                 )
-            )
         except Exception as error:  # a template is third-party code and may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise SpearError(

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from spear_agents.chat import Chat, Message, Tokenizer, disarm_places
+from spear_agents.chat import RENDER_S, Chat, Message, Tokenizer, disarm_places
+from spear_agents.deadline import within
 from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.trajectory import Layout
@@ -380,7 +381,8 @@ def find_image_mark(tokenizer: Tokenizer) -> str:
     seed = "\x02"
     parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
     try:
-        rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+        with within(RENDER_S):
+            rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
     except Exception:  # a template is third-party code, and most are for texts
         return IMAGE
     pieces = str(rendered).split(seed)

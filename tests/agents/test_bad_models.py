@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from spear_agents.chat import Chat  # noqa: E402
 from spear_agents.engines.base import Finish  # noqa: E402
 from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
 from spear_agents.evaluation import run_evaluation  # noqa: E402
@@ -129,3 +131,14 @@ def test_memory_that_runs_out_is_one_clear_error_and_the_run_goes_on_later(tiny_
     assert evaluate(2).returncode == 0
     played = Counter((t.task_id, t.seed) for t in read_trajectories(out / EPISODES))
     assert len(played) == 32 and set(played.values()) == {1}
+
+
+def test_a_chat_template_that_loops_is_one_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spear_agents.chat.RENDER_S", 0.3)
+    tokenizer = load_tokenizer(tiny_model)
+    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
+    tokenizer.chat_template = loops + "{{ messages[0].content }}"
+    started = time.monotonic()
+    with pytest.raises(SpearError, match="template"):
+        Chat(tokenizer).render([{"role": "user", "content": "x"}])
+    assert time.monotonic() - started < 10

@@ -47,7 +47,7 @@ _ALONE = re.compile(
     re.IGNORECASE,
 )
 """The response's limit is too large by itself, whatever the prompt."""
-_NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?![\w-]|\.\d)")
+_NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]{0,17}(?![\w,-]|\.\d)")
 _WITHHELD = re.compile(
     r"content[ _]?(management policy|filter|policy)|responsibleai|data_?inspection|content exists risk|moderation"
     r"|safety (system|filter|polic)|inappropriate content|sensitive content",
@@ -238,15 +238,7 @@ def find_inner(data: dict[str, Any]) -> Refusal | None:
     if choice.get("error"):
         return _make_refusal(_read_status(choice["error"]), choice["error"], b"")
     reason = str(choice.get("finish_reason") or "").lower()
-    if reason in (
-        "error",
-        "abort",
-        "aborted",
-        "cancelled",
-        "canceled",
-        "network_error",
-        "insufficient_system_resource",
-    ):
+    if reason in _BROKEN:
         message = f"the server ended the response ({reason})"
         return Refusal(500, message, message)
     return None

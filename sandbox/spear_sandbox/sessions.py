@@ -108,6 +108,8 @@ class LocalSession(Session):
         self._owed: deque[int] = deque()
         """Numbers of the questions without an answer; those of abandoned cells are answered late."""
         self._received = bytearray()
+        self._skip = 0
+        """Bytes of an unwanted answer that are still to come."""
         self._answer: asyncio.Future[_Answer] | None = None
         self._ended = asyncio.Event()
         self._reason = KillReason.NONE
@@ -165,6 +167,8 @@ class LocalSession(Session):
                 self._order(REST)
                 self.running = False
                 self.used = time.monotonic()
+                for stream in self._streams:
+                    stream.forget()
 
     @contextlib.asynccontextmanager
     async def _take_turn(self) -> AsyncIterator[None]:
@@ -280,8 +284,6 @@ class LocalSession(Session):
             truncated=any(stream.count > len(stream.data) for stream in self._streams),
             reason=self._reason if status is CellStatus.ENDED else KillReason.NONE,
         )
-        for stream in self._streams:
-            stream.forget()
         return outcome
 
     async def _unpack(self, answer: _Answer) -> list[tuple[str, bytes]]:
@@ -310,6 +312,7 @@ class LocalSession(Session):
             finally:
                 ended.cancel()
                 self._answer = None
+                self._take()
             if not answer.done():
                 raise self._lost()
             return answer.result()
@@ -398,14 +401,16 @@ class LocalSession(Session):
             # Its supervisor is about to report why it ended, unless the program has only closed the socket.
             self._hung_up = loop.call_later(_GRACE_S, self._kill, KillReason.NONE)
             return
-        self._received += part
+        skipped = min(self._skip, len(part))
+        self._skip -= skipped
+        self._received += part[skipped:]
         self._take()
 
     def _take(self) -> None:
         """Take what has arrived: one answer for each question, in order. Anything else ends the session.
 
         The program shares the process with what answers, so it can write anything. Sizes are checked before their bytes
-        are kept.
+        are kept, and an answer for which nobody waits any more is not kept at all.
         """
         while self._received:
             if len(self._received) < HEAD.size and self._owed:
@@ -416,12 +421,15 @@ class LocalSession(Session):
                 self._received = bytearray()
                 self._kill(KillReason.OUTPUT)
                 return
-            if len(self._received) < HEAD.size + size:
+            is_wanted = number == self._number and self._answer is not None and not self._answer.done()
+            if len(self._received) < HEAD.size + size and is_wanted:
                 return
             self._owed.popleft()
             received, self._received = self._received, self._received[HEAD.size + size :]
-            if number == self._number and self._answer is not None and not self._answer.done():
+            if is_wanted and self._answer is not None:
                 self._answer.set_result(_Answer(parts, received[HEAD.size : HEAD.size + size]))
+            else:
+                self._skip = max(0, HEAD.size + size - len(received))
 
     def _order(self, order: bytes) -> None:
         if self.alive:

@@ -26,6 +26,7 @@ from spear_sandbox.cgroups import Groups
 from spear_sandbox.client import HttpExecutor
 from spear_sandbox.protocol import Limits
 from tests.sandbox.service import need_isolation
+from tests.sandbox.test_sessions import FIND_SOCKET
 
 pytestmark = pytest.mark.nightly
 
@@ -202,5 +203,69 @@ def test_500_sessions_that_rest(server: Server) -> None:
         for session in sessions:
             await session.close()
         await executor.close()
+
+    asyncio.run(go())
+
+
+HOSTILE = (
+    f"{FIND_SOCKET}\nwhile True: send(bytes(1 << 16))",
+    f"{FIND_SOCKET}\nsend(struct.pack('<III', 1, 16384, 24 << 20) + bytes((24 << 20) - 8))",
+    "for _ in range(700_000): display(1)",
+    "display('\\u20ac' * (7 << 20))",
+    "raise ValueError('x' * (20 << 20))",
+    "print('x' * (15 << 20))",
+    "while True: pass",
+    "import os\nwhile True: os.fork()",
+)
+
+
+@pytest.mark.timeout(SECONDS * 3 + 600)
+def test_hostile_sessions_beside_good_runs(server: Server) -> None:
+    """Good runs stay right and nearly as fast, and the server as small as it was."""
+
+    def count_files() -> int:
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+    async def play(client: httpx.AsyncClient, until: float, waits: list[float]) -> None:
+        number = 0
+        while time.monotonic() < until:
+            number += 1
+            started = time.monotonic()
+            answer = await post(client, server.url, f"print({number})")
+            if await judge(answer, f"{number}\n") == "right":
+                waits.append(time.monotonic() - started)
+            await asyncio.sleep(0.1)
+
+    async def attack(client: httpx.AsyncClient, until: float, dice: random.Random) -> None:
+        while time.monotonic() < until:
+            opened = await client.post(f"{server.url}/sessions", json={"memory_limit_MB": 256})
+            if opened.status_code != 201:
+                await asyncio.sleep(0.5)
+                continue
+            path = f"{server.url}/sessions/{opened.json()['session_id']}"
+            body = {"code": dice.choice(HOSTILE), "timeout": 1}
+            with contextlib.suppress(httpx.TimeoutException):
+                await client.post(f"{path}/run", json=body, timeout=dice.choice([0.2, 60]))
+            await client.delete(path)
+
+    async def go() -> None:
+        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=100)) as client:
+            alone: list[float] = []
+            await asyncio.gather(*(play(client, time.monotonic() + 15, alone) for _ in range(2)))
+            resident, files = server.resident_mb(), count_files()
+            beside: list[float] = []
+            until = time.monotonic() + SECONDS
+            dice = random.Random(0)
+            await asyncio.gather(
+                *(play(client, until, beside) for _ in range(2)), *(attack(client, until, dice) for _ in range(2))
+            )
+            for waits in (alone, beside):
+                waits.sort()
+            worst = [waits[int(len(waits) * 0.99)] for waits in (alone, beside)]
+            await asyncio.sleep(5)
+            grown, more = server.resident_mb() - resident, count_files() - files
+            print(f"{len(beside)} good runs; p99 {worst[0]:.3f} s alone, {worst[1]:.3f} s beside hostile sessions;")
+            print(f"memory {resident:.0f} MB and {grown:+.0f}; descriptors {files} and {more:+d}")
+            assert grown < max(10.0, 0.1 * resident) and more < 10
 
     asyncio.run(go())

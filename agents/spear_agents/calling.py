@@ -86,8 +86,8 @@ def read_calls(
 ) -> tuple[str, list[ToolCall]]:
     """Split a response into its text and its calls; a malformed call stays text. Never raises; takes linear time.
 
-    A call within thoughts is not read. ``tools`` are those offered, in OpenAI's form: their schemas say which arguments are
-    texts, and bare JSON calls only what is offered. ``thinking``: the prompt opened a thought.
+    A call within thoughts is not read. ``tools`` are those offered, in OpenAI's form: their schemas say which arguments
+    are texts, and bare JSON calls only what is offered. ``thinking``: the prompt opened a thought.
     """
     types = {tool["function"]["name"]: _list_types(tool["function"]) for tool in tools}
     kept: list[str] = []

@@ -154,7 +154,7 @@ def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:
     if cut:
         limit = evaluation.settings.max_tokens or DEFAULT_TOKENS
         yield f"{cut:,} of {len(turns):,} responses were cut off at {limit:,} tokens: give --max-tokens more"
-    malformed = [turn.response for turn in turns if not turn.format_ok]
+    malformed = [turn.response for turn in turns if not (turn.format_ok or (turn.served and turn.served.ending))]
     if 2 * len(malformed) > len(turns):
         yield (
             f"{len(malformed):,} of {len(turns):,} responses were malformed, the first one {malformed[0][:_SHOWN]!r}: "

@@ -26,7 +26,7 @@ from spear_agents.trajectory import StopReason
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
-from spear_envs.showing import show_table
+from spear_envs.data.showing import show_table
 
 _SHOWN = 200
 """Characters of a malformed response."""

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spear_agents.evaluation import Evaluation
+    from spear_agents.reading import compare, load, view
     from spear_agents.shortcuts import evaluate
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "compare", "evaluate", "load", "view"]
+_MODULES = {
+    "Evaluation": "evaluation",
+    "evaluate": "shortcuts",
+    **dict.fromkeys(("compare", "load", "view"), "reading"),
+}
 
 
 def __getattr__(name: str) -> Any:
     # Late: most modules of the package are imported without click, rich and the environments.
-    if name == "evaluate":
-        from spear_agents.shortcuts import evaluate
-
-        return evaluate
-    if name == "Evaluation":
-        from spear_agents.evaluation import Evaluation
-
-        return Evaluation
+    if name in _MODULES:
+        return getattr(import_module(f"spear_agents.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,8 +86,8 @@ def read_calls(
 ) -> tuple[str, list[ToolCall]]:
     """Split a response into its text and its calls; a malformed call stays text. Never raises; takes linear time.
 
-    A call within thoughts is none. ``tools`` are those offered, in OpenAI's form: their schemas say which arguments are
-    texts, and bare JSON calls only what is offered. ``thinking``: the prompt opened a thought.
+    A call within thoughts is not read. ``tools`` are those offered, in OpenAI's form: their schemas say which arguments
+    are texts, and bare JSON calls only what is offered. ``thinking``: the prompt opened a thought.
     """
     types = {tool["function"]["name"]: _list_types(tool["function"]) for tool in tools}
     kept: list[str] = []
@@ -101,7 +101,7 @@ def read_calls(
         written, at = mark[0], mark.end()
         if written in _THOUGHTS:
             at = _end_thought(text, at, [_THOUGHTS[written]])
-        elif written in _THOUGHTS.values():  # the prompt had opened it: what came before was no call
+        elif written in _THOUGHTS.values():  # the prompt had opened it: what came before was rehearsed
             calls, kept, start = [], [text[:at]], at
         elif written in _WRAPPERS:
             kept.append(text[start : mark.start()])

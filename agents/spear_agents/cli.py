@@ -26,7 +26,7 @@ from spear_agents.trajectory import StopReason
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
-from spear_envs.showing import show_table
+from spear_envs.data.showing import show_table
 
 _SHOWN = 200
 """Characters of a malformed response."""
@@ -156,7 +156,7 @@ def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:
     if cut:
         limit = evaluation.settings.max_tokens or DEFAULT_TOKENS
         yield f"{cut:,} of {len(turns):,} responses were cut off at {limit:,} tokens: give --max-tokens more"
-    malformed = [turn.response for turn in turns if not turn.format_ok]
+    malformed = [turn.response for turn in turns if not (turn.format_ok or (turn.served and turn.served.ending))]
     if 2 * len(malformed) > len(turns):
         yield (
             f"{len(malformed):,} of {len(turns):,} responses were malformed, the first one {malformed[0][:_SHOWN]!r}: "

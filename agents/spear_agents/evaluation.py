@@ -131,7 +131,10 @@ class Evaluation:
             from pandas import DataFrame
         except ImportError as error:
             raise SpearError("tables of episodes need pandas: pip install pandas") from error
-        return DataFrame([_describe_episode(trajectory) for trajectory in self.trajectories])
+        settings = self.settings
+        model = name_model(settings.model) if settings.model else settings.engine.value
+        about = {"environment": settings.env_id, "model": model, "method": settings.method.value}
+        return DataFrame([about | _describe_episode(each, self._find_usage(each)) for each in self.trajectories])
 
     def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
         """The summary as plain values."""
@@ -163,9 +166,8 @@ def _write_row(tag: str, cells: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
-def _describe_episode(trajectory: Trajectory) -> dict[str, Any]:
-    """An episode without its turns, in plain values."""
-    usage = sum_usage([trajectory])
+def _describe_episode(trajectory: Trajectory, usage: Usage) -> dict[str, Any]:
+    """An episode without its turns, in plain values; ``usage`` is what its job cost."""
     return {
         **{name: getattr(trajectory, name) for name in EPISODE_COLUMNS},
         "stop": trajectory.stop.value,
@@ -173,6 +175,9 @@ def _describe_episode(trajectory: Trajectory) -> dict[str, Any]:
         "format_ok": trajectory.format_ok,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
+        "requests": usage.requests,
+        "cost": usage.cost,
+        "seconds": trajectory.seconds,
         "last_response": trajectory.turns[-1].response if trajectory.turns else "",
     }
 

@@ -123,7 +123,9 @@ class EvalSettings:
             if self.model is not None:
                 raise SpearError(f"engine {self.engine.value} plays without a model: leave --model {self.model} out")
             if self.method is not Method.PLAIN:
-                raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} has none")
+                raise SpearError(
+                    f"method {self.method.value} prompts a model: engine {self.engine.value} takes no prompt"
+                )
         if self.thoughts and self.engine is not EngineKind.EXPERT:
             raise SpearError(f"thoughts are the expert's: engine {self.engine.value} has its own")
         if self.agent is not None and (

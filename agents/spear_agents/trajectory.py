@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from html import escape
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,8 @@ MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""
 _CHARACTERS = 0xD800
 """Ids below it are written as characters; surrogates, which JSON would join in pairs, begin here."""
+_SHOWN = 60
+"""Characters of a text in a short form of a turn."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +69,7 @@ class StopReason(str, Enum):
         return self in (StopReason.CONTEXT_LIMIT, StopReason.QUIT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Turn:
     """One response and its effect.
 
@@ -114,6 +117,18 @@ class Turn:
     native_thought: bool = False
     snapshot: Snapshot | None = field(default=None, compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        tokens = f"{len(self.prompt_ids):,} + {len(self.response_ids):,} tokens"
+        return f"Turn({_shorten(self.response)!r}, action {_shorten(self.action)!r}, reward {self.reward:g}, {tokens})"
+
+    def _repr_html_(self) -> str:
+        """What was seen, said and done, for notebooks."""
+        return (
+            f"<pre>{escape(self.observation)}</pre><pre><b>{escape(self.response)}</b></pre>"
+            f"<p>action {escape(repr(self.action))}, reward {self.reward:g}, "
+            f"{'well-formed' if self.format_ok else 'malformed'}</p>"
+        )
+
 
 @dataclass(frozen=True)
 class Row:
@@ -131,7 +146,7 @@ class Row:
     pictures: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trajectory:
     """One episode. ``reward`` is the sum of the environment's rewards, 0 if a fault ended it; ``reward_terms`` are the
     raw terms.
@@ -177,6 +192,22 @@ class Trajectory:
     detail: str = ""
     reflected: Served | None = None
     seconds: float | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        fault = f" ({self.fault})" if self.fault else ""
+        return (
+            f"Trajectory({self.env_id}, task {self.task_id}, seed {self.seed}: {self.stop.value}{fault}, "
+            f"score {self.score:g}, reward {self.reward:g}, {len(self.turns)} turns)"
+        )
+
+    def _repr_html_(self) -> str:
+        """The episode turn by turn, for notebooks."""
+        turns = "".join(
+            f"<details><summary>{number}: {escape(_shorten(turn.action))}</summary>{turn._repr_html_()}</details>"
+            for number, turn in enumerate(self.turns, 1)
+        )
+        about, end = f"<p>{escape(repr(self))}</p><p>{escape(self.instruction)}</p>", escape(self.final_observation)
+        return f"{about}{turns}<pre>{end}</pre>"
 
     @property
     def format_ok(self) -> bool:
@@ -254,6 +285,12 @@ class Trajectory:
             "reflected": _read_served(data.pop("reflected", None)),
         }
         return cls(turns=turns, **read, **data)
+
+
+def _shorten(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
 
 
 def _make_row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:

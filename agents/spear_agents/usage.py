@@ -113,18 +113,18 @@ def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
         for chain in trajectory.chains():
             context = 0
             for turn in (trajectory.turns[place] for place in chain):
-                counted, cached = NO_USAGE, turn.cached_tokens
+                counted, cached, seen = NO_USAGE, turn.cached_tokens, context
                 if turn.served is not None:
                     counted = _count_served(turn.served)
                 elif trajectory.tokens is TokenKind.BYTES:
                     counted = replace(counted, responses=1, uncounted=1)
                 else:
-                    seen, context = context, context + len(turn.prompt_ids)
                     written = len(turn.response_ids)
-                    counted = replace(counted, responses=1, prompt_tokens=context, completion_tokens=written)
-                    context += written
-                    if cached is not None:
-                        counted = replace(counted, cached_tokens=cached, cacheable_tokens=max(0, seen - _BLOCK))
+                    read = seen + len(turn.prompt_ids)
+                    counted = replace(counted, responses=1, prompt_tokens=read, completion_tokens=written)
+                    context = read + written
+                if cached is not None:
+                    counted = replace(counted, cached_tokens=cached, cacheable_tokens=max(0, seen - _BLOCK))
                 total += replace(counted, dropped_turns=int(turn.dropped_turns > 0))
     return total
 

@@ -34,6 +34,7 @@ from spear_envs.data.listing import Collection, Expected, expect
 from spear_envs.data.locking import fetch_locked
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.progress import say
+from spear_envs.data.showing import show_table
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
@@ -242,4 +243,4 @@ def _print_table(console: Console, reports: list[SplitReport]) -> None:
             report.tasks.fingerprint[:12],
         )
     if reports:
-        console.print(table)
+        show_table(console, table)

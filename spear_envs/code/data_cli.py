@@ -18,6 +18,7 @@ from spear_envs.data.listing import Collection, Expected
 from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import find_mirrored, open_mirrors
 from spear_envs.data.progress import say
+from spear_envs.data.showing import show_table
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
@@ -102,7 +103,7 @@ def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Findi
         if not any(finding.fault for finding in findings):
             yield _count_problems(item, table)
     if table.row_count:
-        console.print(table)
+        show_table(console, table)
 
 
 def _count_problems(item: Benchmark, table: Table) -> Finding:

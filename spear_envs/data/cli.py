@@ -237,6 +237,8 @@ def _print_files(console: Console, entries: list[FileEntry]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from spear_envs.data.showing import show_table
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("file", overflow="fold")
     table.add_column("bytes", justify="right", no_wrap=True)
@@ -246,4 +248,4 @@ def _print_files(console: Console, entries: list[FileEntry]) -> None:
         size = "" if entry.size is None else f"{entry.size:,}"
         digest = f"{entry.sha256[:12]}…" if entry.sha256 else ""
         table.add_row(Text(entry.path), size, digest, entry.presence.value)
-    console.print(table)
+    show_table(console, table)

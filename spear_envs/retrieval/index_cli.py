@@ -13,6 +13,7 @@ from rich.table import Table
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import Show, format_seconds, say, show_rows
+from spear_envs.data.showing import show_table
 from spear_envs.data.space import format_bytes
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.kinds import EF_CONSTRUCTION, EXAMPLES, parse_type
@@ -229,7 +230,7 @@ def plan(
             sizes = map(format_bytes, (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes))
             fits = "yes" if estimate.build_bytes <= limit else "no"
             table.add_row(estimate.type.name, *sizes, format_seconds(estimate.build_seconds / cores), fits)
-    console.print(table)
+    show_table(console, table)
     total = rows * seconds
     say(
         console,

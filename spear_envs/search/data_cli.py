@@ -24,6 +24,7 @@ from spear_envs.data.listing import Collection, Expected
 from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
 from spear_envs.data.progress import say
+from spear_envs.data.showing import show_table
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 
@@ -231,4 +232,4 @@ def _count_questions(console: Console) -> Iterator[Finding]:
             yield Finding(f"{name}/{split}", fault)
             table.add_row(name, split, f"{len(tasks):,} ({due:,})", tasks.fingerprint[:12], panel.fingerprint[:12])
     if table.row_count:
-        console.print(table)
+        show_table(console, table)

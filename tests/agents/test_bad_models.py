@@ -43,7 +43,7 @@ def test_broken_weights_are_faults_and_no_lost_episodes(
     with quiet_transformers():
         model.save_pretrained(tmp_path / "broken")
     load_tokenizer(tiny_model).save_pretrained(tmp_path / "broken")
-    with pytest.raises(SpearError, match=r"failed 5 episodes in a row \(engine_nan\)"):
+    with pytest.raises(SpearError, match=r"failed 5 episodes in a row \(engine_nan"):
         run_evaluation(replace(settings, model=str(tmp_path / "broken")), tmp_path / "out", concurrency=1)
     played = list(read_trajectories(tmp_path / "out" / EPISODES))
     assert {(t.stop, t.fault, t.reward) for t in played} == {(StopReason.FAULT, "engine_nan", 0.0)}

@@ -187,6 +187,7 @@ def test_the_report_names_what_the_server_refused_and_withheld(script: Script, t
     script.answers = [say({"error": {"message": "Unsupported parameter: 'seed'"}}, 400), say(withheld)]
     result = run(script, "--tasks", "1", "--out", str(tmp_path / "out"))
     assert "The server refused seed" in result.output and "15 responses were withheld" in result.output
+    assert "malformed" not in result.output
     usage = read_summary(tmp_path / "out")["usage"]
     assert (usage["dropped_fields"], usage["filtered"]) == (["seed"], 15)
     script.requests.clear()

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from spear_agents import evaluate
+from spear_agents import compare, evaluate, load, view
 from spear_agents.cli import evaluate as command
 from spear_agents.panels.panel import OFFICIAL
 from spear_agents.settings import EngineKind
@@ -86,11 +87,52 @@ def test_it_is_shown_as_a_table_and_as_a_line() -> None:
     assert page.count("<tr>") == len(result.subtasks) + 2 and "<td>all</td><td>5</td>" in page
 
 
+def test_an_episode_and_a_turn_are_shown_short() -> None:
+    (episode,) = evaluate(SOKOBAN, engine="expert", tasks=1).trajectories
+    for shown in (episode, episode.turns[0], [episode]):
+        assert len(repr(shown)) < 300 and "\n" not in repr(shown)
+    assert "won" in repr(episode) and "action" in repr(episode.turns[0])
+    page = episode._repr_html_()
+    assert page.count("<details>") == len(episode.turns) and episode.instruction in page
+    assert "<think>" not in page and "&lt;think&gt;" in page
+
+
+def test_a_kept_evaluation_is_read_compared_and_shown(tmp_path: Path) -> None:
+    made = evaluate(SOKOBAN, engine="random", tasks=4, seed=3, out=tmp_path / "a")
+    evaluate(SOKOBAN, engine="expert", tasks=4, out=tmp_path / "b")
+    read = load(tmp_path / "a")
+    assert (read.settings, read.identity, read.overall) == (made.settings, made.identity, made.overall)
+    assert read.trajectories == made.trajectories and read.usage == made.usage
+    for first in (tmp_path / "a", read):
+        found = compare(first, tmp_path / "b")
+        assert found.comparison.after.mean == 1.0 and found.sentences[0] in repr(found)
+        assert found.sentences[0].split("(")[0] in found._repr_html_()
+    shown = view(tmp_path / "a")
+    assert shown.address in repr(shown) and f'href="{shown.address}"' in shown._repr_html_()
+    assert "<html" in urlopen(shown.address).read().decode()
+    shown.close()
+
+
+def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
+    evaluate(SOKOBAN, engine="random", tasks=1, out=tmp_path)
+    with pytest.raises(SpearError, match="metric 'wins' is not one of success, score"):
+        compare(tmp_path, tmp_path, "wins")
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(SpearError, match=r"does not contain summary\.json"):
+        load(tmp_path)
+    for call in (load, view):
+        with pytest.raises(SpearError) as caught:
+            call(tmp_path / "absent")
+        assert caught.value._render_traceback_() == [f"{type(caught.value).__name__}: {caught.value}"]
+
+
 def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     result = evaluate(SOKOBAN, engine="expert", tasks=3, episodes_per_task=2)
     table = result.to_pandas()
     assert len(table) == 6 and table["won"].all() and table["turns"].min() >= 1
+    assert set(table["model"]) == {"expert"} and set(table["environment"]) == {SOKOBAN}
+    assert table["seconds"].min() >= 0 and "cost" in table
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **keywords: Any) -> Any:

@@ -57,7 +57,7 @@ _STREAM = re.compile(r"stream\w*\b[^.]{0,40}?\b(required|true|only|must)|only[^.
 _UNSUPPORTED = re.compile(
     r"support|unknown|unrecogni[sz]ed|unexpected|extra|not (permitted|allowed|available|implemented|accepted)"
     r"|cannot find|deprecated|(only|must)\b[^.]{0,40}?\b(default|1|one)\b|(cannot|can't|not) both|mutually exclusive"
-    r"|invalid (parameter|argument|field|property|key)|accept|forbidden|additional propert|use only one|instead",
+    r"|invalid (parameter|argument|field|property|key)|accept|forbidden|additional properties|use only one|instead",
     re.IGNORECASE,
 )
 _RANGE = re.compile(

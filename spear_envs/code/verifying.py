@@ -84,7 +84,7 @@ class Verifier:
         self._stop()
         # It ends with its stdin, so it does not outlive this process. Its stderr is useless.
         process = subprocess.Popen(
-            make_command("spear_envs.code.verify_worker", same_path=True),
+            make_command("spear_envs.code.verify_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

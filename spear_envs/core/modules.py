@@ -34,11 +34,10 @@ def make_command(module: str, *arguments: str, same_path: bool = False) -> list[
     """Make the command that runs a module in another process, like ``python -m`` but with the current folder last.
 
     ``-m`` puts that folder first, where a user's ``datasets.py`` or ``random.py`` takes the place of the real one. With
-    ``same_path`` the process imports from where this one does.
+    ``same_path`` the process imports from where this one does, in the same order.
     """
     order = HERE_LAST
     if same_path:
-        here = os.getcwd()
-        order = f"import sys; sys.path[:] = {[*(folder for folder in sys.path if folder not in ('', here)), here]!r}"
+        order = f"import sys; sys.path[:] = {[folder or os.getcwd() for folder in sys.path]!r}"
     start = f"{order}; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", start, *arguments]

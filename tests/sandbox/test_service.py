@@ -156,7 +156,7 @@ os.mkdir('folder')
     reply = run(running, code, files=files, fetch_files=["out.bin", "link", "folder", "missing", "in/a.bin"])
     found = {name: base64.b64decode(content) for name, content in reply["files"].items()}
     assert reply["status"] == "Success" and found == {"out.bin": b"\n\xff\0", "in/a.bin": b"\0\xff\n"}
-    big = run(running, "open('big', 'wb').write(b'x' * (1 << 20) + b'x')", fetch_files=["big"])
+    big = run(running, "open('big', 'wb').write(b'x' * (16 << 20) + b'x')", fetch_files=["big"])
     assert (big["status"], big["files"]) == ("Success", {})
 
 

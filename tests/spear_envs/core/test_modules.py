@@ -13,15 +13,22 @@ from spear_envs.core.modules import import_file, make_command
 PROGRAM = "import random, sys, mine_beside\nprint(random.randint(3, 3) + mine_beside.FOUR, sys.argv[1:], __name__)"
 
 
-@pytest.mark.parametrize("same_path", [False, True])
-def test_the_current_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_path: bool) -> None:
+def test_the_current_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in ("random", "1 / 0"), ("types", "1 / 0"), ("mine", PROGRAM), ("mine_beside", "FOUR = 4"):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    command = make_command("mine", "a", same_path=same_path)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(make_command("mine", "a"), capture_output=True, text=True, check=False)
     assert done.stdout == "7 ['a'] __main__\n", done.stderr
+
+
+def test_the_same_path_has_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of this process may have the name of an installed one, such as ``tests``."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("print('mine')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    done = subprocess.run(make_command("tests.none", same_path=True), capture_output=True, text=True, check=False)
+    assert done.stdout == "mine\n", done.stderr
 
 
 def test_a_file_may_have_dataclasses_and_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

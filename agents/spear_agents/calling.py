@@ -195,17 +195,18 @@ def _read_value(written: str, kinds: frozenset[str]) -> Any:
 
 def _list_types(function: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """The JSON types of each parameter, as far as its schema tells."""
-    properties = (function.get("parameters") or {}).get("properties") or {}
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     found = {}
-    for name, schema in properties.items():
-        options = [schema, *schema.get("anyOf", ())] if isinstance(schema, Mapping) else []
+    for name, schema in properties.items() if isinstance(properties, Mapping) else ():
+        options = [schema, *_as_list(schema.get("anyOf"))] if isinstance(schema, Mapping) else []
         kinds = [kind for option in options if isinstance(option, Mapping) for kind in _as_list(option.get("type"))]
-        found[name] = frozenset(kinds) or frozenset({"string"})
+        found[name] = frozenset(map(str, kinds)) or frozenset({"string"})
     return found
 
 
-def _as_list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _read_bare(text: str, thought: int, form: CallForm, types: _Types) -> tuple[str, list[ToolCall]]:

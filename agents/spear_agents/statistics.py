@@ -273,6 +273,8 @@ def estimate_difference(steps: Sequence[float]) -> Estimate:
     correction for continuity) are combined with their correlation, as by Newcombe (1998, "Interval estimation for the
     difference between independent proportions", method 10 for pairs). The coverage is 95 % or more from 24 tasks on.
     """
+    if wrong := next((step for step in steps if not -1.0 <= step <= 1.0), None):
+        raise SpearError(f"a difference of {wrong:g} is outside [-1, 1]")
     gained, lost = [max(0.0, step) for step in steps], [max(0.0, -step) for step in steps]
     (up, up_low, up_high), (down, down_low, down_high) = _correct(gained), _correct(lost)
     spread = math.sqrt(pvariance(gained) * pvariance(lost))

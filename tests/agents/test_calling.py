@@ -134,6 +134,12 @@ def test_what_is_no_call_stays_text(text: str) -> None:
         assert read_calls(text, form, TOOLS) == (text, [])
 
 
+@pytest.mark.parametrize("schema", [None, [], {"properties": []}, {"properties": {"city": {"anyOf": 3, "type": {}}}}])
+def test_a_schema_that_makes_no_sense_does_not_matter(schema: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "get", "parameters": schema}}]
+    assert read_calls(f"<tool_call>{PLAIN}</tool_call>", CallForm.HERMES, tools) == ("", [GET])
+
+
 def test_a_thought_that_the_prompt_opened_holds_no_call() -> None:
     call = f"<tool_call>{PLAIN}</tool_call>"
     assert read_calls(f"Or {call}", CallForm.HERMES, TOOLS, thinking=True) == (f"Or {call}", [])

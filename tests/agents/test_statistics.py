@@ -125,6 +125,11 @@ def test_a_difference_has_an_interval_at_the_edges_too(
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.001)
 
 
+def test_a_difference_is_that_of_shares() -> None:
+    with pytest.raises(SpearError, match="outside"):
+        estimate_difference([0.0, 50.0])
+
+
 def test_the_interval_of_a_difference_covers_it_as_often_as_it_says() -> None:
     tasks, intervals = 24, {}
     for gained in range(tasks + 1):

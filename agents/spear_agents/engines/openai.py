@@ -262,7 +262,7 @@ class OpenAIEngine:
         if (room := refusal.find_room(request[limit])) is not None:
             if room.never_fits and not self._answered:
                 raise SpearError(
-                    f"{self.server.url} refuses responses of {request[limit]:,} tokens: give fewer as --max-tokens. "
+                    f"{self.server.url} refuses responses of {request[limit]:,} tokens: give another --max-tokens. "
                     f"It said: {refusal.message}"
                 )
             if 0 < room.tokens < request[limit]:

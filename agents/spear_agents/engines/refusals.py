@@ -18,7 +18,7 @@ _ECHOES = frozenset({"input", "ctx", "url", "documentation_url"})
 """Keys of an error under which a server repeats the request."""
 _DEPTH = 8
 _PASSING = frozenset({408, 409, 425, 429})
-_NOT_OF_THE_REQUEST = frozenset({401, 402, 403, 404, 429})
+_NOT_OF_THE_REQUEST = frozenset({*_PASSING, 401, 402, 403, 404, 503, 504})
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached")
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|size|window|limit|the overflow)|max\w* (context|prompt|input|model)\w* (len|tok)"
@@ -61,7 +61,7 @@ _UNSUPPORTED = re.compile(
     re.IGNORECASE,
 )
 _RANGE = re.compile(
-    r"\bbetween\b|\brange\b|(less|greater|more|lower|larger) than|at (most|least)|[<>]=?", re.IGNORECASE
+    r"\bbetween\b|\brange\b|(less|greater|more|lower|larger) than|at (most|least)|[<>]=? *-?\d", re.IGNORECASE
 )
 _OPTIONAL = (
     *("stream_options", "logprobs", "return_token_ids", "include_stop_str_in_output", "repetition_penalty", "min_p"),

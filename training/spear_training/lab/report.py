@@ -77,7 +77,7 @@ class Findings:
         steps = self.table(pair[0]) - self.table(pair[1])
         by_seed = steps.mean(1)
         deviation = float(by_seed.std(ddof=1))
-        return Difference(*pair, estimate_crossed(steps.tolist()), int((by_seed > 0).sum()), deviation)
+        return Difference(*pair, _estimate_points(steps), int((by_seed > 0).sum()), deviation)
 
     def write_tables(self, explored: Sequence[tuple[str, str]] = ()) -> str:
         """Format all tables as Markdown; unregistered differences in ``explored`` are marked."""
@@ -103,7 +103,7 @@ class Findings:
     def _list_arms(self) -> list[list[str]]:
         rows = [["arm", "rate", "success, %", "rollouts, %", "entropy, nats", "rows replayed", "steps"]]
         for name, runs in self.runs.items():
-            success = estimate_crossed(self.table(name).tolist())
+            success = _estimate_points(self.table(name))
             rolled, entropy = (
                 np.mean([[run[key][0], run[key][-1]] for run in runs], 0) for key in ("rollouts", "entropy")
             )
@@ -156,3 +156,9 @@ def write_page(page: Path, name: str, text: str) -> None:
     if not found:
         raise SpearError(f"{page} has no place for {name}: add the lines <!-- lab {name} --> and <!-- end -->")
     write_text(page, written)
+
+
+def _estimate_points(table: np.ndarray) -> Estimate:
+    """The estimate over a table in points, [seeds, tasks]."""
+    found = estimate_crossed((table / 100).tolist())
+    return Estimate(100 * found.mean, 100 * found.low, 100 * found.high, found.tasks)

@@ -100,6 +100,12 @@ class Chat:
                 "take another model, prompt template or --layout"
             ) from error
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most characters of one token, None if the tokenizer does not list its tokens: a text has no fewer tokens."""
+        list_tokens = getattr(self.tokenizer, "get_vocab", None)
+        return max(map(len, list_tokens())) if list_tokens is not None else None
+
     def disarm(self, text: str) -> str:
         """Break up special tokens of the tokenizer (``<|im_end|>``) in a text.
 

@@ -120,7 +120,7 @@ class View:
     def close(self) -> None:
         """Stop serving."""
         self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     def __repr__(self) -> str:
         return f"View({self.address})"

@@ -70,21 +70,48 @@ class Transcript:
         objects, disarmed (:meth:`~spear_agents.chat.Chat.disarm`). ``goes_on``: the last message is the beginning of
         the response. Raises ContextExceededError if it is too long, SpearError if the chat template refuses the
         messages.
+
+        The same in steps, of which the first and the third are heavy and may run in a thread: :meth:`render`,
+        :meth:`begin`, ``encode`` of the chat, :meth:`finish`.
         """
-        text = self._render(messages, tools, goes_on)
+        text = self.render(messages, tools, goes_on)
+        follows, rest = self.begin(text)
+        return self.finish(text, follows, self._chat.encode(rest))
+
+    def begin(self, text: str) -> tuple[int | None, str]:
+        """Take the earlier call that a prompt continues, if any; return it and the text that is to be tokenised."""
         follows = self._find_begin(text)
         if follows is None:
-            new_ids = ids = self._chat.encode(text)
-            opening = len(ids)
-        else:
-            said = self._said[follows]
-            rest = text[len(said.text) :]
-            new_ids = self._chat.encode(self._chat.drop_end(rest) if said.finish is Finish.STOP else rest)
-            ids, opening = said.ids + new_ids, said.opening
-        asked = Asked(text, ids, new_ids, follows, opening, self._measure_room(len(ids), opening))
+            return None, text
+        self._free.discard(follows)
+        said = self._said[follows]
+        rest = text[len(said.text) :]
+        return follows, self._chat.drop_end(rest) if said.finish is Finish.STOP else rest
+
+    def finish(self, text: str, follows: int | None, new_ids: tuple[int, ...]) -> Asked:
+        """Make the prompt. Raises ContextExceededError if it is too long; the call that it continues is free again."""
+        said = None if follows is None else self._said[follows]
+        ids = new_ids if said is None else said.ids + new_ids
+        opening = len(ids) if said is None else said.opening
+        try:
+            return Asked(text, ids, new_ids, follows, opening, self._measure_room(len(ids), opening))
+        except ContextExceededError:
+            self.release(follows)
+            raise
+
+    def release(self, follows: int | None) -> None:
+        """Let another prompt continue a call that one has given up."""
         if follows is not None:
-            self._free.discard(follows)
-        return asked
+            self._free.add(follows)
+
+    def check_length(self, characters: int) -> None:
+        """Raise ContextExceededError for messages that have too many characters for any tokenisation."""
+        longest = self._chat.longest_token
+        if longest is None or self._max_prompt_tokens is None:
+            return
+        most = (self._max_prompt_tokens + (self._max_row_tokens or 0)) * longest
+        if characters > most:
+            raise ContextExceededError(f"the messages have {characters} characters, and {most} are too many tokens")
 
     def add(self, asked: Asked, token_ids: tuple[int, ...], finish: Finish) -> str:
         """Add the response to ``asked``; return its text."""
@@ -95,10 +122,10 @@ class Transcript:
 
     def leave(self, asked: Asked) -> None:
         """Drop ``asked``, which got no response."""
-        if asked.follows is not None:
-            self._free.add(asked.follows)
+        self.release(asked.follows)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
+        """The text of a prompt. Raises SpearError if the chat template refuses the messages."""
         keywords: dict[str, Any] = {"continue_final_message": True} if goes_on else {}
         if not self._knows_tools:
             system = "system" if self._chat.takes_system else "user"

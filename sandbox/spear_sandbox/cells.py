@@ -18,9 +18,10 @@ from pydantic import BaseModel, Field, ValidationError
 from spear_sandbox.admission import NoPlaceError, QueueFullError
 from spear_sandbox.guest.interpreter import MAX_REPLY
 from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
-from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession, work_aside
+from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
 from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import work_for, write_json
+from spear_sandbox.web.aside import work_aside
 from spear_sandbox.wire import MAX_FILES, BadRequestError, check_name, dump_json, read_files
 
 MOST_RETRY_S = 60

@@ -28,9 +28,9 @@ from spear_sandbox.protocol import (
     RunStatus,
     SandboxFault,
 )
-from spear_sandbox.sessions import work_aside
 from spear_sandbox.table import SessionOpener, SessionTable
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, work_for, write_json
+from spear_sandbox.web.aside import work_aside
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
     ISOLATION_HEADER,

@@ -15,11 +15,9 @@ import struct
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from spear_sandbox.admission import Admission, QueueFullError
 from spear_sandbox.backends import Backend
@@ -39,6 +37,7 @@ from spear_sandbox.protocol import (
 )
 from spear_sandbox.runs import Stream, make_job, open_pipes
 from spear_sandbox.warm import SESSION_MODULES
+from spear_sandbox.web.aside import LARGE, work_aside
 from spear_sandbox.wire import check_name
 from spear_sandbox.zygotes import send_signal, wait_readable
 
@@ -50,18 +49,6 @@ _GRACE_S = 3.0
 _FILE_S = 20.0
 _MOST_WAITING = 64
 """Cells and files of one session that may wait for their turn; each holds its request in memory."""
-_LARGE = 64 << 10
-"""Bytes from which an answer is handled outside the event loop."""
-_aside = ThreadPoolExecutor(1, "large-answers")
-"""One thread: several would take turns with each other before the event loop gets one."""
-Result = TypeVar("Result")
-
-
-async def work_aside(bytes_: int, work: Callable[[], Result]) -> Result:
-    """Do this at once, or beside the event loop if it handles many bytes."""
-    if bytes_ < _LARGE:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_aside, work)
 
 
 @dataclass(frozen=True)
@@ -464,7 +451,7 @@ def _read_cell(answer: list[tuple[str, bytes]]) -> tuple[tuple[Mapping[str, str]
     said: dict[str, str] = {}
     lines = []
     for name, content in answer:
-        pieces = (content[start : start + _LARGE] for start in range(0, len(content), _LARGE))
+        pieces = (content[start : start + LARGE] for start in range(0, len(content), LARGE))
         text = "".join(codecs.iterdecode(pieces, "utf-8", "replace"))
         if name == "shown":
             shown.append({})

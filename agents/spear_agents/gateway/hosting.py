@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import gymnasium as gym
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from spear_agents.engines.base import Sampling
+from spear_agents.engines.base import AgentFaultKind, Sampling
 from spear_agents.episode import World
 from spear_agents.gateway.openai_wire import write_error
 from spear_agents.gateway.server import Gateway, Refusal, answering, describe_session
@@ -39,7 +40,7 @@ class Host:
     """Begins and ends episodes on a gateway, not started yet, by requests.
 
     ``POST /episodes`` begins one and returns its address; ``DELETE /episodes/{id}`` ends it and returns its result. At
-    most ``most`` are open; those idle for ``limits.seconds`` are closed.
+    most ``most`` are open; those without a request for ``limits.seconds`` end as a fault.
     """
 
     gateway: Gateway
@@ -54,7 +55,10 @@ class Host:
     on_end: Callable[[Trajectory], None]
 
     def __post_init__(self) -> None:
-        self._begun = 0
+        self._numbers = itertools.count()
+        self._given_back: list[int] = []
+        """Numbers of episodes that could not begin, the least first."""
+        self._beginning: set[tuple[str, int]] = set()
         self._free: list[Env] = []
         self._open: dict[str, tuple[Session, Env]] = {}
         self.gateway.app.add_api_route("/episodes", self._begin, methods=["POST"])
@@ -65,8 +69,8 @@ class Host:
         while True:
             await asyncio.sleep(LOOK_S)
             for session, _ in list(self._open.values()):
-                if time.monotonic() - session.touched > self.limits.seconds:
-                    await self._finish(session)
+                if session.key in self._open and session.is_idle(self.limits.seconds):
+                    await self._finish(session, AgentFaultKind.TIMEOUT)
 
     async def aclose(self) -> None:
         """End all episodes and close the environments."""
@@ -79,7 +83,7 @@ class Host:
     async def _begin(self, request: Request) -> Response:
         self.gateway.admit(request, self.token)
         body = await self.gateway.read_body(request, BeginRequest)
-        if len(self._open) >= self.most:
+        if len(self._open) + len(self._beginning) >= self.most:
             raise Refusal(429, "rate_limit_error", "too_many_episodes", f"{self.most} episodes are under way")
         session = await self._start(body)
         if isinstance(session, StopReason):
@@ -89,22 +93,33 @@ class Host:
         return write_json(200, opened | describe_session(session))
 
     async def _start(self, body: BeginRequest) -> Session | StopReason:
-        task = body.task if body.task is not None else self.tasks[self._begun % len(self.tasks)]
-        seed = body.seed if body.seed is not None else self._begun
-        if any((open.world.task_id, open.world.seed) == (task, seed) for open, _ in self._open.values()):
+        """Begin an episode. Its task and seed are taken before anything is awaited, so no other gets the same."""
+        number = heapq.heappop(self._given_back) if self._given_back else next(self._numbers)
+        task = body.task if body.task is not None else self.tasks[number % len(self.tasks)]
+        seed = body.seed if body.seed is not None else number
+        taken = {(each.world.task_id, each.world.seed) for each, _ in self._open.values()} | self._beginning
+        if (task, seed) in taken:
+            heapq.heappush(self._given_back, number)
             told = f"task {task} is being played with seed {seed}: take another seed"
             raise Refusal(409, "invalid_request_error", "episode_exists", told)
-        env = self._free.pop() if self._free else self.make_env()
-        world = World(env, task, seed, self.env_id)
+        self._beginning.add((task, seed))
+        begun = False
         try:
-            stop = await world.begin(self.policy.prompts.measure)
-        except BaseException:
-            self._free.append(env)
-            raise
-        if stop is not None:
-            self._free.append(env)
-            return stop
-        self._begun += 1
+            env = self._free.pop() if self._free else self.make_env()
+            world = World(env, task, seed, self.env_id)
+            try:
+                stop = await world.begin(self.policy.prompts.measure)
+            except BaseException:
+                self._free.append(env)
+                raise
+            if stop is not None:
+                self._free.append(env)
+                return stop
+            begun = True
+        finally:
+            self._beginning.discard((task, seed))
+            if not begun:
+                heapq.heappush(self._given_back, number)
         sampling: Sampling = self.policy.settings.sampling()
         session = Session(world, self.policy.engine_for(env), self.policy.prompts, sampling, self.limits)
         self._open[session.key] = (session, env)
@@ -119,11 +134,11 @@ class Host:
         about = {name: getattr(record, name) for name in ("task_id", "won", "score", "reward", "fault")}
         return write_json(200, about | {"stop": record.stop.value, "calls": len(record.turns)})
 
-    async def _finish(self, session: Session) -> Trajectory:
+    async def _finish(self, session: Session, fault: AgentFaultKind | None = None) -> Trajectory:
         _, env = self._open.pop(session.key)
         self.gateway.remove(session)
         await session.settle()
-        record = session.record()
+        record = session.record(fault)
         if session.broken is None:
             self._free.append(env)
         else:

@@ -19,10 +19,13 @@ from spear_agents.gateway import anthropic_wire, openai_wire, responses_wire
 from spear_agents.gateway.session import MODEL_NAME, BusyError, EndedError, Session
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.answering import BodyRoom, refuse, work_for, write_json
+from spear_sandbox.web.aside import work_aside
 from spear_sandbox.web.listening import bind_socket, is_loopback, write_url
 from spear_sandbox.web.serving import make_server
 
-LARGEST_BODY = 16 << 20
+LARGEST_BODY = 4 << 20
+"""A million tokens."""
+MOST_MESSAGES = 10_000
 DRAIN_S = 2
 _JSON = TypeAdapter(dict[str, Any])
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -229,7 +232,11 @@ class Gateway:
     async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
         """Read the body of a request. Raises HTTPException or ValidationError if it is not valid."""
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
-        return kind.model_validate(openai_wire.drop_neutral(_JSON.validate_json(data)))
+        content = await work_aside(len(data), lambda: _JSON.validate_json(data))
+        for name in ("messages", "input", "tools"):
+            if isinstance(content.get(name), list) and len(content[name]) > MOST_MESSAGES:
+                raise ValueError(f"{name} has {len(content[name])} entries, at most {MOST_MESSAGES} are read")
+        return await work_aside(len(data), lambda: kind.model_validate(openai_wire.drop_neutral(content)))
 
 
 def describe_session(session: Session) -> dict[str, Any]:

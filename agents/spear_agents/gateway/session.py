@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 from spear_envs.core.tools import CallError, write_call
+from spear_sandbox.web.aside import work_aside
 
 NO_STEP = "(no step)"
 """Recorded action of a call without a step in the environment."""
@@ -120,7 +122,10 @@ class Session:
         self._calls: list[_Call] = []
         self._steps: list[tuple[int, str]] = []
         self._begun = 0
+        self._asking = 0
+        """Calls whose prompts are being built."""
         self._running = 0
+        """Calls under way, these included."""
         self._fault: str | None = None
         self._detail = ""
         self._too_long = False
@@ -144,18 +149,65 @@ class Session:
         the chat template refuses the messages.
         """
         self._check_open()
-        if self._begun >= self._most:
+        if self._begun + self._asking >= self._most:
             raise EndedError(f"this episode has used up its {self._most} calls of the model")
         if self._running >= self._limits.parallel:
             raise BusyError(f"this episode has {self._running} calls under way, and no more are allowed")
+        with self._busy():
+            return await self._complete(messages, _disarm(list(tools), self._prompts.chat), max_tokens, stop, goes_on)
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        """A request is under way, so the episode is not idle."""
+        self._running += 1
         try:
-            safe = [_disarm(message, self._prompts.chat) for message in messages]
-            asked = self._transcript.ask(safe, tools, goes_on=goes_on)
+            yield
+        finally:
+            self._running -= 1
+            self.touched = time.monotonic()
+
+    def is_idle(self, seconds: float) -> bool:
+        """Whether no request has been under way for so long."""
+        return self._running == 0 and not self._stepping.locked() and time.monotonic() - self.touched > seconds
+
+    async def _ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> Asked:
+        """Build the prompt; what is long is rendered and tokenised beside the event loop."""
+        transcript, chat = self._transcript, self._prompts.chat
+        characters = _count(messages) + _count(tools)
+        self._asking += 1
+        try:
+            transcript.check_length(characters)
+
+            def render() -> str:
+                return transcript.render([_disarm(message, chat) for message in messages], tools, goes_on)
+
+            text = await work_aside(characters, render)
+            follows, rest = transcript.begin(text)
+            try:
+                ids = await work_aside(len(rest), lambda: chat.encode(rest))
+            except BaseException:
+                transcript.release(follows)
+                raise
+            return transcript.finish(text, follows, ids)
         except ContextExceededError:
             self._too_long = True
             raise
+        finally:
+            self._asking -= 1
+
+    async def _complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int | None,
+        stop: Sequence[str],
+        goes_on: bool,
+    ) -> Completion:
+        asked = await self._ask(messages, tools, goes_on)
+        if self.closed or self.stop is not None:
+            self._transcript.leave(asked)
+            self._check_open()
         self._begun += 1
-        self._running += 1
         number, shown = self._begun, self.world.info["anchor"]
         call_at = text_of(self.world.observation)
         most = min(limit for limit in (self._sampling.max_tokens, max_tokens, asked.room) if limit is not None)
@@ -175,7 +227,6 @@ class Session:
             self._break(error)
             raise
         finally:
-            self._running -= 1
             if generation is None or self.closed:
                 self._transcript.leave(asked)
         self._check_open()
@@ -320,11 +371,22 @@ def _make_turn(call: _Call) -> Turn:
 
 
 def _disarm(value: Any, chat: Chat) -> Any:
-    """Break up the model's special tokens in every text of a message."""
+    """Break up the model's special tokens in every text of a message or a schema, keys included."""
     if isinstance(value, str):
         return chat.disarm(disarm_places(value))
     if isinstance(value, Mapping):
-        return {key: _disarm(part, chat) for key, part in value.items()}
-    if isinstance(value, list):
+        return {_disarm(key, chat): _disarm(part, chat) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
         return [_disarm(part, chat) for part in value]
     return value
+
+
+def _count(value: Any) -> int:
+    """Characters of all texts of messages or schemas, and one for each part."""
+    if isinstance(value, str):
+        return len(value) + 1
+    if isinstance(value, Mapping):
+        return 1 + sum(_count(key) + _count(part) for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return 1 + sum(map(_count, value))
+    return 1

@@ -55,6 +55,10 @@ class PageServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the port back."""
         self._listener.close()
 
     @property

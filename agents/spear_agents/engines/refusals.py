@@ -159,7 +159,8 @@ def _compute_room(numbers: list[int], asked: int) -> Room:
     others = set(numbers) - {asked}
     totals = {n for n in others if n - asked in others or n == 2 * asked}
     prompts = {n - asked for n in totals}
-    limits = others - totals - prompts or ({asked} if asked in numbers else set())
+    limits = others - totals - prompts or {n for n in prompts if numbers.count(n) > 1}  # a prompt as long as the limit
+    limits = limits or ({asked} if asked in numbers else set())
     if not limits or not others:
         return Room(asked // 2, False)
     low, high = min(limits), max(limits)

@@ -333,9 +333,14 @@ def test_a_response_gets_the_room_that_is_left(script: Script) -> None:
     (found,) = ask(script.server())
     assert [request["max_tokens"] for request in script.requests] == [512, 96]
     assert found.served is not None and found.served.tries == 2
-    script.answers = [refuse(words.format(4096))]
-    with pytest.raises(ContextExceededError):
-        ask(script.server())
+    counted = (
+        "This model's maximum context length is 256 tokens. However, you requested 1 output tokens and your prompt "
+        "contains at least 256 input tokens, for a total of at least 257 tokens. (parameter=input_tokens, value=256)"
+    )
+    for told, asked in ((words.format(4096), 512), (counted, 1)):
+        script.answers = [refuse(told)]
+        with pytest.raises(ContextExceededError):
+            ask(script.server(), max_tokens=asked)
 
 
 @pytest.mark.parametrize(

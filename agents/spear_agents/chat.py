@@ -103,6 +103,8 @@ class Chat:
     @cached_property
     def longest_token(self) -> int | None:
         """Most characters of one token, None if the tokenizer does not list its tokens: a text has no fewer tokens."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return max(map(len, getattr(self.tokenizer, "all_special_tokens", ())), default=1)
         list_tokens = getattr(self.tokenizer, "get_vocab", None)
         return max(map(len, list_tokens())) if list_tokens is not None else None
 

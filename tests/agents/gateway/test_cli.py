@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +19,7 @@ import httpx
 from spear_agents.cli import evaluate
 from spear_agents.records import EPISODES, read_last
 from spear_agents.trajectory import StopReason
-from tests.agents.chat_server import Script
+from tests.agents.chat_server import Script, complete, say
 from tests.commands import run_command
 
 
@@ -69,3 +72,38 @@ def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
     assert result.exit_code != 0 and "no function 'absent'" in str(result.exception)
     result = CliRunner().invoke(evaluate, ["spear/Sokoban-v1", "--engine", "expert", "--agent", f"{program}:play"])
     assert result.exit_code != 0 and "an agent asks a model in its own way" in str(result.exception)
+
+
+def test_sixty_that_begin_at_once_get_different_episodes(tmp_path: Path) -> None:
+    arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "64"]
+
+    async def begin(url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(verify=False, timeout=60) as client:
+            return await asyncio.gather(*(client.post(f"{url}/episodes", json={}) for _ in range(60)))
+
+    with run_command("gateway", *arguments, "--out", str(tmp_path), "--concurrency", "20") as running:
+        answers = asyncio.run(begin(running.url))
+        opened = [answer.json() for answer in answers if answer.status_code == 200]
+        assert len(opened) == 20 and len({one["task"] for one in opened}) == 20
+        assert {answer.status_code for answer in answers} == {200, 429}
+
+
+def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script, tmp_path: Path) -> None:
+    def answer_late(handler: Any) -> None:
+        time.sleep(3)
+        say(complete())(handler)
+
+    script.answers[:] = [answer_late]
+    arguments = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", script.url, "--model", "m", "--tasks", "2"]
+    options = ["--env", "modality=text", "--out", str(tmp_path), "--idle", "1"]
+    with run_command("gateway", *arguments, *options) as running, httpx.Client(verify=False, timeout=20) as client:
+        opened = client.post(f"{running.url}/episodes", json={}).json()
+        key = {"Authorization": f"Bearer {opened['api_key']}"}
+        body = {"model": opened["model"], "messages": [{"role": "user", "content": "x"}]}
+        assert client.post(f"{opened['base_url']}/chat/completions", json=body, headers=key).status_code == 200
+        end = time.monotonic() + 10
+        while client.get(f"{running.url}/episodes/{opened['id']}", headers=key).status_code == 200:
+            assert time.monotonic() < end
+            time.sleep(2.5)
+    (played,) = read_last(tmp_path / EPISODES)
+    assert played.stop is StopReason.FAULT and played.fault == "agent_timeout"

@@ -37,7 +37,7 @@ def load(folder: str | Path) -> Evaluation:
         settings, seconds = _read_settings(summary["settings"]), float(summary["seconds"])
     except FileNotFoundError:
         raise SpearError(f"{out} does not contain {SUMMARY}: finish the evaluation, the same command resumes") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise SpearError(f"{out / SUMMARY} cannot be read ({type(error).__name__})") from error
     trajectories = read_last(out / EPISODES)
     spent: dict[Key, Usage] = {}

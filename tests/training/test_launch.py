@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import gymnasium as gym
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
@@ -367,6 +369,55 @@ def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: di
     with pytest.raises(SpearError, match=r"spear\.env\.kwargs\.max_turns was None, is now 9"):
         prepare(change(config, spear__env__kwargs={"max_turns": 9}), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
+
+
+def test_other_tasks_another_model_or_other_code_are_refused_and_named(tmp_path: Path, model_folder: Path) -> None:
+    """Under the same configuration: what the paths in it hold has changed."""
+    data, reward, out = tmp_path / "mine.jsonl", tmp_path / "reward.py", tmp_path / "run"
+    model = shutil.copytree(model_folder, tmp_path / "model")
+
+    def write(answer: int) -> None:
+        rows = [{"problem": f"What is {number} plus {answer}?", "answer": str(number + answer)} for number in range(8)]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def prepare_mine() -> int | None:
+        overrides = (
+            *(f"{MODEL}={model}", "preset=code_tiny", f"spear.env.kwargs.dataset={data}"),
+            *("spear.env.train_split=all", "spear.env.valid_split=all", "data.train_batch_size=4"),
+            f"reward.custom_reward_function.path={reward}",
+        )
+        return prepare_run(compose_training(overrides, out), out)
+
+    write(0)
+    reward.write_text("def compute_score(**_):\n    return 1.0\n")
+    prepare_mine()
+    save_small_checkpoint(out, 4)
+    assert prepare_mine() == 4
+    before = (out / TASKS_FILE).read_text()
+    write(1)
+    with pytest.raises(SpearError, match=r"tasks .* changed"):
+        prepare_mine()
+    write(0)
+    reward.write_text("def compute_score(**_):\n    return 2.0\n")
+    with pytest.raises(SpearError, match=r"reward\.py changed"):
+        prepare_mine()
+    reward.write_text("def compute_score(**_):\n    return 1.0\n")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rope_theta": 1.0}))
+    with pytest.raises(SpearError, match="model's folder changed"):
+        prepare_mine()
+    assert (out / TASKS_FILE).read_text() == before, "the evidence is kept"
+    (model / "config.json").write_text(json.dumps(config))
+    assert prepare_mine() == 4
+
+
+def test_checkpoints_that_are_not_complete_are_named(tmp_path: Path, composed: dict[str, Any]) -> None:
+    prepare(composed["none"], tmp_path)
+    (tmp_path / "checkpoints" / "global_step_4" / "actor").mkdir(parents=True)
+    console = Console(file=io.StringIO(), width=200)
+    training = compose_training((f"{MODEL}={composed['none'].actor_rollout_ref.model.path}", TEXT), tmp_path)
+    assert prepare_run(training, tmp_path, console) is None
+    assert "no complete checkpoint" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])

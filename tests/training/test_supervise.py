@@ -23,12 +23,14 @@ from spear_agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import supervise
 from spear_training.supervise import (
+    LOCK_FILE,
     LOG_FILE,
     MARK,
     _end_all,
     _find_error,
     build_environment,
     hold_lock,
+    hold_run,
     supervise_training,
 )
 
@@ -287,6 +289,27 @@ def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> 
     run(out)
 
 
+def test_who_is_refused_has_written_nothing(out: Path) -> None:
+    folder = out / "run"
+    with hold_run(folder):
+        (folder / "mine").write_text("x")
+        with pytest.raises(SpearError, match="another process"), hold_run(folder):
+            (folder / "mine").write_text("y")
+        assert {path.name for path in folder.iterdir()} == {"mine", LOCK_FILE}
+        assert (folder / "mine").read_text() == "x"
+    with pytest.raises(SpearError, match="wrong option"), hold_run(out / "new"):
+        raise SpearError("a wrong option")
+    assert not (out / "new").exists(), "a folder that stays empty goes"
+
+
+def test_metrics_of_a_launch_go_after_the_last_there_are(out: Path) -> None:
+    metrics = out / METRICS_FOLDER
+    metrics.mkdir(parents=True)
+    for name in ("0001.jsonl", "0003.jsonl", "mine.jsonl"):
+        (metrics / name).touch()
+    assert build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"].endswith("0004.jsonl")
+
+
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
     code = "from pathlib import Path\nfrom spear_training.supervise import hold_lock\n"
     code += f"with hold_lock(Path({str(out)!r})):\n"
@@ -389,7 +412,7 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "ray.exceptions.RayTaskError(ValueError): ray::x()\n",
             "ray.exceptions.RayTaskError(ValueError): ray::x()",
         ),
-        ("(raylet) some line\nKilled\n", "the process was killed"),
+        ("(raylet) some line\nKilled\n", "the process was killed; the same command resumes"),
         ("Traceback\n  raise Exception(\nException: The node timed out.\n", "Exception: The node timed out."),
         ("[rank1]: ValueError: a batch is empty\n[rank1]: Exception\n", "ValueError: a batch is empty"),
         (
@@ -399,7 +422,7 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
         ),
         ('(T pid=8)   File "/x.py", line 1, in f\n(T pid=8)     next(i)\n(T pid=8) StopIteration\n', "StopIteration"),
         ('  File "/x.py", line 1, in f\n    raise Bad(9)\nrewards.Bad: 9 is bad\nbye\n', "rewards.Bad: 9 is bad"),
-        ("", "the process was killed"),
+        ("", "the process was killed; the same command resumes"),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
     ],
 )

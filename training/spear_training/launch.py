@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +28,7 @@ from yaml import YAMLError
 
 from spear_agents.chat import check_taken_keywords
 from spear_agents.engines.vision import has_vision
-from spear_agents.files import explain_unwritable, write_json, write_text
+from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
 from spear_agents.gateway.programs import resolve_program
 from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
@@ -341,12 +346,12 @@ def _check_hardware(config: DictConfig) -> None:
             )
 
 
-def prepare_run(training: Training, out: Path, console: Console | None = None) -> int | None:
+def prepare_run(training: Training, out: Path, console: Console | None = None, *, locked: bool = False) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
     With a store, a newer checkpoint there is fetched, and one missing there is uploaded. Raises SpearError if the
-    folder cannot be written, is a run of another configuration or in use by another training, the engine is not
-    installed, or the store fails.
+    folder cannot be written, is a run of another configuration or of other data, or in use by another training (unless
+    ``locked``: the caller holds its lock), the engine is not installed, or the store fails.
     """
     config = training.config
     require_backend(config)
@@ -367,7 +372,8 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
     def verify(folder: Path) -> None:
         check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
 
-    with hold_lock(out):  # the files of a running training must not change either
+    inputs = describe_inputs(training)
+    with nullcontext() if locked else hold_lock(out):  # the files of a running training must not change either
         checked = store if training.settings.resume is not Resume.CHANGED else None
         if checked is not None and (stored := checked.read(CONFIG_FILE)) is not None:
             # Checkpoints of this run would replace those of another.
@@ -382,13 +388,69 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
             folder = checkpoints / f"global_step_{checkpoint}"
             check_files(folder)
             verify(folder)
+            if training.settings.resume is not Resume.CHANGED:
+                compare_inputs(out, inputs)
+        elif console is not None and any(checkpoints.glob("global_step_*")):
+            console.print(f"{checkpoints} holds no complete checkpoint: the run begins anew", soft_wrap=True)
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
-        played = training.environment
-        splits = {"train": asdict(played.train), "valid": asdict(played.valid)}
-        write_json(out / TASKS_FILE, {"environment": played.id, **splits})
+        write_json(out / TASKS_FILE, inputs)
         if store is not None and checkpoint is not None and fetched is None:
             publish_run(training, out, console)
     return checkpoint
+
+
+def describe_inputs(training: Training) -> dict[str, Any]:
+    """What a run reads besides its configuration: fingerprints of the tasks, digests of the model and of own code."""
+    config, played = training.config, training.environment
+    model = Path(str(config.actor_rollout_ref.model.path))
+    named = [str(value) for value in flatten_config(config).values() if isinstance(value, str)]
+    return {
+        "environment": played.id,
+        "train": asdict(played.train),
+        "valid": asdict(played.valid),
+        "model": digest_model(model) if (model / "config.json").is_file() else None,
+        "code": {name: digest for name in sorted(set(named)) if (digest := digest_code(name)) is not None},
+    }
+
+
+def compare_inputs(out: Path, inputs: Mapping[str, Any]) -> None:
+    """Raise SpearError if a run's tasks, model or own code are others than when it began."""
+    try:
+        before = json.loads((out / TASKS_FILE).read_text("utf-8"))
+        name = before["environment"]
+        pairs = [(f"the tasks of {name} ({split})", before[split], inputs[split]) for split in ("train", "valid")]
+        if before.get("model") and inputs["model"]:
+            pairs.append(("the model's folder", before["model"], inputs["model"]))
+        pairs += [(name, old, inputs["code"].get(name)) for name, old in before.get("code", {}).items()]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise SpearError(f"{out / TASKS_FILE} cannot be read ({type(error).__name__}): name another --out") from error
+    for name, old, new in pairs:
+        if old != new:
+            raise SpearError(
+                f"{name} changed since {out} began: restore the old to resume, name another --out for a new run, or add"
+                f" {OVERRIDE} to continue with the new"
+            )
+
+
+def digest_code(name: str) -> str | None:
+    """SHA-256 of a file of Python of the user's, named by its path or as ``module:function``; None for other texts."""
+    place = name.rpartition(":")[0] or name
+    if not place.endswith(".py"):
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w/.-]*", name):
+            return None
+        try:
+            spec = importlib.util.find_spec(place)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        if spec is None or spec.origin is None or "site-packages" in spec.origin:
+            return None
+        place = spec.origin
+    try:
+        return hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:

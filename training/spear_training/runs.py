@@ -12,16 +12,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_training.advising import Adviser
 from spear_training.guidance import RunShape
-from spear_training.launch import POLICY, compose_config, compose_training, flatten_config, prepare_run, publish_run
+from spear_training.launch import (
+    POLICY,
+    TASKS_FILE,
+    compose_config,
+    compose_training,
+    describe_inputs,
+    flatten_config,
+    prepare_run,
+    publish_run,
+)
 from spear_training.plots import plot_curves
 from spear_training.rollout_correction import describe_staleness
 from spear_training.settings import RunSettings
 from spear_training.sizing import describe_workers
-from spear_training.supervise import Observer, supervise_training
+from spear_training.supervise import Observer, hold_run, supervise_training
 
 if TYPE_CHECKING:
     from spear_training.warmstart import WarmStartSettings
@@ -143,10 +153,15 @@ def show_cuts(overrides: Sequence[str], console: Console, config_dir: Path | Non
 
 def run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None = None) -> None:
     """Compose, check, train with a progress bar, and draw the curves; make the policy first if needed."""
+    with hold_run(out):
+        _run_training(overrides, out, console, config_dir)
+
+
+def _run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None) -> None:
     training = compose_training(overrides, out, config_dir=config_dir, console=console)
     config, settings = training.config, training.settings
     total = int(config.trainer.total_training_steps)
-    checkpoint = prepare_run(training, out, console)
+    checkpoint = prepare_run(training, out, console, locked=True)
     if checkpoint is not None and checkpoint >= total:
         console.print(f"{out} has its {total} steps already")
     else:
@@ -157,6 +172,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             own = (out / POLICY).resolve()
             if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
                 make_policy(choose_warm_start(settings), out / POLICY, console)
+                write_json(out / TASKS_FILE, describe_inputs(training))
         console.print(describe_workers(config), soft_wrap=True, highlight=False)
         if settings.rollout.staleness:
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)
@@ -166,7 +182,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
         adviser.review_start()
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
-                supervise_training(out, config.trainer.device, adviser.watch(observe))
+                supervise_training(out, config.trainer.device, adviser.watch(observe), locked=True)
             publish_run(training, out, console)
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]

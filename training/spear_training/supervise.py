@@ -16,13 +16,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
+from spear_agents.files import explain_unwritable
 from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
 from spear_envs.core.modules import make_command
@@ -51,7 +52,7 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         CODE_FOLDER: os.getcwd(),  # settings may name functions in the current folder
         "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         # verl's file logger truncates: one file per launch keeps earlier ones.
-        "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(metrics / f"{_find_next(metrics):04d}.jsonl"),
         "TENSORBOARD_DIR": str(out / "tensorboard"),
         "WANDB_DIR": str(out),
         "TRANSFER_QUEUE_ENABLE": "1",  # verl reads it when it is imported
@@ -70,6 +71,30 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         variables.setdefault("RAY_prestart_worker_first_driver", "0")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
     return variables
+
+
+def _find_next(metrics: Path) -> int:
+    """The number of a launch, after the highest there is: files may have been deleted."""
+    return max((int(path.stem) + 1 for path in metrics.glob("*.jsonl") if path.stem.isdecimal()), default=0)
+
+
+@contextmanager
+def hold_run(out: Path) -> Iterator[None]:
+    """Make and lock a run folder from the first look at it to the end; remove one that stays empty.
+
+    Raises SpearError if it cannot be written, or another process trains in it, which then finds it unchanged.
+    """
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_unwritable(out, error) from error
+    try:
+        with hold_lock(out):
+            yield
+    finally:
+        if is_new and out.is_dir() and {path.name for path in out.iterdir()} <= {LOCK_FILE}:
+            shutil.rmtree(out, ignore_errors=True)
 
 
 @contextmanager
@@ -96,16 +121,18 @@ def supervise_training(
     *,
     module: str = "spear_training.verl_plugin.process",
     poll_seconds: float = 0.5,
+    locked: bool = False,
 ) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
 
-    ``module`` is the training's process, called with the run folder; ``observer`` is called with the growing history.
+    ``module`` is the training's process, called with the run folder; ``observer`` is called with the growing history;
+    ``locked``: the caller holds the folder's lock.
     Raises SpearError with the training's own error and the place of the log, or KeyboardInterrupt if it was stopped
     cleanly; the same command resumes it.
     """
     mark = uuid.uuid4().hex
     out = out.resolve()
-    with hold_lock(out), (out / LOG_FILE).open("ab") as log:
+    with nullcontext() if locked else hold_lock(out), (out / LOG_FILE).open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(
             make_command(module, str(out)),
@@ -203,4 +230,4 @@ def _find_error(log: Path, start: int) -> str:
     for line in own:
         if "SpearError" in line or "SettingsError" in line:
             return line.partition(": ")[2]
-    return (own or errors or ["the process was killed"])[-1][:300]
+    return (own or errors or ["the process was killed; the same command resumes"])[-1][:300]

@@ -92,7 +92,7 @@ def test_the_tools_of_alfworld_speak_as_the_game() -> None:
 Colour = Literal["red", "green"]
 
 
-@make_tool(r"(?P<colour>red|green) x(?P<count>\d+) (?P<loud>True|False)")
+@make_tool(r"(?P<colour>red|green) x(?P<count>-?\d+) (?P<loud>True|False)")
 def paint(
     colour: Annotated[Colour, "Of the paint."], count: Annotated[int, "How often."], loud: Annotated[bool, "Whether."]
 ) -> str:

@@ -30,7 +30,7 @@ from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_wei
 from spear_training.runs import RESUME_HINT, Reading, show_progress
 from spear_training.sft.data import Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
-from spear_training.supervise import LOG_FILE, hold_lock, supervise_training
+from spear_training.supervise import LOG_FILE, hold_run, supervise_training
 
 SAMPLES = "samples"
 MODEL = "model"
@@ -164,13 +164,17 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     settings = replace(settings, model=Path(resolve_model(str(settings.model), console)))
     if out.resolve() == settings.model.resolve():
         raise SpearError(f"--out {out} is the model's own folder: name another")
+    with hold_run(out):
+        return _run_sft(settings, out, console)
+
+
+def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     vocabulary, context = read_model(settings.model)
     limit = min(settings.max_length, context)
     tokenizer = load_tokenizer(settings.model)
     reader = SampleReader(tokenizer, vocabulary, require_end_ids(settings.model, tokenizer))
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with hold_lock(out), console.status("reading samples", spinner="dots") as status:
+        with console.status("reading samples", spinner="dots") as status:
 
             def observe_lines(lines: int) -> None:
                 if lines % 1000 == 0:
@@ -208,7 +212,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         return out / MODEL
     try:
         with show_progress(console, total, "starting verl", read_progress) as observe:
-            supervise_training(out, config.trainer.device, observe, module="spear_training.sft.process")
+            supervise_training(out, config.trainer.device, observe, module="spear_training.sft.process", locked=True)
     except KeyboardInterrupt:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
         console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")

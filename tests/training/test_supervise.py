@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,31 @@ def test_a_killed_training_says_so(out: Path, stand_in: StandIn) -> None:
     stand_in("os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(SpearError, match="the process was killed"):
         run(out)
+
+
+@pytest.mark.parametrize(("acts", "words"), [("sys.exit(0)", "ended"), ("time.sleep(600)", "stopped")])
+def test_a_process_that_nobody_misses_ends_the_training(
+    out: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, acts: str, words: str
+) -> None:
+    """Such as the queue's storage: those that wait for it would wait for ever."""
+    monkeypatch.setattr(supervise, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(supervise, "LOST_SECONDS", 0.5)
+    stop = "os.kill(other.pid, signal.SIGSTOP)" if words == "stopped" else ""
+    stand_in(
+        f"""
+        code = "import sys, time\\ntime.sleep(0.5)\\n{acts}"
+        other = subprocess.Popen(["{sys.executable}", "-c", code, "SimpleStorageUnit"])
+        time.sleep(0.3)
+        {stop}
+        other.wait()
+        time.sleep(600)
+        """
+    )
+    started = time.monotonic()
+    with pytest.raises(SpearError, match=f"SimpleStorageUnit.*{words}.*resumes"):
+        run(out)
+    assert time.monotonic() - started < 15
+    assert find_marked() == []
 
 
 @pytest.mark.slow

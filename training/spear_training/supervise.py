@@ -36,6 +36,12 @@ WRAPPERS = ("ray.exceptions.RayTaskError", "torch.distributed.elastic.multiproce
 """Exceptions that only report the failure of another process."""
 DISK_FULL = 2**20
 """Free bytes below which a failure is attributed to the disk."""
+LOOK_SECONDS = 5.0
+"""Between two looks at the processes of a training."""
+LOST_SECONDS = 20.0
+"""How long a process may be gone or stopped before the training is: at its end they all go within seconds."""
+NEEDED = re.compile("SimpleStorageUnit|TransferQueueController|raylet|gcs_server")
+"""Processes that are not replaced, and whose death nobody reports to those that wait for them."""
 GRACE_SECONDS = 20.0
 """Seconds for an interrupted training to shut Ray down by itself."""
 
@@ -145,7 +151,10 @@ def supervise_training(
         previous = signal.signal(signal.SIGTERM, _interrupt)
         try:
             size, history = measure_metrics(out), read_history(out)
+            watch = _Watch(mark)
             while process.poll() is None:
+                if (lost := watch.find_lost()) is not None:
+                    raise SpearError(f"the training stopped: {lost}; the same command resumes (log: {out / LOG_FILE})")
                 if measure_metrics(out) != size:  # parsing the metrics at every poll would grow with the run
                     size, history = measure_metrics(out), read_history(out)
                 observer(history)
@@ -162,6 +171,45 @@ def supervise_training(
             signal.signal(signal.SIGTERM, previous)
     if process.returncode != 0:
         raise SpearError(_explain_failure(out, start))
+
+
+class _Watch:
+    """Looks now and then whether processes of a training are gone that nobody else misses, or stopped."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._needed: dict[psutil.Process, str] = {}
+        self._since: dict[psutil.Process, float] = {}
+        """When a process was first seen gone or stopped."""
+        self._next = 0.0
+
+    def find_lost(self) -> str | None:
+        """What has been lost for too long, in words; None if nothing has."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + LOOK_SECONDS
+        alive = {process: _describe(process) for process in _find_marked(self._mark)}
+        self._needed |= {process: name for process, (name, _) in alive.items() if NEEDED.search(name)}
+        lost = {process: f"{name} ended" for process, name in self._needed.items() if process not in alive}
+        lost |= {
+            process: f"{name} is stopped"
+            for process, (name, status) in alive.items()
+            if status == psutil.STATUS_STOPPED
+        }
+        self._since = {process: self._since.get(process, now) for process in lost}
+        late = [process for process, since in self._since.items() if now - since > LOST_SECONDS]
+        return f"its process {lost[late[0]]}" if late else None
+
+
+def _describe(process: psutil.Process) -> tuple[str, str]:
+    """Name and status of a process; Ray's show theirs in the command line."""
+    with suppress(psutil.Error, OSError):
+        words = process.cmdline()
+        name = words[0] if words and words[0].startswith("ray::") else process.name()
+        found = NEEDED.search(" ".join(words))
+        return (name if found is None or found[0] in name else found[0]), process.status()
+    return "", ""
 
 
 def _interrupt(*_: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import put_file
 
 _MIB = 2**20
 _MODEL_FILES = (".safetensors", ".bin", ".jinja", ".txt")
@@ -54,7 +55,7 @@ def draft_file(path: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield draft
-        draft.replace(target)
+        put_file(draft, target)
     except OSError as error:
         raise explain_unwritable(path, error) from error
     finally:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.bm25.postings import Postings
+from spear_envs.data.files import put_file
 
 MAX_DOCUMENTS = 1 << 16
 """Documents of a chunk: their numbers have two bytes."""
@@ -84,4 +85,4 @@ def write_chunk(postings: Postings, path: Path) -> None:
         file.write(json.dumps(header).encode("ascii").ljust(HEADER))
         for values in arrays:
             file.write(values.data)
-    part.replace(path)
+    put_file(part, path)

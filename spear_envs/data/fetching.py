@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK, RemoteFile, find_fault, is_offline, lock_folder, record_checksum, verify
+from spear_envs.data.files import (
+    CHUNK,
+    RemoteFile,
+    find_fault,
+    is_offline,
+    lock_folder,
+    put_file,
+    record_checksum,
+    verify,
+)
 from spear_envs.data.progress import Show, count_bytes, say, show_bytes
 from spear_envs.data.space import check_space, explain_full_disk
 
@@ -69,7 +78,7 @@ def fetch(
             raise SpearError(f"{path} is missing, and downloads are forbidden (SPEAR_OFFLINE). {_by_hand(file)}")
         else:
             _download(file, part, patience, show, hear)
-        part.replace(path)
+        put_file(part, path)
         return path
 
 

@@ -142,7 +142,23 @@ def read_checksum(path: Path) -> str | None:
 
 def record_checksum(path: Path, digest: str) -> None:
     """Write a file's checksum next to it, for ``sha256sum -c``."""
-    replace_text(_checksum_path(path), f"{digest}  {path.name}\n")
+    replace_text(_checksum_path(path), f"{digest}  {path.name}\n", synced=True)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have a file or the entries of a folder outlive a power failure."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def put_file(draft: Path, target: Path) -> None:
+    """Rename a finished file, so that the name never outlives the content: file, then name, then folder are synced."""
+    sync(draft)
+    draft.replace(target)
+    sync(target.parent)
 
 
 def replace_text(path: Path, text: str, *, synced: bool = False) -> None:
@@ -150,10 +166,10 @@ def replace_text(path: Path, text: str, *, synced: bool = False) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
-        if synced:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    if synced:
+        put_file(temporary, path)
+    else:
+        temporary.replace(path)
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:

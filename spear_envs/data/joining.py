@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK, record_checksum, replace_text
+from spear_envs.data.files import CHUNK, put_file, record_checksum, replace_text
 from spear_envs.data.progress import show_bytes
 from spear_envs.data.space import explain_full_disk
 
@@ -84,7 +84,7 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, consol
             start += part.size
         if file.seek(0, os.SEEK_END) != total:
             raise SpearError(f"{work} does not have the size of its parts: delete it and fetch them again.")
-    work.replace(target)
+    put_file(work, target)
 
 
 def _append(file: IO[bytes], path: Path) -> None:
@@ -158,7 +158,7 @@ def expand_gzip(packed: Path, target: Path, *, console: Console | None = None) -
                     digest.update(block)
                     show(f"unpacking {packed.name}", raw.tell(), total)
             record_checksum(target, digest.hexdigest())
-        temporary.replace(target)
+        put_file(temporary, target)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SpearError(f"{packed} cannot be unpacked ({error}): delete it and fetch it again.") from error
     finally:

@@ -147,6 +147,6 @@ def _change(change: Callable[[_Lock], object]) -> None:
         lock = _read(path)
         change(lock)
         text = json.dumps({"revisions": lock.revisions, "files": lock.files}, indent=1, sort_keys=True)
-        replace_text(path, f"{text}\n")
+        replace_text(path, f"{text}\n", synced=True)
     finally:
         os.close(handle)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import digest_file, put_file
 from spear_envs.data.processes import map_in_order
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.encoders import Encoder, OnnxEncoder, TorchEncoder
@@ -153,10 +153,8 @@ def _write_shard(job: _Job) -> tuple[str, int]:
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         file.write(vectors.data)
-        file.flush()
-        os.fsync(file.fileno())
     digest = digest_file(part)
-    part.replace(path)
+    put_file(part, path)
     return digest, encoder.dimension
 
 

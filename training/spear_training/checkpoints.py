@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import put_file, sync
 
 FORMAT = 4
 STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
@@ -77,10 +78,10 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     plain = _take_tensors(state, tensors)
     temporary = folder / f".{TENSORS}.tmp"
     save_file(tensors, temporary)
-    os.replace(temporary, folder / TENSORS)
+    put_file(temporary, folder / TENSORS)
     draft = folder / f".{STATE}.tmp"
     draft.write_text(json.dumps(plain), "utf-8")
-    os.replace(draft, folder / STATE)
+    put_file(draft, folder / STATE)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -197,6 +198,9 @@ def write_manifest(folder: Path) -> None:
     """Write the sizes of a finished checkpoint's files and, except for large ones, their SHA-256."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
     files = {path.relative_to(folder).as_posix(): _measure(path) for path in paths}
+    # The manifest marks the checkpoint as complete, so it must not outlive what it lists.
+    for path in (*paths, *{path.parent for path in paths}, folder.parent):
+        sync(path)
     write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
 
 

@@ -43,8 +43,9 @@ from spear_agents.engines.replies import BadReplyError, Prices, RefusedError, Re
 from spear_agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
+from spear_sandbox.console import hide_secret, show_text
 from spear_sandbox.web.listening import is_loopback
-from spear_sandbox.web.replies import read_retry_after
+from spear_sandbox.web.replies import bound_answers, read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -248,7 +249,7 @@ class OpenAIEngine:
                 await asyncio.sleep(wait * (0.5 + dice.random() / 2))
         if fault.kind not in self._told:
             self._told.add(fault.kind)
-            _log.warning("%s (further faults of this kind are only counted)", fault)
+            _log.warning("%s (further faults of this kind are only counted)", show_text(str(fault)))
         raise fault
 
     def _rewrite(self, request: dict[str, Any], sent: dict[str, Any], refusal: Refusal) -> bool:
@@ -294,17 +295,12 @@ class OpenAIEngine:
         if key := _read_key(self.server.key_variable):
             headers["Authorization"] = f"Bearer {key}"
         try:
-            async with client.stream("POST", self.server.url, content=body, headers=headers) as response:
-                content = bytearray()
-                async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > _LARGEST_REPLY:
-                        raise BadReplyError(f"the answer is larger than {_LARGEST_REPLY >> 20} MiB")
-                return response.status_code, response.headers, bytes(content)
+            response = await client.post(self.server.url, content=body, headers=headers)
+            return response.status_code, response.headers, response.content
         except httpx.ReadTimeout:
             raise asyncio.TimeoutError from None
-        except BadReplyError:
-            raise
+        except httpx.DecodingError as error:  # packed, or too large
+            raise BadReplyError(str(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             if "WRONG_VERSION_NUMBER" in str(error):  # the same at every try
                 raise SpearError(
@@ -325,6 +321,7 @@ class OpenAIEngine:
             timeout = httpx.Timeout(self.server.timeout_s, connect=_CONNECT_S)
             is_local = is_loopback(urlsplit(self.server.base_url).hostname or "")
             self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not is_local)
+            bound_answers(self._client, _LARGEST_REPLY)
         return self._client
 
 
@@ -337,6 +334,7 @@ def _read_key(variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise SpearError(f"the variable {variable} contains characters that are not valid in a key: set it again")
+    hide_secret(key, variable)
     return key
 
 

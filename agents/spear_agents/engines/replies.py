@@ -69,6 +69,8 @@ class Reply:
 
 _CUT = ("length", "max_tokens", "max_output_tokens", "model_length")
 _WITHHELD = ("content_filter", "safety", "sensitive", "recitation", "prohibited", "blocklist", "spii", "refusal")
+_MOST_TOKENS = 2**53
+_MOST_NATS = 1e300
 _THOUGHTS = ("thinking", "reasoning", "reasoning_content", "summary")
 
 
@@ -205,11 +207,11 @@ def _shorten(content: bytes) -> str:
 
 def _read_count(usage: Mapping[str, Any], key: str) -> int | None:
     value = usage.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS else None
 
 
 def _read_ids(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
+    if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item <= _MOST_TOKENS for item in value):
         return None
     return tuple(value)
 
@@ -221,4 +223,7 @@ def _read_log_probs(value: Any) -> tuple[float, ...] | None:
     found = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
     if not all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in found):
         return None
+    # NaN is a fault of its own.
+    if any(item is not None and abs(item) > _MOST_NATS for item in found):
+        raise BadReplyError("a log-probability of the answer is infinite")
     return tuple(float(item) for item in found if item is not None)

@@ -27,6 +27,7 @@ from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.showing import show_table
+from spear_sandbox.console import show_text
 
 _SHOWN = 200
 """Characters of a malformed response."""
@@ -120,6 +121,8 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
         say("The engine's cache is too small for these conversations: give --kv-cache-gib, or lower --concurrency")
     if usage.dropped_turns:
         say(f"{usage.dropped_turns:,} prompts left out a part of the history")
+    if len(usage.models) > 1:
+        say(show_text(f"The server answered as several models: {', '.join(usage.models)}"), markup=False)
     if usage.dropped_fields:
         say(f"The server refused {', '.join(usage.dropped_fields)}: the requests went without", markup=False)
     if usage.filtered:

@@ -275,7 +275,7 @@ def run_evaluation(
         log = EpisodeLog()
         if out is not None:
             check_settings(Path(out), identity)
-            log = stack.enter_context(open_log(Path(out) / EPISODES))
+            log = stack.enter_context(open_log(Path(out) / EPISODES, settings.env_id, prepared.fingerprint))
         progress = _Progress(log, jobs, settings.trials, observer)
         play: Play = play_episode
         if settings.method is Method.REFLEXION:

@@ -42,8 +42,12 @@ class EpisodeLog:
 
 
 @contextmanager
-def open_log(path: Path) -> Iterator[EpisodeLog]:
-    """Open the log in a file. Raises SpearError if another process writes it, or it cannot be read or written."""
+def open_log(path: Path, env_id: str, fingerprint: str) -> Iterator[EpisodeLog]:
+    """Open the log of an evaluation of these tasks.
+
+    Of several lines for one trial the last counts, as in :func:`read_last`. Raises SpearError if another process writes
+    the file, it cannot be read or written, or holds an episode of another environment or of other tasks.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
@@ -59,11 +63,16 @@ def open_log(path: Path) -> Iterator[EpisodeLog]:
         earlier: dict[Key, list[Trajectory]] = {}
         spent: dict[Key, Usage] = {}
         with TrajectoryWriter(path) as writer:
-            for trajectory in read_trajectories(path):
+            for number, trajectory in enumerate(read_trajectories(path), start=1):
+                if (trajectory.env_id, trajectory.fingerprint) != (env_id, fingerprint):
+                    raise SpearError(
+                        f"{path}, line {number}, is of {trajectory.env_id} with tasks {trajectory.fingerprint[:12]},"
+                        f" not {env_id} with {fingerprint[:12]}: choose another folder or remove the line"
+                    )
                 add_usage(spent, trajectory)
                 trials = earlier.setdefault((trajectory.task_id, trajectory.seed), [])
-                if trajectory.stop is not StopReason.FAULT and trajectory.trial == len(trials) + 1:
-                    trials.append(trajectory)
+                if trajectory.stop is not StopReason.FAULT and trajectory.trial <= len(trials) + 1:
+                    trials[trajectory.trial - 1 :] = [trajectory]
             yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer, spent)
 
 
@@ -103,5 +112,13 @@ def read_settings(out: Path) -> dict[str, Any]:
 
 
 def read_last(path: Path) -> list[Trajectory]:
-    """Read the last episode of each job. Raises SpearError if the file cannot be read."""
-    return list({(t.task_id, t.seed): t for t in read_trajectories(path)}.values())
+    """Read the last episode of each job, but one that ended rather than a later one cut short by a fault.
+
+    Raises SpearError if the file cannot be read.
+    """
+    last: dict[Key, Trajectory] = {}
+    for trajectory in read_trajectories(path):
+        key = trajectory.task_id, trajectory.seed
+        if key not in last or trajectory.stop is not StopReason.FAULT or last[key].stop is StopReason.FAULT:
+            last[key] = trajectory
+    return list(last.values())

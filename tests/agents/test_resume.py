@@ -215,7 +215,7 @@ def test_a_file_that_may_not_grow_is_one_clear_error_and_the_run_goes_on_later(r
 
 
 def test_two_processes_do_not_play_into_one_folder(settings: EvalSettings, tmp_path: Path) -> None:
-    with open_log(tmp_path / EPISODES), pytest.raises(SpearError, match="another process writes"):
+    with open_log(tmp_path / EPISODES, "", ""), pytest.raises(SpearError, match="another process writes"):
         run_evaluation(settings, _with_settings(settings, tmp_path))
 
 
@@ -278,3 +278,20 @@ def test_settings_that_do_not_go_together_are_refused(corridor_id: str) -> None:
     for changes, words in wrong:
         with pytest.raises(SpearError, match=words):
             EvalSettings(corridor_id, **changes)
+
+
+def test_lines_of_other_tasks_are_refused_and_the_last_of_a_job_counts(settings: EvalSettings, tmp_path: Path) -> None:
+    """By the evaluation that goes on as by whoever reads its records."""
+    run_evaluation(settings, tmp_path)
+    path = tmp_path / EPISODES
+    lines = path.read_text().splitlines()
+    first = json.loads(lines[0])
+    again = json.dumps(first | {"won": not first["won"]})
+    path.write_text("\n".join([*lines, again]) + "\n")
+    resumed = {(one.task_id, one.seed): one.won for one in run_evaluation(settings, tmp_path).trajectories}
+    assert resumed == {(one.task_id, one.seed): one.won for one in read_last(path)}
+    assert resumed[first["task_id"], first["seed"]] is not first["won"]
+    for change in ({"env_id": "other/Env-v0"}, {"fingerprint": "0" * 64}):
+        path.write_text("\n".join([*lines, json.dumps(first | change)]) + "\n")
+        with pytest.raises(SpearError, match=f"line {len(lines) + 1}"):
+            run_evaluation(settings, tmp_path)

@@ -67,7 +67,7 @@ def gateway(
         log = EpisodeLog()
         if out is not None:
             check_settings(out, policy.settings.identify(prepared.fingerprint))
-            log = stack.enter_context(open_log(out / EPISODES))
+            log = stack.enter_context(open_log(out / EPISODES, env_id, prepared.fingerprint))
 
         async def serve() -> None:
             server = Gateway(host, port)

@@ -83,7 +83,7 @@ class Game:
             }
             check_settings(self.out, json.loads(json.dumps(wanted)))
             self._prompts = PromptBuilder(ByteTokenizer(), self._template, Layout.PER_TURN, HISTORY)
-            self._log = stack.enter_context(open_log(self.out / EPISODES))
+            self._log = stack.enter_context(open_log(self.out / EPISODES, env_id, self.core.tasks.fingerprint))
             self.start(task or self.core.tasks[0].id)
             self._open = stack.pop_all()
 

@@ -368,8 +368,9 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         episode.well_formed = episode.well_formed and parsed.format_ok
         try:
             played = parsed.action
-            native = parsed.native is not None and self.response_format is ResponseFormat.TAGS
-            if self._peer and (native or played is None):  # verl-agent reads thoughts, too
+            # verl-agent reads thoughts, too; grammars with several kinds of actions are of other projects.
+            is_native = parsed.native is not None and self.response_format is ResponseFormat.TAGS
+            if self._peer and (played is None or (is_native and parsed.kind == "action")):
                 played = self.peer_action(action)
             result = self._malformed(parsed.problem) if played is None else self._play(played)
             episode.action = (played or "") if result.action is None else result.action

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf, open_dict
 from spear_agents.files import write_text
 from spear_training.launch import CONFIG_FILE, compose_training, prepare_run
 from spear_training.supervise import supervise_training
+from tests.rooms import ROOT
 from tests.training.every_algorithm import ALGORITHMS, NAME, OWN, STEPS_EACH, settings_of
 from tests.training.trainings import get_steps
 
@@ -42,7 +43,9 @@ def steps(sokoban_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         config.trainer.v1.trainer_mode = NAME
         config.trainer.v1[NAME] = {}
     write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
-    supervise_training(out, "cpu", lambda history: None, module=OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # before the package ``tests`` that verl installs
+        supervise_training(out, "cpu", lambda history: None, module=OWN)
     return get_steps(out)
 
 

@@ -314,7 +314,7 @@ def escape_markdown(text: str) -> str:
     """Make text safe in a cell of Markdown: no markup, link, HTML or further cell; one line."""
     plain = show_text(" ".join(text.split()))
     plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", plain)
+    return re.sub(r"([\\\[\]|])", r"\\\1", plain)
 
 
 def quote_markdown(text: str) -> str:

@@ -427,10 +427,12 @@ class TrajectoryWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        with file:
+            if exception[:1] == (None,):  # an error on the way says more
+                os.fsync(file.fileno())
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one trajectory."""

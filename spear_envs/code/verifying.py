@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 import threading
 import time
 from functools import lru_cache
@@ -82,9 +83,11 @@ class Verifier:
             return self._process
         require_math_verify()
         self._stop()
+        here = os.getcwd()  # last, since it needs nothing of the user's
+        path = [*(folder for folder in sys.path if folder not in ("", here)), here]
         # It ends with its stdin, so it does not outlive this process. Its stderr is useless.
         process = subprocess.Popen(
-            make_command("spear_envs.code.verify_worker"),
+            make_command("spear_envs.code.verify_worker", path=path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -30,14 +31,14 @@ def import_file(path: Path, name: str) -> ModuleType:
     return module
 
 
-def make_command(module: str, *arguments: str, same_path: bool = False) -> list[str]:
+def make_command(module: str, *arguments: str, path: Sequence[str] | None = None) -> list[str]:
     """Make the command that runs a module in another process, like ``python -m`` but with the current folder last.
 
-    ``-m`` puts that folder first, where a user's ``datasets.py`` or ``random.py`` takes the place of the real one. With
-    ``same_path`` the process imports from where this one does, in the same order.
+    ``-m`` puts that folder first, where a user's ``datasets.py`` or ``random.py`` takes the place of the real one.
+    ``path`` is where the process imports from instead, such as ``sys.path`` of this one.
     """
     order = HERE_LAST
-    if same_path:
-        order = f"import sys; sys.path[:] = {[folder or os.getcwd() for folder in sys.path]!r}"
+    if path is not None:
+        order = f"import sys; sys.path[:] = {[folder or os.getcwd() for folder in path]!r}"
     start = f"{order}; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", start, *arguments]

@@ -122,7 +122,7 @@ def trace_elsewhere(spec: Any, kwargs: Mapping[str, Any], episodes: Sequence[Any
         order, answer = Path(folder, "order.pickle"), Path(folder, "trace.json")
         order.write_bytes(cloudpickle.dumps((spec, dict(kwargs), list(episodes))))
         done = subprocess.run(
-            make_command("spear_envs.testing.trace", str(order), str(answer), same_path=True),
+            make_command("spear_envs.testing.trace", str(order), str(answer), path=sys.path),
             env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
             capture_output=True,
             text=True,

@@ -27,7 +27,7 @@ def test_the_same_path_has_the_same_order(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tests" / "__init__.py").write_text("print('mine')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    done = subprocess.run(make_command("tests.none", same_path=True), capture_output=True, text=True, check=False)
+    done = subprocess.run(make_command("tests.none", path=sys.path), capture_output=True, text=True, check=False)
     assert done.stdout == "mine\n", done.stderr
 
 

@@ -115,6 +115,16 @@ class Chat:
         """
         return self._marks.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text) if self._marks else text
 
+    def disarm_all(self, value: Any) -> Any:
+        """Break up special tokens, and places of pictures, in every text of a message or a schema, keys included."""
+        if isinstance(value, str):
+            return self.disarm(disarm_places(value))
+        if isinstance(value, Mapping):
+            return {self.disarm_all(key): self.disarm_all(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.disarm_all(part) for part in value]
+        return value
+
     def decode(self, response_ids: Sequence[int]) -> str:
         """Text of a response without its closing stop token; other special tokens stay visible."""
         return self._decode(tuple(response_ids))

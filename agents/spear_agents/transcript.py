@@ -67,9 +67,9 @@ class Transcript:
         """Build the prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
 
         Messages and the JSON schemas of tools are in OpenAI's form, with contents as text and arguments of calls as
-        objects, disarmed (:meth:`~spear_agents.chat.Chat.disarm`). ``goes_on``: the last message is the beginning of
-        the response. Raises ContextExceededError if it is too long, SpearError if the chat template refuses the
-        messages.
+        objects. Their texts are disarmed (:meth:`~spear_agents.chat.Chat.disarm_all`). ``goes_on``: the last message is
+        the beginning of the response. Raises ContextExceededError if it is too long, SpearError if the chat template
+        refuses the messages.
 
         The same in steps, of which the first and the third are heavy and may run in a thread: :meth:`render`,
         :meth:`begin`, ``encode`` of the chat, :meth:`finish`.
@@ -125,7 +125,8 @@ class Transcript:
         self.release(asked.follows)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
-        """The text of a prompt. Raises SpearError if the chat template refuses the messages."""
+        """The text of a prompt, disarmed. Raises SpearError if the chat template refuses the messages."""
+        messages, tools = self._chat.disarm_all(messages), self._chat.disarm_all(tools)
         keywords: dict[str, Any] = {"continue_final_message": True} if goes_on else {}
         if not self._knows_tools:
             system = "system" if self._chat.takes_system else "user"

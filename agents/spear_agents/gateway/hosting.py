@@ -103,23 +103,21 @@ class Host:
             told = f"task {task} is being played with seed {seed}: take another seed"
             raise Refusal(409, "invalid_request_error", "episode_exists", told)
         self._beginning.add((task, seed))
+        env: Env | None = None
         begun = False
         try:
             env = self._free.pop() if self._free else self.make_env()
             world = World(env, task, seed, self.env_id)
-            try:
-                stop = await world.begin(self.policy.prompts.measure)
-            except BaseException:
-                self._free.append(env)
-                raise
+            stop = await world.begin(self.policy.prompts.measure)
             if stop is not None:
-                self._free.append(env)
                 return stop
             begun = True
         finally:
             self._beginning.discard((task, seed))
             if not begun:
                 heapq.heappush(self._given_back, number)
+                if env is not None:
+                    self._free.append(env)
         sampling: Sampling = self.policy.settings.sampling()
         session = Session(world, self.policy.engine_for(env), self.policy.prompts, sampling, self.limits)
         self._open[session.key] = (session, env)

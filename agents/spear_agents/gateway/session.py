@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spear_agents.calling import ToolCall, read_calls
-from spear_agents.chat import Chat, Message, disarm_places
+from spear_agents.chat import Message
 from spear_agents.engines.base import (
     AgentFaultKind,
     ContextExceededError,
@@ -154,7 +154,7 @@ class Session:
         if self._running >= self._limits.parallel:
             raise BusyError(f"this episode has {self._running} calls under way, and no more are allowed")
         with self._busy():
-            return await self._complete(messages, _disarm(list(tools), self._prompts.chat), max_tokens, stop, goes_on)
+            return await self._complete(messages, self._prompts.chat.disarm_all(list(tools)), max_tokens, stop, goes_on)
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:
@@ -178,10 +178,7 @@ class Session:
         try:
             transcript.check_length(characters)
 
-            def render() -> str:
-                return transcript.render([_disarm(message, chat) for message in messages], tools, goes_on)
-
-            text = await work_aside(characters, render)
+            text = await work_aside(characters, lambda: transcript.render(messages, tools, goes_on))
             follows, rest = transcript.begin(text)
             try:
                 ids = await work_aside(len(rest), lambda: chat.encode(rest))
@@ -297,6 +294,8 @@ class Session:
             except SpearError as error:
                 self._break(error)
                 raise
+            finally:
+                self.touched = time.monotonic()
             info = self.world.info
             if self._calls:
                 call = self._calls[-1]
@@ -368,17 +367,6 @@ def _make_turn(call: _Call) -> Turn:
         follows=call.asked.follows,
         native_thought=call.native_thought,
     )
-
-
-def _disarm(value: Any, chat: Chat) -> Any:
-    """Break up the model's special tokens in every text of a message or a schema, keys included."""
-    if isinstance(value, str):
-        return chat.disarm(disarm_places(value))
-    if isinstance(value, Mapping):
-        return {_disarm(key, chat): _disarm(part, chat) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_disarm(part, chat) for part in value]
-    return value
 
 
 def _count(value: Any) -> int:

@@ -62,10 +62,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
     """Read a whole file. Raises OSError as :func:`open_regular` does, and for a file with more bytes."""
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", os.fspath(path))
-    return content
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", os.fspath(path))
+        return file.read(size)  # which takes as much memory as it is told
 
 
 def read_yaml_text(path: str | os.PathLike[str]) -> str:

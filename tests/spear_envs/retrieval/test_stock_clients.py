@@ -91,5 +91,7 @@ def test_verls_request_and_reading_of_the_answer(url: str, verl: Path) -> None:
     assert metadata["status"] == "success" and metadata["api_request_error"] is None
     assert metadata["query_count"] == 2 and metadata["total_results"] == 3
     assert json.loads(text)["result"].startswith('Doc 1 (Title: "The amber fox")\nA fox that is amber')
-    _, refused = client.perform_single_search_batch(url, [" "], topk=3)
+    _, blank = client.perform_single_search_batch(url, [" "], topk=3)
+    assert blank["status"] == "success" and blank["total_results"] == 0, "a batch is not lost for a blank query"
+    _, refused = client.perform_single_search_batch(url, ["x" * 9000], topk=3)
     assert refused["status"] == "api_error" and "422" in refused["api_request_error"]

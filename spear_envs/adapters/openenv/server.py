@@ -215,6 +215,12 @@ def _add_play(app: FastAPI, service: EnvService) -> None:
         service.check(request)
         return _write(200, {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
 
+    # Instead of FastAPI's own route, which asks for no token. OpenEnv's validator reads it.
+    @app.get("/openapi.json")
+    async def openapi(request: Request) -> Response:
+        service.check(request)
+        return _write(200, app.openapi())
+
     @app.get("/state")
     async def state(request: Request) -> Response:
         service.check(request)

@@ -13,7 +13,7 @@ from spear_envs.core.tasks import TaskSet, check_split
 from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
 from spear_envs.retrieval.searcher import LocalSearcher, Searcher
 from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
-from spear_envs.search.mini_kb import SPLITS, KnowledgeBase, build
+from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
 MINI = "mini"
@@ -29,7 +29,7 @@ RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
 
 
 def _build(dataset: str) -> KnowledgeBase:
-    return build(size=EMBEDDED[dataset])
+    return open_base(EMBEDDED[dataset])
 
 
 def list_texts(dataset: str) -> tuple[list[dict[str, str]], list[str]]:

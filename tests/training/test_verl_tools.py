@@ -25,7 +25,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.core.errors import SpearError
-from spear_envs.search.mini_kb import build
+from spear_envs.search.embedded import open_base
 from spear_training.verl_tools import CALLS, FAULTS, CodeInterpreterTool, SearchTool
 from tests import commands
 from tests.calling_policy import make_policy
@@ -116,7 +116,7 @@ def tools(services: Any) -> list[Any]:
 
 def test_a_program_and_a_search_on_real_services(tokenizer: Any, tools: list[Any]) -> None:
     assert [tool.name for tool in tools] == ["code_interpreter", "search"]
-    passage = build(size="standard").corpus[7]
+    passage = open_base("standard").corpus[7]
     title = passage["contents"].partition("\n")[0]
     output, script = play(
         tokenizer,

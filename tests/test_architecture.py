@@ -137,7 +137,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_agents/engines/weights.py",
         "spear_training/warmstart*",
         "spear_training/checkpoints.py",
-        "spear_training/lab/runs.py",
         "spear_training/verl_plugin/adapters.py",
         "spear_training/export.py",
     ),
@@ -178,7 +177,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyarrow": ("spear_envs/data/rows.py", "spear_agents/exports/dataset.py"),
     "math_verify": ("spear_envs/code/verify_worker.py",),
     "tensorboard": ("spear_training/*",),
-    "matplotlib": ("spear_training/plots*", "spear_training/lab/plots.py", "spear_sandbox/guest/warmth.py"),
+    "matplotlib": ("spear_training/plots*", "spear_sandbox/guest/warmth.py"),
 }
 # Rooms with a shorter list than the table above gives them.
 ONLY: dict[str, tuple[str, ...]] = {

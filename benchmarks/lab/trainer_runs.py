@@ -13,6 +13,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from benchmarks.lab.comparison import Panel, RunPlan, TrainerComparison
+from benchmarks.lab.training import KEPT, StepLine, summarize_run
 from spear_agents.evaluation import run_evaluation
 from spear_agents.metrics import read_history
 from spear_agents.settings import EvalSettings
@@ -22,8 +24,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.checkpoints import describe_code
 from spear_training.choices import quote_value
-from spear_training.lab.comparison import Panel, RunPlan, TrainerComparison
-from spear_training.lab.training import KEPT, StepLine, summarize_run
 from spear_training.launch import compose_training, flatten_config, prepare_run
 from spear_training.supervise import supervise_training
 from spear_training.warmstart import choose_recipe, train_policy

@@ -1,4 +1,4 @@
-"""``spear lab``."""
+"""``python -m benchmarks.lab``: compare ways to train over many seeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from spear_sandbox.console import run_command
 
 FILE = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 
@@ -21,8 +23,8 @@ def lab() -> None:
     `spear train` with the demo's policy, which takes minutes per run.
 
     \b
-      spear lab run benchmarks/lab/fresh_03.yaml --out runs/lab/fresh_03
-      spear lab report benchmarks/lab/fresh_03.yaml runs/lab/fresh_03/result.json
+      python -m benchmarks.lab run benchmarks/lab/fresh_03.yaml --out runs/lab/fresh_03
+      python -m benchmarks.lab report benchmarks/lab/fresh_03.yaml runs/lab/fresh_03/result.json
     """
 
 
@@ -36,10 +38,10 @@ def run(file: Path, out: Path, jobs: int) -> None:
     The same command resumes.
 
     \b
-      spear lab run benchmarks/lab/fresh_03.yaml --out runs/fresh_03
+      python -m benchmarks.lab run benchmarks/lab/fresh_03.yaml --out runs/fresh_03
     """
-    from spear_training.lab.comparison import Comparison
-    from spear_training.lab.runs import RESULT, Registry, run_all
+    from benchmarks.lab.comparison import Comparison
+    from benchmarks.lab.runs import RESULT, Registry, run_all
 
     comparison = Comparison.read(file)
     registry = Registry(comparison, out)
@@ -67,10 +69,10 @@ def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | No
     FILE must be the same as when RESULT was made.
 
     \b
-      spear lab report benchmarks/lab/fresh_03.yaml runs/fresh_03/result.json
+      python -m benchmarks.lab report benchmarks/lab/fresh_03.yaml runs/fresh_03/result.json
     """
-    from spear_training.lab.comparison import Comparison
-    from spear_training.lab.report import Findings, write_page
+    from benchmarks.lab.comparison import Comparison
+    from benchmarks.lab.report import Findings, write_page
 
     pairs = [tuple(pair.split(":")) for pair in explore]
     if any(len(pair) != 2 for pair in pairs):
@@ -78,10 +80,14 @@ def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | No
     findings = Findings(Comparison.read(file), result)
     text = findings.write_tables(pairs)  # type: ignore[arg-type]
     if figure is not None:
-        from spear_training.lab.plots import plot_findings
+        from benchmarks.lab.plots import plot_findings
 
         plot_findings(findings, figure)
     if page is not None:
         write_page(page, file.stem, text)
     else:
         click.echo(text, nl=False)
+
+
+if __name__ == "__main__":
+    run_command(lab, "python -m benchmarks.lab", explain=lambda error: f"{error.name} is not installed: make setup")

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.lab.policy import Policy
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
 from spear_training.algorithms.rows import Array
-from spear_training.lab.policy import Policy
 from spear_training.step.loss import compute_loss, measure_loss
 from spear_training.step.update import Pass, Sums
 

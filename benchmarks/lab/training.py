@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.lab.actor import LabActor
+from benchmarks.lab.comparison import Arm, TrainingSettings
+from benchmarks.lab.playing import LabRollouts
+from benchmarks.lab.policy import BoardPolicy, Examiner
+from benchmarks.lab.rooms import Rooms
 from spear_agents.engines.base import derive_seed
 from spear_training.algorithms import SpearSettings
 from spear_training.algorithms.branching import Archive
 from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
-from spear_training.lab.actor import LabActor
-from spear_training.lab.comparison import Arm, TrainingSettings
-from spear_training.lab.playing import LabRollouts
-from spear_training.lab.policy import BoardPolicy, Examiner
-from spear_training.lab.rooms import Rooms
 from spear_training.step.curriculum import rate_difficulty
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep

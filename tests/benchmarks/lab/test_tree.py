@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.lab.comparison import Arm, Comparison, TrainingSettings
+from benchmarks.lab.playing import Beginning, Played, play_groups, tabulate_play
+from benchmarks.lab.policy import BoardPolicy, Examiner
+from benchmarks.lab.rooms import Rooms
+from benchmarks.lab.training import Training
+from benchmarks.lab.tree import ESTIMATOR, TreeSettings, estimate_tree
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
 from spear_training.algorithms.estimators import estimate_grpo
-from spear_training.lab.comparison import Arm, Comparison, TrainingSettings
-from spear_training.lab.playing import Beginning, Played, play_groups, tabulate_play
-from spear_training.lab.policy import BoardPolicy, Examiner
-from spear_training.lab.rooms import Rooms
-from spear_training.lab.training import Training
-from spear_training.lab.tree import ESTIMATOR, TreeSettings, estimate_tree
 from spear_training.step.plan import reward_episode
 
 Segment = tuple[Any, ...]

@@ -81,9 +81,9 @@ def main() -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     import spear_training.verl_plugin  # noqa: F401 - registers our engines
+    from benchmarks.lab.actor import LabActor
     from spear_training.algorithms import SpearSettings
-    from spear_training.lab.actor import LabActor
-    from tests.training.lab.pairs import (
+    from tests.benchmarks.lab.pairs import (
         SETTINGS,
         ModelPolicy,
         count_replayed,

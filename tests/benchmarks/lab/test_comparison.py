@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
+from benchmarks.lab.__main__ import lab
 from click.testing import CliRunner, Result
 
+from benchmarks.lab.comparison import Arm, Comparison, TrainingSettings
+from benchmarks.lab.report import Findings
+from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
 from spear_agents.crossed import count_pairs, estimate_crossed
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SettingsError, SpearSettings
-from spear_training.lab.cli import lab
-from spear_training.lab.comparison import Arm, Comparison, TrainingSettings
-from spear_training.lab.report import Findings
-from spear_training.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
 from tests.rooms import ROOT
 
 CONTENT: dict[str, Any] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spear_training.lab.report import Findings
+from benchmarks.lab.report import Findings
 
 
 def plot_findings(findings: Findings, path: Path) -> None:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.lab.comparison import Arm, TrainingSettings
+from benchmarks.lab.controls import weigh_positive
+from benchmarks.lab.playing import Beginning
+from benchmarks.lab.policy import BoardPolicy, Examiner
+from benchmarks.lab.rooms import Rooms
+from benchmarks.lab.training import Training, train
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import SettingsError, policy_loss
 from spear_training.algorithms.branching import Branch
-from spear_training.lab.comparison import Arm, TrainingSettings
-from spear_training.lab.controls import weigh_positive
-from spear_training.lab.playing import Beginning
-from spear_training.lab.policy import BoardPolicy, Examiner
-from spear_training.lab.rooms import Rooms
-from spear_training.lab.training import Training, train
 
 SETTINGS = TrainingSettings(
     levels=16, tasks=4, group=4, turns=8, minibatch=64, budget=900, spear={"replay": {"capacity": 8}}
@@ -76,7 +76,7 @@ def test_a_second_epoch_and_the_weight_of_wins_change_the_step(rooms: Rooms) -> 
     plain, twice, positive = (
         make(rooms),
         make(rooms, epochs=2),
-        make(rooms, spear={"loss": {"policy": "spear_training.lab.controls:weigh_positive"}}),
+        make(rooms, spear={"loss": {"policy": "benchmarks.lab.controls:weigh_positive"}}),
     )
     for training in (plain, twice, positive):
         steps(training, 2)

@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+from benchmarks.lab import trainer_runs
+from benchmarks.lab.comparison import Comparison, RunPlan, TrainerComparison
+from benchmarks.lab.report import Findings
+from benchmarks.lab.runs import Registry, run_all
+from benchmarks.lab.trainer_runs import TrainerBench, find_end, list_overrides
 from spear_agents.metrics import METRICS_FOLDER, read_history
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SettingsError
-from spear_training.lab import trainer_runs
-from spear_training.lab.comparison import Comparison, RunPlan, TrainerComparison
-from spear_training.lab.report import Findings
-from spear_training.lab.runs import Registry, run_all
-from spear_training.lab.trainer_runs import TrainerBench, find_end, list_overrides
 from spear_training.launch import compose_config
 from spear_training.settings import RunSettings
 

@@ -7,6 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
+from benchmarks.lab.actor import LabActor
+from benchmarks.lab.policy import BoardPolicy
+from benchmarks.lab.rooms import Rooms
+from benchmarks.lab.tree import TreeSettings
 from spear_agents.trajectory import StopReason
 from spear_envs.core.rewards import FORMAT_BONUS, tool_call_reward
 from spear_envs.sokoban.levels import find_band
@@ -14,10 +18,6 @@ from spear_training.algorithms import RowTable
 from spear_training.algorithms.branching import Archive, Branch
 from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
-from spear_training.lab.actor import LabActor
-from spear_training.lab.policy import BoardPolicy
-from spear_training.lab.rooms import Rooms
-from spear_training.lab.tree import TreeSettings
 from spear_training.step.records import EpisodeRecord, Rollout
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from benchmarks.lab.rooms import CODES, FAR, MOVES, Rooms
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import RowTable
 from spear_training.algorithms.rows import Array
-from spear_training.lab.rooms import CODES, FAR, MOVES, Rooms
 
 
 class Policy(Protocol):
-    """A model for :class:`~spear_training.lab.actor.LabActor`."""
+    """A model for :class:`~benchmarks.lab.actor.LabActor`."""
 
     def parameters(self) -> Any:
         """Parameters for the optimiser."""

@@ -10,10 +10,10 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 
+from benchmarks.lab.actor import LabActor
 from spear_training.algorithms import SpearSettings
-from spear_training.lab.actor import LabActor
-from tests.training.lab import real_trainer
-from tests.training.lab.pairs import SETTINGS, TablePolicy, count_replayed, measure_differences, run_both, score_with
+from tests.benchmarks.lab import real_trainer
+from tests.benchmarks.lab.pairs import SETTINGS, TablePolicy, count_replayed, measure_differences, run_both, score_with
 from tests.training.verl_plugin.fakes import FakeQueue
 from tests.training.verl_plugin.steps import RATE, FakeWorkers
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from benchmarks.lab.actor import LabActor
 from spear_training.algorithms import RowTable, SpearSettings
-from spear_training.lab.actor import LabActor
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks._figures import Bar, Figure, make_parser, run_benchmark
-from spear_training.lab.comparison import Comparison
-from spear_training.lab.runs import Registry, run_all
+from benchmarks.lab.comparison import Comparison
+from benchmarks.lab.runs import Registry, run_all
 
 BARS = (Bar("30 seeds × 7 arms, two processes", "min", at_most=15.0),)
 FILE = Path(__file__).parent / "lab" / "fresh_03.yaml"

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from benchmarks.lab.tree import ESTIMATOR, TreeSettings
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.generate import Recipe
 from spear_training.algorithms import SettingsError, SpearSettings
@@ -23,7 +24,6 @@ from spear_training.algorithms.branching import BranchSettings
 from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.choices import check_choice, find_files, read_config
-from spear_training.lab.tree import ESTIMATOR, TreeSettings
 
 TUNING_SEED = 1000
 """First seed of the runs that choose learning rates; reported seeds start at 0."""

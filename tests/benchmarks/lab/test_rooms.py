@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import spear_envs  # noqa: F401 - registers the environments
+from benchmarks.lab.playing import Beginning, play_groups, tabulate_play
+from benchmarks.lab.policy import BoardPolicy, Examiner, clone_expert
+from benchmarks.lab.rooms import FAR, Rooms
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.levels import WORDS
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.lab.playing import Beginning, play_groups, tabulate_play
-from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
-from spear_training.lab.rooms import FAR, Rooms
 
 TURNS = 12
 

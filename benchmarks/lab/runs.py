@@ -16,29 +16,30 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+import spear_training
+from benchmarks.lab.comparison import TUNING_SEED, Comparison, LabComparison, Panel, RunPlan, TrainerComparison
+from benchmarks.lab.policy import BoardPolicy, Examiner, clone_expert
+from benchmarks.lab.rooms import Rooms
+from benchmarks.lab.training import Training, train
 from spear_agents.files import draft_file, write_json, write_text
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.lab.comparison import TUNING_SEED, Comparison, LabComparison, Panel, RunPlan, TrainerComparison
-from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
-from spear_training.lab.rooms import Rooms
-from spear_training.lab.training import Training, train
 
 if TYPE_CHECKING:
-    from spear_training.lab.trainer_runs import TrainerBench
+    from benchmarks.lab.trainer_runs import TrainerBench
 
 DECIDING = ("actor", "controls", "playing", "policy", "rooms", "training", "tree")
-PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
-"""Modules that affect runs."""
+"""Modules of this folder that affect runs, besides the trainer's ``algorithms`` and ``step``."""
 REGISTERED, RESULT = "registered.json", "result.json"
 
 
 def digest_code() -> str:
     """SHA-256 over the modules that affect runs."""
-    root = Path(__file__).parent.parent
-    files = sorted(file for part in PARTS for file in root.glob(f"{part}.py"))
+    here, trainer = Path(__file__).parent, Path(spear_training.__file__).parent
+    files = [*trainer.glob("algorithms/*.py"), *trainer.glob("step/*.py"), *(here / f"{name}.py" for name in DECIDING)]
+    files.sort()
     return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
 
 
@@ -198,7 +199,7 @@ def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     bench: AnyBench  # makes the data that all processes read
     if isinstance(registry.comparison, TrainerComparison):
-        from spear_training.lab.trainer_runs import TrainerBench  # imports transformers
+        from benchmarks.lab.trainer_runs import TrainerBench  # imports transformers
 
         bench = TrainerBench(registry.comparison, cache, registry.out)
     else:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from benchmarks.lab.__main__ import lab
 from click.testing import CliRunner, Result
 
+from benchmarks.lab.__main__ import lab
 from benchmarks.lab.comparison import Arm, Comparison, TrainingSettings
 from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all

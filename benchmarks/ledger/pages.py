@@ -1,4 +1,4 @@
-"""Pages with tables made from the ledger."""
+"""Tables and the leaderboard, made from the ledger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from spear_agents.panels.ledger import Entry, escape_markdown, quote_markdown, write_named_panel
+from benchmarks.ledger.entries import Entry, write_named_panel
+from spear_agents.panels.panel import open_panel
+from spear_agents.panels.rescore import format_percent
 from spear_agents.statistics import Estimate, estimate_difference, estimate_mean, split_numbers
 from spear_envs.core import SpearError
+from spear_sandbox.console import show_text
 
 _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)", re.S)
 """A table: a comment with the names of its entries, and one that ends it."""
@@ -75,3 +78,42 @@ def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> st
 
 def _percent(estimate: Estimate) -> str:
     return f"{estimate.mean:.1%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+
+
+def format_leaderboard(entries: Sequence[Entry]) -> str:
+    """Format the ledger as a page in Markdown: a table for each panel, the best first."""
+    parts = [
+        "# Leaderboard",
+        "`python -m benchmarks.ledger page` writes this page from the files in `results/`, and `verify` recomputes every"
+        " figure. The 95 % intervals are over tasks; another training may differ by more.",
+    ]
+    for name in dict.fromkeys(entry.panel for entry in entries):
+        panel = open_panel(name)
+        rows = sorted((e for e in entries if e.panel == name), key=lambda entry: -entry.recompute().mean)
+        first = rows[0]
+        parts.append(f"## {name}")
+        parts.append(
+            f"{panel.title.capitalize()}: `{panel.env_id}`, split `{panel.split}`, {len(first.outcomes)} tasks ×"
+            f" {panel.protocol.samples} samples at temperature {panel.protocol.temperature:g}, prompt"
+            f" `{panel.protocol.template}`; tasks `{first.fingerprint[:12]}`, panel `{first.panel_digest[:12]}`."
+        )
+        lines = ["| player | success, % | weights | entry | notes |", "|---|---|---|---|---|"]
+        for entry in rows:
+            weights = f"`{entry.model_digest[:12]}`" if entry.model_digest else ""
+            shown = format_percent(entry.recompute()).replace(" %", "")
+            player, notes = escape_markdown(entry.model or entry.engine), escape_markdown(entry.notes)
+            lines.append(f"| {player} | {shown} | {weights} | {quote_markdown(entry.name)} | {notes} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Make text safe in a cell of Markdown: no markup, link, HTML or further cell; one line."""
+    plain = show_text(" ".join(text.split()))
+    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\\[\]|])", r"\\\1", plain)
+
+
+def quote_markdown(text: str) -> str:
+    """Quote text as code in a cell of Markdown, which takes it as it is."""
+    return f"`{re.sub('[`|]', '', show_text(' '.join(text.split())))}`"

@@ -18,13 +18,13 @@ import spear_envs
 from spear_agents.evaluation import run_evaluation
 from spear_agents.files import digest_model, explain_unwritable, write_text
 from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
+from spear_agents.panels.rescore import estimate_outcomes, format_percent
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
+from spear_agents.statistics import Estimate, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
 from spear_envs.data.files import read_regular
-from spear_sandbox.console import show_text
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run fixed by its panel."""
@@ -80,11 +80,6 @@ class Entry:
     def recompute(self) -> Estimate:
         """The success from the outcomes."""
         return estimate_outcomes(self.outcomes)
-
-
-def estimate_outcomes(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
-    """Success over tasks, of whose samples the mean counts."""
-    return estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])
 
 
 def digest_outcomes(outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> str:
@@ -202,7 +197,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
     """Read the entries of a ledger, by name. Raises SpearError if there is none, or a file is not an entry."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
-        raise SpearError(f"{folder} does not contain an entry: spear ledger add writes one.")
+        raise SpearError(f"{folder} does not contain an entry: python -m benchmarks.ledger add writes one.")
     for path in paths:
         try:
             entry = Entry(**json.loads(read_regular(path)))
@@ -276,47 +271,3 @@ def write_named_panel(name: str) -> Mapping[str, Any]:
 @lru_cache(maxsize=16)
 def _write_official(name: str) -> Mapping[str, Any]:
     return write_panel(OFFICIAL[name])
-
-
-def format_percent(estimate: Estimate) -> str:
-    """Mean and interval in percent."""
-    return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def format_leaderboard(entries: Sequence[Entry]) -> str:
-    """Format the ledger as a page in Markdown: a table for each panel, the best first."""
-    parts = [
-        "# Leaderboard",
-        "`spear leaderboard` writes this page from the files in `results/`, and `spear ledger verify` recomputes every"
-        " figure. The 95 % intervals are over tasks; another training may differ by more.",
-    ]
-    for name in dict.fromkeys(entry.panel for entry in entries):
-        panel = open_panel(name)
-        rows = sorted((e for e in entries if e.panel == name), key=lambda entry: -entry.recompute().mean)
-        first = rows[0]
-        parts.append(f"## {name}")
-        parts.append(
-            f"{panel.title.capitalize()}: `{panel.env_id}`, split `{panel.split}`, {len(first.outcomes)} tasks ×"
-            f" {panel.protocol.samples} samples at temperature {panel.protocol.temperature:g}, prompt"
-            f" `{panel.protocol.template}`; tasks `{first.fingerprint[:12]}`, panel `{first.panel_digest[:12]}`."
-        )
-        lines = ["| player | success, % | weights | entry | notes |", "|---|---|---|---|---|"]
-        for entry in rows:
-            weights = f"`{entry.model_digest[:12]}`" if entry.model_digest else ""
-            shown = format_percent(entry.recompute()).replace(" %", "")
-            player, notes = escape_markdown(entry.model or entry.engine), escape_markdown(entry.notes)
-            lines.append(f"| {player} | {shown} | {weights} | {quote_markdown(entry.name)} | {notes} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
-
-
-def escape_markdown(text: str) -> str:
-    """Make text safe in a cell of Markdown: no markup, link, HTML or further cell; one line."""
-    plain = show_text(" ".join(text.split()))
-    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\\[\]|])", r"\\\1", plain)
-
-
-def quote_markdown(text: str) -> str:
-    """Quote text as code in a cell of Markdown, which takes it as it is."""
-    return f"`{re.sub('[`|]', '', show_text(' '.join(text.split())))}`"

@@ -84,8 +84,8 @@ def format_leaderboard(entries: Sequence[Entry]) -> str:
     """Format the ledger as a page in Markdown: a table for each panel, the best first."""
     parts = [
         "# Leaderboard",
-        "`python -m benchmarks.ledger page` writes this page from the files in `results/`, and `verify` recomputes every"
-        " figure. The 95 % intervals are over tasks; another training may differ by more.",
+        "`python -m benchmarks.ledger page` writes this page from the files in `results/`, and `verify` recomputes"
+        " every figure. The 95 % intervals are over tasks; another training may differ by more.",
     ]
     for name in dict.fromkeys(entry.panel for entry in entries):
         panel = open_panel(name)

@@ -13,7 +13,7 @@ from spear_envs.core.making import find_creator, list_registered
 from spear_envs.core.registration import ENVIRONMENTS, PREFIX, EnvEntry
 from spear_envs.data.cli import DATASETS, Dataset
 from spear_envs.data.listing import Collection
-from spear_envs.doctor.packages import find_version, read_requirements
+from spear_envs.doctor import find_version, read_requirements
 
 DISTRIBUTION = "spear-envs"
 

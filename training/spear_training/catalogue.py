@@ -1,22 +1,30 @@
-"""Presets and models of ``spear train``: what each uses and needs, and what is missing.
+"""``spear algorithms`` and ``spear presets``: what ``spear train`` runs, what each choice needs, and what is missing.
 
 Files are read without Hydra, torch or verl, so that a listing starts quickly.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spear_agents.listing import print_rows
 from spear_agents.models.catalogue import KNOWN
 from spear_agents.models.listing import ModelListing, Place, describe_hub, describe_known
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
 from spear_envs.data.space import format_bytes
-from spear_training.choices import CONFIG, find_user_folder, list_choices, read_config
+from spear_training.choices import CONFIG, find_user_folder, list_algorithms, list_choices, read_config
+from spear_training.overrides import CONFIG_DIR_OPTION
 from spear_training.planning.memory import read_known
 from spear_training.presets import list_presets
 
@@ -146,3 +154,89 @@ def _list_model_needs(model: ModelListing | None, env_id: str, of_paper: bool) -
         here = model.place is Place.CACHED
         size = "" if model.download_bytes is None else f" (about {format_bytes(model.download_bytes)})"
         yield Need("model", model.hub_id or model.name, here, f"downloaded when the training starts{size}")
+
+
+NONE = "–"
+MENDS = {
+    "model": "a download when the training starts (spear models list); for –: model=NAME",
+    "warm start": "spear warmstart ENV --out DIR, then actor_rollout_ref.model.path=DIR",
+}
+"""How to get common needs of presets."""
+FOOTER = (
+    "Named models run on GPUs: add cluster=1gpu, 8gpu or 4x8gpu. A dry run on a CPU",
+    "needs none of this: model=tiny, or tiny_vl for pictures.",
+    "A preset of the paper as the authors' code has it: preset=official/NAME.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+
+
+@click.command("algorithms")
+@json_option
+@CONFIG_DIR_OPTION
+def algorithms(as_json: bool, config_dir: Path | None) -> None:
+    """List the algorithms that `spear train algorithm=NAME` runs.
+
+    Each is a file of training/spear_training/config/algorithm; docs/algorithms.md has the equations. Your own:
+    DIR/algorithm/NAME.yaml, starting with `# @package _global_` and `# TITLE: MEANING`.
+
+    \b
+      spear algorithms
+      spear algorithms --config-dir mine
+    """
+    found = list_algorithms(config_dir)
+    if as_json:
+        _print_json({"algorithms": [asdict(algorithm) for algorithm in found]})
+        return
+    table = Table("algorithm=", "in the paper", box=None, pad_edge=False)
+    table.add_column("what it is", overflow="fold")
+    for algorithm in found:
+        table.add_row(algorithm.name, algorithm.title, algorithm.meaning)
+    Console().print(table)
+
+
+@click.command("presets")
+@json_option
+@CONFIG_DIR_OPTION
+def presets(as_json: bool, config_dir: Path | None) -> None:
+    """List the presets that `spear train preset=NAME` runs, and what each needs that is missing here.
+
+    A preset of the paper names its model; ours train a tiny policy of `spear warmstart`.
+
+    \b
+      spear presets
+      spear presets --config-dir mine
+    """
+    found = survey_presets(config_dir)
+    if as_json:
+        _print_json({"presets": [asdict(preset) for preset in found]})
+        return
+    rows = [
+        (
+            (
+                preset.name,
+                preset.environment,
+                preset.model or NONE,
+                preset.algorithm,
+                ", ".join(dict.fromkeys(need.kind for need in preset.missing)) or "nothing",
+            ),
+            preset.title,
+        )
+        for preset in found
+    ]
+    console = Console()
+    print_rows(console, ("preset=", "env", "model", "algorithm", "missing"), rows)
+    mends: dict[str, dict[str, None]] = {}  # as ordered sets
+    for need in (need for preset in found for need in preset.missing):
+        mends.setdefault(need.kind, {})[MENDS.get(need.kind, need.mend)] = None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for kind, ways in mends.items():
+        table.add_row(Text(kind), Text("\n".join(ways)))
+    console.print()
+    console.print(table)
+    for line in FOOTER:
+        console.print(line, markup=False, highlight=False)
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    click.echo(json.dumps(facts, indent=1, ensure_ascii=False))

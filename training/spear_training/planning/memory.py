@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from spear_agents.models.catalogue import find_snapshot, models_folder
 from spear_agents.models.checking import check_folder
 from spear_envs.core.errors import SpearError, first_line
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 GIB = 2**30
 LOGITS = 2**26
@@ -280,6 +282,8 @@ def count_shards(trainer: DictConfig, fsdp_size: int) -> int:
 
 def read_width(fsdp_config: DictConfig) -> int:
     """Bytes of a number in the computation, from an FSDP configuration's mixed precision; verl's default is bf16."""
+    from omegaconf import OmegaConf  # late: listings of models read this module
+
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
     return 2 if kind is None or str(kind) in HALF else 4
 

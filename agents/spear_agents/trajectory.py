@@ -25,7 +25,7 @@ MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""
 _CHARACTERS = 0xD800
 """Ids below it are written as characters; surrogates, which JSON would join in pairs, begin here."""
-_SHOWN = 60
+_SHOWN = 100
 """Characters of a text in a short form of a turn."""
 _log = logging.getLogger(__name__)
 
@@ -269,7 +269,10 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
-        """Read a line of :meth:`to_json`. Raises ValueError, KeyError or TypeError if it is not a trajectory."""
+        """Read a line of :meth:`to_json`. Raises ValueError, KeyError or TypeError if it is not a trajectory.
+
+        An outcome that contradicts how the episode ended is a ValueError, too.
+        """
         try:
             data: dict[str, Any] = json.loads(line)
         except RecursionError as error:
@@ -285,7 +288,12 @@ class Trajectory:
             "criteria": tuple(map(_read_criterion, data.pop("criteria", ()))),
             "reflected": _read_served(data.pop("reflected", None)),
         }
-        return cls(turns=turns, **read, **data)
+        found = cls(turns=turns, **read, **data)
+        stop, outcome = found.stop, found.reward_terms.get("outcome")
+        is_won = stop is StopReason.WON
+        if stop is not StopReason.FAULT and (found.won is not is_won or outcome == (-1 if is_won else 1)):
+            raise ValueError(f"won={found.won} contradicts stop={stop.value} or outcome={outcome}")
+        return found
 
 
 def _shorten(text: str) -> str:
@@ -462,9 +470,8 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                 try:
                     trajectory = Trajectory.from_json(line.decode("ascii"))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise SpearError(
-                        f"{path}, line {number} is not a trajectory ({type(error).__name__}): remove it or the file"
-                    ) from error
+                    told = f"{path}, line {number} is not a trajectory ({_shorten(f'{type(error).__name__}: {error}')})"
+                    raise SpearError(f"{told}: remove it or the file") from error
                 yield trajectory
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}. `spear eval --out FOLDER` writes one.") from error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -88,7 +89,7 @@ trajectories = st.builds(
     trial=st.integers(1, 5),
     memory=st.lists(texts, max_size=3).map(tuple),
     reflection=st.none() | texts,
-)
+).map(lambda made: made if made.stop is StopReason.FAULT else replace(made, won=made.stop is StopReason.WON))
 
 
 def make_trajectory(layout: Layout = Layout.PER_TURN, count: int = 2, **changes: object) -> Trajectory:

@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from spear_agents.engines.base import Ending, Finish, Served
+from spear_agents.engines.bytes import BYTES_END
 from spear_agents.files import explain_unwritable
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.criteria import Criterion
@@ -252,7 +253,7 @@ class Trajectory:
             if not turn["native_thought"]:
                 del turn["native_thought"]
         if self.tokens is TokenKind.BYTES:
-            turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
+            turns = list(map(_shrink, turns))
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
         if self.steps is None:
             del data["steps"]
@@ -278,11 +279,12 @@ class Trajectory:
         except RecursionError as error:
             raise ValueError("the line is nested too deeply") from error
         _require_types(data, _TRAJECTORY_TYPES)
-        turns = tuple(map(_read_turn, data.pop("turns")))
+        tokens = TokenKind(data.pop("tokens", TokenKind.MODEL))
+        turns = tuple(_read_turn(turn, tokens) for turn in data.pop("turns"))
         read: dict[str, Any] = {
             "layout": Layout(data.pop("layout")),
             "stop": StopReason(data.pop("stop")),
-            "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
+            "tokens": tokens,
             "memory": tuple(data.pop("memory", ())),
             "steps": _read_steps(data.pop("steps", None)),
             "criteria": tuple(map(_read_criterion, data.pop("criteria", ()))),
@@ -319,7 +321,6 @@ def _make_row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
     return Row(turns[chain[0]].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), chain[0], pictures)
 
 
-_ID_KEYS = ("prompt_ids", "response_ids")
 _NUMBER = (int, float)
 _TRAJECTORY_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation", "detail"), str),
@@ -360,6 +361,21 @@ def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
     return numbers
 
 
+def _spell(response: str, finish: Finish) -> tuple[int, ...]:
+    """The bytes of a response, and its end."""
+    return (*response.encode("utf-8", "surrogatepass"), *((BYTES_END,) if finish is Finish.STOP else ()))
+
+
+def _shrink(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn of bytes without what follows from its text: the ids, and zeros of a policy without log-probabilities."""
+    kept = turn | {key: _write_bytes(turn[key]) for key in ("prompt_ids", "response_ids")}
+    if turn["response_ids"] == (ids := _spell(turn["response"], turn["finish"])):
+        del kept["response_ids"]
+        if turn["log_probs"] == (0.0,) * len(ids):
+            del kept["log_probs"]
+    return kept
+
+
 def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
     """A character for each id, a quarter of the size of numbers; other ids stay numbers."""
     return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
@@ -385,8 +401,11 @@ def _read_criterion(written: Sequence[Any]) -> Criterion:
     return criterion
 
 
-def _read_turn(data: Mapping[str, Any]) -> Turn:
+def _read_turn(data: dict[str, Any], tokens: TokenKind) -> Turn:
     _require_types(data, _TURN_TYPES)
+    if tokens is TokenKind.BYTES and "response_ids" not in data:
+        ids = list(_spell(data["response"], Finish(data["finish"])))
+        data = {"log_probs": [0.0] * len(ids)} | data | {"response_ids": ids}
     return Turn(
         **{
             **data,

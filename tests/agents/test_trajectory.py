@@ -139,6 +139,19 @@ def test_a_trajectory_comes_back_as_it_was_written(trajectory: Trajectory) -> No
     assert all(isinstance(turn.finish, Finish) and isinstance(turn.prompt_ids, tuple) for turn in back.turns)
 
 
+@pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH])
+@pytest.mark.parametrize("log_prob", [0.0, -0.5])
+def test_a_long_response_of_bytes_is_written_once(finish: Finish, log_prob: float) -> None:
+    text = "go \ud800é" * 10_000
+    ids = (*text.encode("utf-8", "surrogatepass"), *([256] if finish is Finish.STOP else []))
+    turn = make_trajectory().turns[0]
+    turn = replace(turn, response=text, response_ids=ids, log_probs=(log_prob,) * len(ids), finish=finish)
+    trajectory = make_trajectory(turns=(turn,), tokens=TokenKind.BYTES)
+    line = trajectory.to_json()
+    assert Trajectory.from_json(line) == trajectory
+    assert log_prob or len(line) < len(json.dumps(text)) + 1000
+
+
 @given(st.lists(trajectories, max_size=4))
 def test_a_file_of_them_too(tmp_path_factory: pytest.TempPathFactory, written: list[Trajectory]) -> None:
     path = tmp_path_factory.mktemp("t") / "a" / "episodes.jsonl"

@@ -20,7 +20,7 @@ from spear_agents.files import explain_unwritable
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import open_regular
+from spear_envs.data.files import open_regular, sync
 
 MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""
@@ -460,6 +460,7 @@ class TrajectoryWriter:
         with file:
             if exception[:1] == (None,):  # an error on the way says more
                 os.fsync(file.fileno())
+                sync(self.path.parent)
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one trajectory."""

@@ -13,7 +13,7 @@ import click
 from spear_agents.options import MIXED_MODELS, SectionedCommand, add_playing_options, make_settings
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log
 from spear_agents.settings import CONCURRENCY
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.listening import read_token
@@ -73,17 +73,6 @@ def gateway(
             log = stack.enter_context(open_log(out / EPISODES, *about, mixed_models=mixed_models))
 
         async def serve() -> None:
-            stop = asyncio.Event()
-            failures: list[SpearError] = []
-
-            def keep(record: Trajectory) -> None:
-                try:
-                    log.write(record)
-                except SpearError as error:
-                    failures.append(error)
-                    stop.set()
-                    raise
-
             server = Gateway(host, port)
             hosting = Host(
                 server,
@@ -94,20 +83,19 @@ def gateway(
                 token=token,
                 limits=Limits(calls=calls, seconds=idle),
                 most=places,
-                on_end=keep,
+                on_end=log.write,
                 played=set(log.earlier),
             )
             await server.start()
             warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)
             click.echo(f"ready: {env_id}, {places} episodes at a time, at {server.url}")
+            stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             watching = asyncio.create_task(hosting.watch())
             watching.add_done_callback(lambda _: stop.set())
             try:
                 await stop.wait()
-                if failures:
-                    raise failures[0]
                 if watching.done():
                     watching.result()
             finally:

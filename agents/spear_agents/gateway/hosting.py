@@ -62,6 +62,7 @@ class Host:
         self._next = 0
         """Least number of an episode that may be free; task and seed follow from it."""
         self._closed = False
+        self._failure: SpearError | None = None
         self._beginning: set[Key] = set()
         self._free: list[Env] = []
         self._open: dict[str, tuple[Session, Env]] = {}
@@ -69,12 +70,13 @@ class Host:
         self.gateway.app.add_api_route("/episodes/{key}", self._end, methods=["DELETE"])
 
     async def watch(self) -> None:
-        """Close idle episodes until cancelled."""
-        while True:
+        """Close idle episodes until cancelled. Raises SpearError if a record cannot be kept."""
+        while self._failure is None:
             await asyncio.sleep(LOOK_S)
             for session, _ in list(self._open.values()):
                 if session.key in self._open and session.is_idle(self.limits.seconds):
                     await self._finish(session, AgentFaultKind.TIMEOUT)
+        raise self._failure
 
     async def aclose(self) -> None:
         """End all episodes, as faults, and close the environments."""
@@ -168,5 +170,9 @@ class Host:
             self._give_back(env)
         else:
             env.close()
-        self.on_end(record)
+        try:
+            self.on_end(record)
+        except SpearError as error:
+            self._failure = error
+            raise
         return record

@@ -159,7 +159,8 @@ def make_server(
     and ``options`` are others of ``uvicorn.Config``. Raises ModuleNotFoundError for a package that one of them needs.
     """
     limits = limits or ConnectionLimits()
-    most = min(limits.connections, max(_raise_descriptors() - SPARE_DESCRIPTORS, 1))
+    allowed = _raise_descriptors()
+    most = min(limits.connections, max(allowed - SPARE_DESCRIPTORS, allowed // 4))
     bounds = {"limits": ConnectionLimits(limits.head_s, limits.head_bytes, most)}
     config = uvicorn.Config(
         app,

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
@@ -32,6 +33,7 @@ from spear_envs.adapters.openenv.wire import (
     write_observation,
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
+from spear_sandbox.web.aside import work_aside
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 Result = TypeVar("Result")
@@ -96,7 +98,7 @@ class EnvService:
         self.check(request)
         body = await self._bodies.read(request, self.settings.body_bytes, "ask for less at a time")
         try:
-            value = json.loads(body or b"{}")
+            value = await work_aside(len(body), partial(json.loads, body or b"{}"))
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):

@@ -197,9 +197,9 @@ def _raise_descriptors() -> int:
     return wanted
 
 
-def ignore_signals_at_the_end() -> AbstractContextManager[None]:
-    """Ignore SIGINT and SIGTERM: uvicorn raises again, at its end, those that stopped it."""
-    return on_signals(lambda: None)
+def stop_on_signals(server: uvicorn.Server) -> AbstractContextManager[None]:
+    """Stop at SIGINT or SIGTERM, also before uvicorn listens to them; it raises them again at its end."""
+    return on_signals(lambda: setattr(server, "should_exit", True))
 
 
 @contextlib.contextmanager

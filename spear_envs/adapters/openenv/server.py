@@ -34,7 +34,7 @@ from spear_envs.adapters.openenv.wire import (
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
 from spear_sandbox.web.aside import work_aside
-from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+from spear_sandbox.web.serving import make_server, stop_on_signals
 
 Result = TypeVar("Result")
 NO_SESSION = "a request over HTTP has no session: open the WebSocket /ws, as OpenEnv's clients do."
@@ -318,7 +318,7 @@ def serve_service(server: uvicorn.Server, service: EnvService, listener: socket.
         server: made by :func:`make_service_server`.
         service, listener: closed at the end.
     """
-    with listener, ignore_signals_at_the_end():
+    with listener, stop_on_signals(server):
         try:
             server.run(sockets=[listener])
         finally:

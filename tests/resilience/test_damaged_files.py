@@ -27,13 +27,13 @@ from spear_envs.bm25.index import SearchIndex
 from spear_envs.code.problem_files import read_problems
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.data.embedded import read_embedded
 from spear_envs.data.files import read_checksum, record_checksum
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever
 from spear_envs.search.question_files import read_questions
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.mini.files import write_files
 from spear_envs.webshop.sources import find_files
 from spear_envs.webshop.store import check_store
 from tests.agents.test_trajectory import make_trajectory
@@ -115,8 +115,18 @@ def search_index(folder: Path) -> None:
     assert [corpus.document(row) for row, _ in hits]
 
 
+def write_catalogue(folder: Path, products: int = 20) -> None:
+    data = read_embedded("webshop")
+    items = data["items"][:products]
+    (folder / "items_shuffle.json").write_text(json.dumps(items))
+    for name, key in (("items_ins_v2.json", "attributes"), ("items_human_ins.json", "human")):
+        asins = [item["asin"] for item in items if item["asin"] in data[key]]
+        (folder / name).write_text(json.dumps({asin: data[key][asin] for asin in asins}))
+
+
 def write_store(folder: Path) -> None:
-    write_files(folder / "raw", products=20)
+    (folder / "raw").mkdir()
+    write_catalogue(folder / "raw")
     build_store(find_files(folder / "raw"), folder / "store", processes=1)
 
 
@@ -147,7 +157,7 @@ LOADERS: dict[str, Loader] = {
     ),
     "index": Loader(write_index, search_index, ("index/*", "index/*/*", "corpus.jsonl")),
     "games": Loader(write_game, lambda folder: load_game(GameFile(folder / "game.tw-pddl")), ("game.tw-pddl",)),
-    "catalogue": Loader(partial(write_files, products=20), play_shop, ("*.json",)),
+    "catalogue": Loader(write_catalogue, play_shop, ("*.json",)),
     "store": Loader(write_store, lambda folder: check_store(folder / "store"), ("store/*", "store/*/*")),
     "checksum": Loader(write_checksum, lambda folder: read_checksum(folder / "data"), ("data.sha256",)),
 }  # fmt: skip

@@ -18,11 +18,12 @@ build.build_index((f"word{i} number{i % 97} text" for i in range(9_000)), folder
 """
 STORE = """
 from spear_envs.webshop import build, record_chunks
-from spear_envs.webshop.mini.files import write_files
+from tests.resilience.test_damaged_files import write_catalogue
 from spear_envs.webshop.sources import find_files
 record_chunks.CHUNK_RECORDS = 20
 if not (folder / "raw" / "complete").exists():
-    write_files(folder / "raw", products=400)
+    (folder / "raw").mkdir(exist_ok=True)
+    write_catalogue(folder / "raw", products=400)
     (folder / "raw" / "complete").touch()
 build.build_store(find_files(folder / "raw"), folder / "made", processes=1)
 """

@@ -17,7 +17,7 @@ from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
 from spear_envs.data.space import format_bytes
 from spear_training.choices import CONFIG, find_user_folder, list_choices, read_config
-from spear_training.planning.architecture import read_known
+from spear_training.planning.memory import read_known
 from spear_training.presets import list_presets
 
 

@@ -21,7 +21,7 @@ from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_envs.core.modules import make_command
 from spear_training.checkpoints import is_finished
-from spear_training.guidance.metrics import APART
+from spear_training.review import APART
 
 REPORT = "prove-gpu.json"
 POLICY = "policy"

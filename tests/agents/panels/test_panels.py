@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.ledger.__main__ import ledger
 from spear_agents.cli import evaluate
 from spear_agents.panels import panel as panels
-from spear_agents.panels.cli import leaderboard, ledger, panel, rescore
+from spear_agents.panels.cli import panel, rescore
 from spear_agents.panels.panel import OFFICIAL, Panel, Protocol, export_panel, find_differences, read_panel
 from spear_envs.core.errors import SpearError
 
@@ -126,7 +127,7 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     assert "the same episodes" in call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "expert")
     outside = call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "random", code=1)
     assert "is outside 100.0 %" in outside
-    call(leaderboard, "--ledger", folder, "--out", tmp_path / "page.md")
+    call(ledger, "page", "--ledger", folder, "--out", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert page.index("| expert | 100.0") < page.index("| random |")
     call(ledger, "verify", "--ledger", folder, "--page", tmp_path / "page.md")

@@ -24,7 +24,7 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Estimate, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
-from spear_envs.data.files import read_regular
+from spear_envs.data.files import put_folder, read_regular
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run fixed by its panel."""
@@ -185,7 +185,7 @@ def _publish(settings: Mapping[str, Any], name: str, folder: Path) -> str:
     draft = target.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         shutil.copytree(source, draft)
-        draft.replace(target)
+        put_folder(draft, target)
     except OSError as error:
         raise explain_unwritable(target, error) from error
     finally:

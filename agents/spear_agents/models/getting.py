@@ -22,7 +22,7 @@ from spear_agents.models.conversion import convert_gguf
 from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.modules import make_command
 from spear_envs.data.fetching import fetch
-from spear_envs.data.files import is_offline
+from spear_envs.data.files import is_offline, put_folder
 from spear_envs.data.space import check_space
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -164,7 +164,7 @@ def _draft(name: str, console: Console) -> Iterator[Path | None]:
             try:
                 yield draft
                 shutil.rmtree(target, ignore_errors=True)
-                (draft / "made").replace(target)
+                put_folder(draft / "made", target)
             except OSError as error:
                 raise explain_unwritable(draft, error) from error
         shutil.rmtree(draft, ignore_errors=True)

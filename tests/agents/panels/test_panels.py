@@ -105,7 +105,8 @@ def test_recorded_responses_give_the_recorded_rewards(runs: Path, tmp_path: Path
     episodes = tmp_path / "forged" / "episodes.jsonl"
     lines = episodes.read_text().splitlines()
     forged = json.loads(lines[0])
-    forged["won"], forged["turns"][0]["reward"] = False, 5.0
+    forged |= {"won": False, "stop": "failed", "reward_terms": forged["reward_terms"] | {"outcome": -1.0}}
+    forged["turns"][0]["reward"] = 5.0
     episodes.write_text("\n".join([json.dumps(forged), *lines[1:]]) + "\n")
     shown = call(rescore, tmp_path / "forged", code=1)
     assert "turn 1 pays" in shown and "recorded 5" in shown and "won is True, recorded False" in shown

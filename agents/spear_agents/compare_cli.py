@@ -13,10 +13,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from spear_agents.crossed import CrossedComparison, compare_pairs, count_pairs
 from spear_agents.evaluation import compare_runs
 from spear_agents.records import EPISODES, read_last, read_settings
-from spear_agents.significance import Judgement, explain_comparison, judge_comparison
+from spear_agents.significance import (
+    CrossedComparison,
+    Judgement,
+    compare_pairs,
+    count_pairs,
+    explain_comparison,
+    judge_comparison,
+)
 from spear_agents.statistics import Comparison, Estimate, Metric
 from spear_envs.core.errors import SpearError
 from spear_envs.data.showing import show_table

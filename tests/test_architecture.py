@@ -24,13 +24,15 @@ MAX_FUNCTION_LINES = 80
 MEDIAN_LINES = 200
 IMPORT_SECONDS = 0.5
 
+# What brings text to a terminal or a log.
+SHOWING = ("spear_sandbox.console", "spear_sandbox.foreign", "spear_sandbox.terminal")
 # What of the project a module may import. The longest prefix that fits the module decides.
 KNOWS: dict[str, tuple[str, ...]] = {
     "spear_sandbox": ("spear_sandbox",),
-    "spear_sandbox.web": ("spear_sandbox.web", "spear_sandbox.errors"),
-    "spear_envs": ("spear_envs", "spear_sandbox.errors", "spear_sandbox.console"),
+    "spear_sandbox.web": ("spear_sandbox.web", "spear_sandbox.errors", *SHOWING),
+    "spear_envs": ("spear_envs", "spear_sandbox.errors", *SHOWING),
     "spear_envs.core": ("spear_envs.core", "spear_sandbox.errors"),
-    "spear_envs.data": ("spear_envs.data", "spear_envs.core", "spear_envs.cli"),
+    "spear_envs.data": ("spear_envs.data", "spear_envs.core", "spear_envs.cli", *SHOWING),
     "spear_envs.bm25": ("spear_envs.bm25", "spear_envs.core", "spear_envs.data"),
     "spear_envs.retrieval": (
         "spear_envs.retrieval",
@@ -39,6 +41,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "spear_envs.data",
         "spear_envs.cli",
         "spear_sandbox.web",
+        *SHOWING,
     ),
     # Knows environments by their ids only, so that those of others work as ours do.
     "spear_envs.adapters": (
@@ -48,10 +51,11 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "spear_envs.completion",
         "spear_envs.__version__",
         "spear_sandbox.web",
+        *SHOWING,
     ),
-    "spear_envs.doctor": ("spear_envs.doctor", "spear_envs.core", "spear_envs.data"),
-    "spear_agents": ("spear_agents", "spear_envs", "spear_sandbox.web", "spear_sandbox.console"),
-    "spear_training": ("spear_training", "spear_agents", "spear_envs", "spear_sandbox.web", "spear_sandbox.console"),
+    "spear_envs.doctor": ("spear_envs.doctor", "spear_envs.core", "spear_envs.data", *SHOWING),
+    "spear_agents": ("spear_agents", "spear_envs", "spear_sandbox.web", *SHOWING),
+    "spear_training": ("spear_training", "spear_agents", "spear_envs", "spear_sandbox.web", *SHOWING),
     "spear_training.algorithms": ("spear_training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
 # Folders of spear_envs that are not environment; an environment knows itself and the first four.
@@ -72,7 +76,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "PIL": BASE,
     "cloudpickle": BASE,
     "click": (*BASE, *COMMANDS),
-    "rich": (*BASE, "spear_sandbox/cli.py"),
+    "rich": (*BASE, "spear_sandbox/cli.py", "spear_sandbox/terminal.py"),
     "regex": ("spear_envs/bm25/*",),
     "httpx": (
         "spear_envs/data/*",
@@ -258,7 +262,7 @@ def known_to(path: str) -> tuple[str, ...]:
     if parts[0] == "spear_envs" and len(parts) > 2 and parts[1] not in NOT_ENVIRONMENTS:
         allowed = (*(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2]))
         also = {"code": ("spear_sandbox",), "mcp_tools": ("spear_sandbox.web",)}
-        return (*allowed, *also.get(parts[1], ()))
+        return (*allowed, *SHOWING, *also.get(parts[1], ()))
     module = ".".join(parts)
     return KNOWS[max((name for name in KNOWS if is_within(module, name)), key=len)]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from spear_agents.collect import FOLDER_SUFFIX, collect_episodes
 from spear_agents.options import SectionedCommand, add_playing_options, make_settings
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
+from spear_sandbox.terminal import Console
 
 
 @click.command(cls=SectionedCommand)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
+from spear_sandbox.terminal import Console
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.earlier import load_earlier
 from spear_training.environments import count_turns
@@ -56,7 +56,7 @@ class Adviser:
         for advice in found:
             if advice.topic not in self.told:
                 self.told.add(advice.topic)
-                self.console.print(f"[yellow]advice[/yellow] {escape(str(advice))}", highlight=False)
+                self.console.print(Text.assemble(("advice", "yellow"), f" {advice}"))
 
 
 @click.command("advise")

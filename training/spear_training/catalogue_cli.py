@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from spear_agents.listing import print_rows
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_training.overrides import CONFIG_DIR_OPTION
 
 NONE = "–"
@@ -98,8 +99,8 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
     console.print()
     console.print(table)
     for line in FOOTER:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, highlight=False)
 
 
 def _print_json(facts: dict[str, Any]) -> None:
-    click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+    echo(json.dumps(facts, indent=1, ensure_ascii=False))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
+from spear_sandbox.terminal import Console
 
 
 @click.command("prove-gpu")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from spear_agents.files import write_text
 from spear_agents.listing import print_rows
@@ -26,7 +25,9 @@ from spear_agents.panels.tables import fill_page
 from spear_agents.statistics import plain_estimate
 from spear_envs.cli import read_keywords
 from spear_envs.core import SpearError
-from spear_sandbox.console import show_text
+from spear_sandbox.console import echo
+from spear_sandbox.foreign import show_entry
+from spear_sandbox.terminal import Console
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LEDGER = click.option("--ledger", type=FOLDER, default=Path("results"), help="Folder of the entries.")
@@ -65,7 +66,7 @@ def export(name: str, out: Path | None) -> None:
     """
     path = out or Path(f"{name}.json")
     digest = export_panel(open_panel(name), path)
-    click.echo(f"{path}: panel {digest}")
+    echo(f"{path}: panel {digest}")
 
 
 @panel.command("verify")
@@ -82,10 +83,10 @@ def verify_panel(file: Path, trust: bool) -> None:
     found, written = read_panel(file, trust=trust)
     told = find_differences(written, found)
     for line in told:
-        click.echo(show_text(line))
+        echo(show_entry(line))
     if told:
         raise SystemExit(1)
-    click.echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
+    echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
 
 
 @click.command()
@@ -112,14 +113,14 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> No
             "recorded": plain_estimate(found.recorded),
             "replayed": plain_estimate(found.replayed),
         }
-        click.echo(json.dumps(figures, indent=2))
+        echo(json.dumps(figures, indent=2))
     else:
         for line in found.differences[:MOST_TOLD]:
-            click.echo(show_text(line))
+            echo(show_entry(line))
         if len(found.differences) > MOST_TOLD:
-            click.echo(f"and {len(found.differences) - MOST_TOLD:,} more")
+            echo(f"and {len(found.differences) - MOST_TOLD:,} more")
         left_out = f", {found.faults} left out since a service failed" if found.faults else ""
-        click.echo(
+        echo(
             f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
             f" {format_percent(found.replayed)}, recorded {format_percent(found.recorded)}"
         )
@@ -146,7 +147,7 @@ def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, pu
     \b
       spear ledger add runs/first --panel sokoban-tiny --name my-model-1
     """
-    click.echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes, publish=publish))
+    echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes, publish=publish))
 
 
 @ledger.command("verify")
@@ -183,14 +184,14 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
             told.append(words)
         failed += bool(told)
         holds = f"holds, {format_percent(entry.recompute())}" + (f" ({words})" if words else "")
-        click.echo(f"{entry.name}: {'; '.join(told) or holds}")
+        echo(f"{entry.name}: {'; '.join(told) or holds}")
     if run is not None:
         fits, words = check_run(entries[0], run)
         failed += not fits
-        click.echo(f"{run}: {words}")
+        echo(f"{run}: {words}")
     if page is not None and page.read_text(encoding="utf-8") != format_leaderboard(every):
         failed += 1
-        click.echo(f"{page} does not match this ledger: run spear leaderboard --out {page}")
+        echo(f"{page} does not match this ledger: run spear leaderboard --out {page}")
     if failed:
         raise SystemExit(1)
 
@@ -212,7 +213,7 @@ def fill(page: Path, ledger: Path) -> None:
     filled = fill_page(text, {entry.name: entry for entry in read_entries(ledger)})
     if filled != text:
         write_text(page, filled)
-    click.echo(f"{page}: {'updated' if filled != text else 'unchanged'}")
+    echo(f"{page}: {'updated' if filled != text else 'unchanged'}")
 
 
 @click.command()
@@ -226,6 +227,6 @@ def leaderboard(ledger: Path, out: Path | None) -> None:
     """
     text = format_leaderboard(list(read_entries(ledger)))
     if out is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         write_text(out, text)

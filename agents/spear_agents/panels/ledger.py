@@ -24,7 +24,7 @@ from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
 from spear_envs.data.files import read_regular
-from spear_sandbox.console import show_text
+from spear_sandbox.foreign import show_text
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run fixed by its panel."""

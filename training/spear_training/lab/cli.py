@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 
 FILE = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 
@@ -44,13 +46,13 @@ def run(file: Path, out: Path, jobs: int) -> None:
     comparison = Comparison.read(file)
     registry = Registry(comparison, out)
     console = Console(soft_wrap=True)
-    console.print(f"{comparison.title}: registered as {comparison.digest[:12]}", markup=False)
+    console.print(f"{comparison.title}: registered as {comparison.digest[:12]}")
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         made, wanted = registry.count()
         bar = progress.add_task("runs", total=wanted, completed=made)
         run_all(registry, jobs, lambda: progress.advance(bar))
-    console.print(f"{out / RESULT}", markup=False)
+    console.print(f"{out / RESULT}")
 
 
 @lab.command("report")
@@ -84,4 +86,4 @@ def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | No
     if page is not None:
         write_page(page, file.stem, text)
     else:
-        click.echo(text, nl=False)
+        echo(text, nl=False)

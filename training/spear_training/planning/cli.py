@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
 from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 
@@ -71,7 +72,7 @@ def plan(
         room = CPU_SHARE * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
     made = make_plan(config, known, measured, room, overrides)
     if as_json:
-        click.echo(json.dumps(made.to_json(), indent=1))
+        echo(json.dumps(made.to_json(), indent=1))
     else:
         print_plan(made, Console())
     if not made.fits:

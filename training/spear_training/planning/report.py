@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from spear_agents.prompting import PromptBuilder
@@ -16,6 +15,7 @@ from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_creator
 from spear_envs.core.prompts import DefaultTemplate
+from spear_sandbox.terminal import Console
 from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
 from spear_training.planning.architecture import find_architecture, find_folder
@@ -165,7 +165,7 @@ def _print_memory(console: Console, memory: DeviceMemory, parameters: int, devic
     for title, items in (("while it is updated", memory.update), ("while it generates", memory.rollout)):
         rows = [(item.name, _bytes(item.bytes), item.formula) for item in items]
         total = sum_bytes(items)
-        verdict = f"[red]does not fit into {_bytes(device)}[/red]" if total > device else f"of {_bytes(device)}"
+        verdict = f"does not fit into {_bytes(device)}" if total > device else f"of {_bytes(device)}"
         rows.append(("sum", _bytes(total), verdict))
         _print_table(console, f"Memory of a device {title}, P = {parameters:,}", rows)
     if memory.cache_tokens is not None:
@@ -182,7 +182,7 @@ def _print_table(console: Console, title: str, rows: list[tuple[str, str, str]])
     table.add_column(justify="right", min_width=12)
     table.add_column(style="dim")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row, style="red" if row[2].startswith("does not fit") else None)
     console.print(table, "")
 
 

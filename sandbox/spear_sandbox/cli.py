@@ -223,6 +223,7 @@ async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str,
     level = executor.health().level.value
     echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
     return_large_blocks()
+    sys.setswitchinterval(0.001)  # the event loop waits this long for the thread that handles large answers
     service = RunService(executor, settings)
     server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
     with listener, ignore_signals_at_the_end():

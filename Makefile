@@ -42,6 +42,7 @@ lint: setup  ## ruff, mypy, spelling and prose, and the files that GitHub, Docke
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/codespell
 	$(PY) scripts/lint_prose.py
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -53,9 +53,9 @@ def _read_passages() -> Iterator[dict[str, str]]:
                     # Both files number theirs from 0.
                     yield {"id": f"{name}/{document['id']}", "contents": document["contents"]}
     else:
-        from spear_envs.search.mini_kb import build
+        from spear_envs.search.embedded import open_base
 
-        yield from build().corpus
+        yield from open_base().corpus
 
 
 def read_questions(limit: int | None) -> list[str]:
@@ -64,9 +64,9 @@ def read_questions(limit: int | None) -> list[str]:
         with lzma.open(SHARED / "seven_benchmarks.jsonl.xz", "rt", encoding="utf-8") as file:
             questions = [json.loads(line)["question"] for line in file]
     else:
-        from spear_envs.search.mini_kb import build
+        from spear_envs.search.embedded import open_base
 
-        questions = [question.question for group in build().questions.values() for question in group]
+        questions = [question.question for group in open_base().questions.values() for question in group]
     # Spread over the file, which has one benchmark after the other.
     return questions if limit is None else questions[:: max(len(questions) // limit, 1)][:limit]
 

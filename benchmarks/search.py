@@ -30,11 +30,9 @@ from benchmarks._search_wiki import measure_wiki
 from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.plan import WIKI18_ROWS
+from spear_envs.search.embedded import SPLITS, open_base
 from spear_envs.search.env import SearchR1Env
 from spear_envs.search.grading import normalize_answer
-from spear_envs.search.mini_kb import SPLITS, BaseSize, build
-from spear_envs.search.mini_kb.generate import make_base
-from spear_envs.search.mini_kb.judging import SearchingJudge, choose_judge
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "qa"
@@ -90,7 +88,7 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 def read_material() -> Material:
     """Real questions and passages if they are at hand, else the embedded base."""
     if not SHARED.is_dir():
-        base = build()
+        base = open_base()
         queries = [query for split in SPLITS for question in base.questions[split] for query in question.oracle_queries]
         return Material("the embedded base", [document["contents"] for document in base.corpus], queries, [])
     texts = [str(row["contents"]) for row in read_lines(SHARED / "kilt_passages.jsonl.xz")]
@@ -232,13 +230,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def measure_base(quick: bool) -> Iterator[Figure]:
-    """What making the base costs, and that its expert answers all questions, in at most one turn more than hops."""
-    rounds = 2 if quick else ROUNDS
-    for size in BaseSize:
-        made = [measure_cpu(lambda size=size: make_base(0, size, choose_judge)) for _ in range(rounds)]  # type: ignore[misc]
-        yield Figure(f"embedded base, {size.value}: made", median(made), "CPU s")
-    judged = measure_cpu(lambda: make_base(0, BaseSize.STANDARD, lambda contents, size: SearchingJudge(contents)))
-    yield Figure("embedded base, standard: made with every question searched", judged, "CPU s")
+    """Whether the expert answers all questions of the embedded bases, in at most one turn more than hops."""
     for dataset in ("mini", "mini-small"):
         won = played = 0
         for split in SPLITS:

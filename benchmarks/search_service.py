@@ -269,9 +269,9 @@ def unpack(archive: Path, folder: Path) -> Path:
 def find_questions(folder: Path) -> tuple[Path | None, list[str]]:
     """A corpus file, or None for the embedded base, and questions on it."""
     if not SHARED.is_dir():
-        from spear_envs.search.mini_kb import build
+        from spear_envs.search.embedded import open_base
 
-        return None, [question.question for questions in build().questions.values() for question in questions]
+        return None, [question.question for questions in open_base().questions.values() for question in questions]
     lines = unpack(SHARED / "seven_benchmarks.jsonl.xz", folder).read_text("utf-8").splitlines()
     return unpack(SHARED / "kilt_passages.jsonl.xz", folder), [json.loads(line)["question"] for line in lines]
 

@@ -40,9 +40,6 @@ SUMMARIES = {
     "index": "Plan, build and check the index of a corpus.",
     "gateway": "Serve episodes to programs that call a model server.",
     "init": "Write a package with an environment of your own to start from.",
-    "lab": "Compare ways to train over many seeds, in minutes.",
-    "leaderboard": "Write the ledger of results as a page.",
-    "ledger": "Add results to a ledger, and recompute it.",
     "models": "List and fetch pretrained models.",
     "panel": "List, export and verify fixed tasks and how they are played.",
     "plan": "Predict rows, tokens, steps and memory of a training.",
@@ -59,8 +56,8 @@ SUMMARIES = {
     "warmstart": "Build a small policy from an environment's expert.",
 }
 
-_OF_AGENTS = "collect compare eval export-data gateway leaderboard ledger models panel play rescore view"
-_OF_TRAINING = "advise algorithms demo export lab plan presets prove-gpu sft train warmstart"
+_OF_AGENTS = "collect compare eval export-data gateway models panel play rescore view"
+_OF_TRAINING = "advise algorithms demo export plan presets prove-gpu sft train warmstart"
 # Commands of the distributions above this one -> what to install in a checkout if they are missing.
 ABSENT = {
     **dict.fromkeys(_OF_AGENTS.split(), "./agents"),

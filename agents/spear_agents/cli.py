@@ -16,7 +16,7 @@ from rich.table import Table
 
 from spear_agents.engines.base import Finish
 from spear_agents.evaluation import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
-from spear_agents.options import TRUST, SectionedCommand, add_playing_options, add_program_options
+from spear_agents.options import MIXED_MODELS, TRUST, SectionedCommand, add_playing_options, add_program_options
 from spear_agents.settings import DEFAULT_TOKENS, EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
@@ -41,6 +41,7 @@ _SHOWN = 200
 @add_playing_options()
 @add_program_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
+@MIXED_MODELS
 @click.option(
     "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
 )
@@ -55,6 +56,7 @@ def evaluate(
     panel_name: str | None,
     trust: bool,
     out: Path | None,
+    mixed_models: bool,
     baselines: bool,
     as_json: bool,
     as_latex: bool,
@@ -82,7 +84,12 @@ def evaluate(
         echo("Nothing of this evaluation will be kept: --out FOLDER keeps it.", err=True)
     with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
         evaluation = run_evaluation(
-            settings, out, concurrency=concurrency, observer=bar.observe, on_response=bar.on_response
+            settings,
+            out,
+            concurrency=concurrency,
+            mixed_models=mixed_models,
+            observer=bar.observe,
+            on_response=bar.on_response,
         )
         for kind in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT) if baselines else ():
             try:

@@ -248,6 +248,7 @@ def run_evaluation(
     *,
     concurrency: int | None = None,
     deterministic: bool = False,
+    mixed_models: bool = False,
     observer: Observer | None = None,
     on_response: Callable[[Generation], None] | None = None,
 ) -> Evaluation:
@@ -256,8 +257,9 @@ def run_evaluation(
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
     ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault. The default of
     ``concurrency``, episodes at a time, is :meth:`~spear_agents.settings.EvalSettings.choose_concurrency`; with
-    ``deterministic`` the responses of a local model do not depend on it. ``observer`` follows the episodes that end,
-    and ``on_response`` gets each response as soon as it is written.
+    ``deterministic`` the responses of a local model do not depend on it. A server that answers as another model than
+    before stops the run, except with ``mixed_models``. ``observer`` follows the episodes that end, and ``on_response``
+    gets each response as soon as it is written.
 
     Raises SpearError for a setting that does not exist, a model that cannot be loaded, a folder that cannot be written
     or holds an evaluation with other settings, and an engine that keeps failing.
@@ -272,10 +274,11 @@ def run_evaluation(
         )
         settings = policy.settings
         identity = settings.identify(prepared.fingerprint)
-        log = EpisodeLog()
+        log = EpisodeLog(mixed_models=mixed_models)
         if out is not None:
             check_settings(Path(out), identity)
-            log = stack.enter_context(open_log(Path(out) / EPISODES, settings.env_id, prepared.fingerprint))
+            about = settings.env_id, prepared.fingerprint
+            log = stack.enter_context(open_log(Path(out) / EPISODES, *about, mixed_models=mixed_models))
         progress = _Progress(log, jobs, settings.trials, observer)
         play: Play = play_episode
         if settings.method is Method.REFLEXION:

@@ -57,6 +57,9 @@ def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+MIXED_MODELS = click.option(
+    "--mixed-models", is_flag=True, help="Go on when the server answers as another model than before."
+)
 TRUST = click.option(
     "--trust", is_flag=True, help="Run, reach and read what the file names: modules, commands, addresses, paths."
 )

@@ -27,26 +27,41 @@ class EpisodeLog:
     """Episodes of earlier runs, and the file for new ones (None without a folder).
 
     ``earlier`` holds the trials of each job in order, usually one, without those cut short by a fault. ``spent`` is
-    what each job has cost, in all its trials and with those cut short.
+    what each job has cost, in all its trials and with those cut short. A server may answer as several models if
+    ``mixed_models``.
     """
 
     earlier: dict[Key, list[Trajectory]] = field(default_factory=dict)
     writer: TrajectoryWriter | None = None
     spent: dict[Key, Usage] = field(default_factory=dict)
+    mixed_models: bool = False
+    _model: str | None = None
 
     def write(self, trajectory: Trajectory) -> None:
-        """Keep an episode. Raises SpearError if the disk is full."""
-        add_usage(self.spent, trajectory)
+        """Keep an episode. Raises SpearError if the disk is full, or a server answers as another model than before."""
+        self.add(trajectory)
         if self.writer is not None:
             self.writer.write(trajectory)
 
+    def add(self, trajectory: Trajectory) -> None:
+        """Count what an episode cost. Raises SpearError if a server answered as another model than before."""
+        for model in sum_usage([trajectory]).models:
+            self._model = self._model or model
+            if model != self._model and not self.mixed_models:
+                raise SpearError(
+                    f"the server answers as {model!r}, and as {self._model!r} before: choose another folder, or accept"
+                    " both with --mixed-models"
+                )
+        add_usage(self.spent, trajectory)
+
 
 @contextmanager
-def open_log(path: Path, env_id: str, fingerprint: str) -> Iterator[EpisodeLog]:
+def open_log(path: Path, env_id: str, fingerprint: str, *, mixed_models: bool = False) -> Iterator[EpisodeLog]:
     """Open the log of an evaluation of these tasks.
 
     Of several lines for one trial the last counts, as in :func:`read_last`. Raises SpearError if another process writes
-    the file, it cannot be read or written, or holds an episode of another environment or of other tasks.
+    the file, it cannot be read or written, or holds an episode of another environment, of other tasks, or of a second
+    model of a server without ``mixed_models``.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,19 +76,26 @@ def open_log(path: Path, env_id: str, fingerprint: str) -> Iterator[EpisodeLog]:
                 f"another process writes to {path.parent}: wait for it, or choose another folder"
             ) from error
         earlier: dict[Key, list[Trajectory]] = {}
-        spent: dict[Key, Usage] = {}
         with TrajectoryWriter(path) as writer:
-            for number, trajectory in enumerate(read_trajectories(path), start=1):
-                if (trajectory.env_id, trajectory.fingerprint) != (env_id, fingerprint):
-                    raise SpearError(
-                        f"{path}, line {number}, is of {trajectory.env_id} with tasks {trajectory.fingerprint[:12]},"
-                        f" not {env_id} with {fingerprint[:12]}: choose another folder or remove the line"
-                    )
-                add_usage(spent, trajectory)
+            log = EpisodeLog(writer=writer, mixed_models=mixed_models)
+            for trajectory in read_own(path, env_id, fingerprint):
+                log.add(trajectory)
                 trials = earlier.setdefault((trajectory.task_id, trajectory.seed), [])
                 if trajectory.stop is not StopReason.FAULT and trajectory.trial <= len(trials) + 1:
                     trials[trajectory.trial - 1 :] = [trajectory]
-            yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer, spent)
+            log.earlier = {key: trials for key, trials in earlier.items() if trials}
+            yield log
+
+
+def read_own(path: Path, env_id: str, fingerprint: str) -> Iterator[Trajectory]:
+    """Read the episodes of an evaluation. Raises SpearError as :func:`read_trajectories`, or for one of another."""
+    for number, trajectory in enumerate(read_trajectories(path), start=1):
+        if (trajectory.env_id, trajectory.fingerprint) != (env_id, fingerprint):
+            raise SpearError(
+                f"{path}, line {number}, is of {trajectory.env_id} with tasks {trajectory.fingerprint[:12]},"
+                f" not {env_id} with {fingerprint[:12]}: choose another folder or remove the line"
+            )
+        yield trajectory
 
 
 def add_usage(spent: dict[Key, Usage], trajectory: Trajectory) -> None:
@@ -114,10 +136,12 @@ def read_settings(out: Path) -> dict[str, Any]:
 def read_last(path: Path) -> list[Trajectory]:
     """Read the last episode of each job, but one that ended rather than a later one cut short by a fault.
 
-    Raises SpearError if the file cannot be read.
+    Raises SpearError if the file cannot be read, or an episode is not of the evaluation that its settings name.
     """
     last: dict[Key, Trajectory] = {}
-    for trajectory in read_trajectories(path):
+    named = read_settings(path.parent)
+    own = read_own(path, named["env_id"], named["fingerprint"]) if "fingerprint" in named else read_trajectories(path)
+    for trajectory in own:
         key = trajectory.task_id, trajectory.seed
         if key not in last or trajectory.stop is not StopReason.FAULT or last[key].stop is StopReason.FAULT:
             last[key] = trajectory

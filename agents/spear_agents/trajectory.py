@@ -15,17 +15,18 @@ from typing import IO, Any
 import numpy as np
 
 from spear_agents.engines.base import Ending, Finish, Served
+from spear_agents.engines.bytes import BYTES_END
 from spear_agents.files import explain_unwritable
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import open_regular
+from spear_envs.data.files import open_regular, sync
 
 MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""
 _CHARACTERS = 0xD800
 """Ids below it are written as characters; surrogates, which JSON would join in pairs, begin here."""
-_SHOWN = 60
+_SHOWN = 100
 """Characters of a text in a short form of a turn."""
 _log = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ class Trajectory:
             if not turn["native_thought"]:
                 del turn["native_thought"]
         if self.tokens is TokenKind.BYTES:
-            turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
+            turns = list(map(_shrink, turns))
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
         if self.steps is None:
             del data["steps"]
@@ -269,23 +270,32 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
-        """Read a line of :meth:`to_json`. Raises ValueError, KeyError or TypeError if it is not a trajectory."""
+        """Read a line of :meth:`to_json`. Raises ValueError, KeyError or TypeError if it is not a trajectory.
+
+        An outcome that contradicts how the episode ended is a ValueError, too.
+        """
         try:
             data: dict[str, Any] = json.loads(line)
         except RecursionError as error:
             raise ValueError("the line is nested too deeply") from error
         _require_types(data, _TRAJECTORY_TYPES)
-        turns = tuple(map(_read_turn, data.pop("turns")))
+        tokens = TokenKind(data.pop("tokens", TokenKind.MODEL))
+        turns = tuple(_read_turn(turn, tokens) for turn in data.pop("turns"))
         read: dict[str, Any] = {
             "layout": Layout(data.pop("layout")),
             "stop": StopReason(data.pop("stop")),
-            "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
+            "tokens": tokens,
             "memory": tuple(data.pop("memory", ())),
             "steps": _read_steps(data.pop("steps", None)),
             "criteria": tuple(map(_read_criterion, data.pop("criteria", ()))),
             "reflected": _read_served(data.pop("reflected", None)),
         }
-        return cls(turns=turns, **read, **data)
+        found = cls(turns=turns, **read, **data)
+        stop, outcome = found.stop, found.reward_terms.get("outcome")
+        is_won = stop is StopReason.WON
+        if stop is not StopReason.FAULT and (found.won is not is_won or outcome == (-1 if is_won else 1)):
+            raise ValueError(f"won={found.won} contradicts stop={stop.value} or outcome={outcome}")
+        return found
 
 
 def _shorten(text: str) -> str:
@@ -311,7 +321,6 @@ def _make_row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
     return Row(turns[chain[0]].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), chain[0], pictures)
 
 
-_ID_KEYS = ("prompt_ids", "response_ids")
 _NUMBER = (int, float)
 _TRAJECTORY_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation", "detail"), str),
@@ -352,6 +361,21 @@ def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
     return numbers
 
 
+def _spell(response: str, finish: Finish) -> tuple[int, ...]:
+    """The bytes of a response, and its end."""
+    return (*response.encode("utf-8", "surrogatepass"), *((BYTES_END,) if finish is Finish.STOP else ()))
+
+
+def _shrink(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn of bytes without what follows from its text: the ids, and zeros of a policy without log-probabilities."""
+    kept = turn | {key: _write_bytes(turn[key]) for key in ("prompt_ids", "response_ids")}
+    if turn["response_ids"] == (ids := _spell(turn["response"], turn["finish"])):
+        del kept["response_ids"]
+        if turn["log_probs"] == (0.0,) * len(ids):
+            del kept["log_probs"]
+    return kept
+
+
 def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
     """A character for each id, a quarter of the size of numbers; other ids stay numbers."""
     return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
@@ -377,8 +401,11 @@ def _read_criterion(written: Sequence[Any]) -> Criterion:
     return criterion
 
 
-def _read_turn(data: Mapping[str, Any]) -> Turn:
+def _read_turn(data: dict[str, Any], tokens: TokenKind) -> Turn:
     _require_types(data, _TURN_TYPES)
+    if tokens is TokenKind.BYTES and "response_ids" not in data:
+        ids = list(_spell(data["response"], Finish(data["finish"])))
+        data = {"log_probs": [0.0] * len(ids)} | data | {"response_ids": ids}
     return Turn(
         **{
             **data,
@@ -433,6 +460,7 @@ class TrajectoryWriter:
         with file:
             if exception[:1] == (None,):  # an error on the way says more
                 os.fsync(file.fileno())
+                sync(self.path.parent)
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one trajectory."""
@@ -462,9 +490,8 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                 try:
                     trajectory = Trajectory.from_json(line.decode("ascii"))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise SpearError(
-                        f"{path}, line {number} is not a trajectory ({type(error).__name__}): remove it or the file"
-                    ) from error
+                    told = f"{path}, line {number} is not a trajectory ({_shorten(f'{type(error).__name__}: {error}')})"
+                    raise SpearError(f"{told}: remove it or the file") from error
                 yield trajectory
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}. `spear eval --out FOLDER` writes one.") from error

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
@@ -80,13 +81,13 @@ class CellService:
 
     async def open(self, body: bytes) -> dict[str, Any]:
         """Answer ``POST /sessions``."""
-        asked = _read(OpenRequest, body)
+        asked = await _read(OpenRequest, body)
         session, idle = await self._open(asked.files, asked.memory_limit_MB, asked.cell_timeout, asked.idle_timeout)
         return {"session_id": session.id, "idle_timeout": idle}
 
     async def run(self, name: str, body: bytes) -> Response:
         """Answer ``POST /sessions/{id}/run``."""
-        asked = _read(CellRequest, body)
+        asked = await _read(CellRequest, body)
         outcome = await _find(self, name).run(asked.code, timeout_s=asked.timeout, place=self._place)
         return await _write(describe_cell(outcome), _measure(outcome))
 
@@ -95,7 +96,7 @@ class CellService:
 
         It ends early when its time is up, or when all cells together have shown more than one cell may.
         """
-        asked = _read(JupyterRequest, body)
+        asked = await _read(JupyterRequest, body)
         for name in asked.fetch_files:
             check_name(name)
         session, _ = await self._open(asked.files, asked.memory_limit_MB, None, None)
@@ -197,9 +198,9 @@ async def _write(content: Any, characters: int) -> Response:
     return write_pieces(await work_aside(characters, lambda: dump_json(content)), "application/json")
 
 
-def _read(kind: type[Given], body: bytes) -> Given:
+async def _read(kind: type[Given], body: bytes) -> Given:
     try:
-        return kind.model_validate_json(body)
+        return await work_aside(len(body), partial(kind.model_validate_json, body))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the body"

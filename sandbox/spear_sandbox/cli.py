@@ -215,7 +215,7 @@ def serve_runs(
 
 async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str, port: int) -> None:
     from spear_sandbox.server import RunService, make_app
-    from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server, return_large_blocks
+    from spear_sandbox.web.serving import make_server, return_large_blocks, stop_on_signals
 
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
@@ -226,7 +226,7 @@ async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str,
     sys.setswitchinterval(0.001)  # the event loop waits this long for the thread that handles large answers
     service = RunService(executor, settings)
     server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
-    with listener, ignore_signals_at_the_end():
+    with listener, stop_on_signals(server):
         await server.serve(sockets=[listener])
 
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
@@ -144,7 +145,7 @@ class RunService:
     async def _answer(self, request: Request) -> Response:
         body = await self.read(request)
         try:
-            asked = read_request(body)
+            asked = await work_aside(len(body), partial(read_request, body))
         except BadRequestError as error:
             raise HTTPException(422, str(error)) from None
         del body

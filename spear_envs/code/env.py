@@ -28,10 +28,9 @@ from spear_envs.code.opening import (
     open_tasks,
     run_program,
 )
-from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.prompts import TOOLS, make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
-from spear_envs.code.tasks import ProblemTaskSet
+from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problems
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
@@ -250,10 +249,10 @@ class CodeInterpreterEnv(SpearEnv[str]):
 
     def lexicon(self) -> Iterator[str]:
         """Every problem and program of an embedded data set in the compact form; empty for others."""
-        if self.dataset in SIZES:
+        if self.dataset in EMBEDDED:
             compact = self.templates["compact"]
             yield "\n".join(["0123456789", *REMINDERS])
-            for problems in build(self.dataset).values():
+            for problems in open_problems(self.dataset).values():
                 for problem in problems:
                     yield problem.text
                     yield compact.respond(write_call(problem.code or ""))

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, list_files, open_benchmark
 from spear_envs.code.feedback import TOOL_FAILED
-from spear_envs.code.problems import SIZES, SPLITS, build
-from spear_envs.code.tasks import ProblemTaskSet
+from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problems
 from spear_envs.core.errors import SpearError, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import check_split
@@ -38,7 +37,7 @@ def find_splits(dataset: str) -> tuple[str, ...]:
     Raises:
         SpearError: the data set is unknown.
     """
-    return list_splits(dataset, dict.fromkeys(SIZES, SPLITS), PUBLISHED)
+    return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), PUBLISHED)
 
 
 def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
@@ -63,8 +62,8 @@ def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
 
 @lru_cache(maxsize=16)
 def _open_tasks(dataset: str, split: str, _state: FileState) -> ProblemTaskSet:
-    if dataset in SIZES:
-        return ProblemTaskSet(dataset, split, build(dataset)[split])
+    if dataset in EMBEDDED:
+        return ProblemTaskSet(dataset, split, open_problems(dataset)[split])
     return open_benchmark(dataset, split)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from spear_envs.core.tasks import NumberedTaskSet, Task
+from spear_envs.data.embedded import read_embedded
+
+SPLITS = ("train", "valid", "test")
+EMBEDDED = ("mini", "mini-disjoint", "mini-small")
+"""Embedded problem sets: ``mini``; ``mini-disjoint``, whose splits share no family and so no wording; and
+``mini-small`` for tiny word-level policies."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,13 @@ class Problem:
         if self.code is not None:
             content["code"] = self.code
         return content
+
+
+@lru_cache(maxsize=4)
+def open_problems(dataset: str) -> Mapping[str, Sequence[Problem]]:
+    """Read the problems of an embedded set by split; families and levels take turns."""
+    splits = read_embedded("code")[dataset]
+    return {split: tuple(Problem(**problem) for problem in splits[split]) for split in SPLITS}
 
 
 def normalize_text(text: str) -> str:

@@ -154,6 +154,21 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(handle)
 
 
+def sync_tree(folder: Path) -> None:
+    """Have a folder with all that is in it outlive a power failure, except for its own name."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(os.path.join(parent, name))
+        sync(parent)
+
+
+def put_folder(draft: Path, target: Path) -> None:
+    """Rename a finished folder to a free name, which never outlives the content."""
+    sync_tree(draft)
+    draft.replace(target)
+    sync(target.parent)
+
+
 def put_file(draft: Path, target: Path) -> None:
     """Rename a finished file, so that the name never outlives the content: file, then name, then folder are synced."""
     sync(draft)

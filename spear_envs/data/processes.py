@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import lock_folder
+from spear_envs.data.files import lock_folder, put_folder
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ def replace_folder(fresh: Path, folder: Path, work: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)  # of an interrupted build
     if folder.exists():
         folder.rename(replaced)
-    fresh.rename(folder)
+    put_folder(fresh, folder)
 
 
 @contextmanager

@@ -117,38 +117,6 @@ def serve_passages(
     _serve(source, batches, host, port, cache_mb=cache_mb, workers=workers)
 
 
-@retriever.command(name="record")
-@click.argument("recording", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--config", type=file_type, required=True, help="YAML of indexes.")
-@click.option("--index", "name", help="The one to record.  [default: the file's default]")
-@take_address(8000)
-def record_searches(recording: Path, config: Path, name: str | None, host: str, port: int) -> None:
-    """Serve an index and record its searches in RECORDING.
-
-    A search that comes again is answered from RECORDING, without cost.
-
-    \b
-      spear retriever record searches.sqlite --config web.yaml
-    """
-    from spear_envs.retrieval.backends.opening import ConfigSource
-
-    _serve(ConfigSource(config, name, only=True, record=recording), None, host, port)
-
-
-@retriever.command(name="replay")
-@click.argument("recording", type=file_type)
-@take_address(8000)
-def replay_searches(recording: Path, host: str, port: int) -> None:
-    """Serve only the searches in RECORDING, without engine or key.
-
-    \b
-      spear retriever replay searches.sqlite --port 8000
-    """
-    from spear_envs.retrieval.backends.opening import RecordingSource
-
-    _serve(RecordingSource(recording), None, host, port)
-
-
 @retriever.command(name="fill")
 @click.option("--config", type=file_type, required=True, help="YAML of indexes.")
 @click.option("--index", "name", required=True, help="The one to fill, of kind milvus.")

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import put_file
 
 FORMAT = "spear-corpus-lines-1"
 HEADER = 512
@@ -243,7 +244,7 @@ def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int6
         with part.open("wb") as file:
             file.write(json.dumps(header).encode("ascii").ljust(HEADER))
             file.write(offsets.data)
-        part.replace(path.with_name(f"{path.name}.lines"))
+        put_file(part, path.with_name(f"{path.name}.lines"))
     except OSError:
         part.unlink(missing_ok=True)
 

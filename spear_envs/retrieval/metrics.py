@@ -25,9 +25,6 @@ COUNTERS = {
 BACKEND_COUNTERS = {
     "requests": "Requests to third-party servers, retries included.",
     "cost": "Price of these requests.",
-    "recorded": "Searches asked of the backend and kept in a recording.",
-    "replayed": "Searches answered from a recording.",
-    "left_out": "Answers without one of the shards, which had failed.",
 }
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
@@ -36,6 +37,7 @@ from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRe
 from spear_envs.retrieval.tally import Tally
 from spear_envs.retrieval.wire import BadRequestError, Query, RequestLimits, read_request, write_result
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
+from spear_sandbox.web.aside import work_aside
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 
 if TYPE_CHECKING:
@@ -182,10 +184,13 @@ class RetrievalService:
         self.check_sender(request)
         try:
             body = await self._bodies.read(request, self.settings.requests.body_bytes, ADVICE)
-            asked = read_request(body, self.settings.requests)
+            asked = await work_aside(len(body), partial(read_request, body, self.settings.requests))
             ready = self._find(request)
             hits = await self._search(ready, asked, request)
-            content = write_result(hits, ready.backend.read, asked.return_scores)
+            bytes_about = 1000 * sum(map(len, hits))
+            content = await work_aside(
+                bytes_about, partial(write_result, hits, ready.backend.read, asked.return_scores)
+            )
             if asked.problem:  # with the hits of the other queries: Search-R1's client never looks at the status
                 content = b'{"detail":%b,%b' % (json.dumps(asked.problem).encode(), content[1:])
             return Response(content, 422 if asked.problem else 200, media_type="application/json")

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from spear_envs.retrieval.server import RetrievalService, make_app
-from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+from spear_sandbox.web.serving import make_server, stop_on_signals
 
 DRAIN_S = 10
 """Time for requests under way after a signal to stop."""
@@ -41,7 +41,7 @@ def serve(service: RetrievalService, listener: socket.socket, on_ready: Callable
             server.should_exit = True
 
     server = make_server(make_app(service, hear), drain_s=DRAIN_S, lifespan="on", ws="none")
-    with listener, ignore_signals_at_the_end():
+    with listener, stop_on_signals(server):
         server.run(sockets=[listener])
     if failures:
         raise failures[0]

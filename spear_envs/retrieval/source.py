@@ -15,7 +15,7 @@ DEFAULT = "default"
 """Name of an index that was not given one."""
 
 # The knowledge base of an environment: by name, since this package imports none, and loaded only when it is served.
-EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.mini_kb:build", "spear.corpora")
+EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.embedded:open_base", "spear.corpora")
 
 
 class AnySource(Protocol):

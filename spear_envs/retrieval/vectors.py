@@ -120,7 +120,7 @@ def encode_corpus(
 
     fresh = journal.with_suffix(".part")
     fresh.write_text("".join(json.dumps(entry) + "\n" for entry in (_describe(corpus, source), *done)), "utf-8")
-    fresh.replace(journal)
+    put_file(fresh, journal)
     with journal.open("a", encoding="utf-8") as file:
         for start, (digest, dimension) in zip(
             starts[len(done) :], map_in_order(_write_shard, list_jobs(), processes), strict=True

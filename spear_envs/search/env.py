@@ -93,7 +93,7 @@ class SearchR1Env(SpearEnv[str]):
             their own ``splits``.
         panel: number of questions per benchmark, always the same ones; None for all.
         retriever: ``"bm25"`` (default), ``"dense"`` or ``"hybrid"`` in this process, the address of a retrieval service
-            or a list of them, a file that names indexes (``.yaml``), a recording (``.sqlite``), or any
+            or a list of them, a file that names indexes (``.yaml``), or any
             :class:`~spear_envs.retrieval.searcher.Searcher`.
         corpus: JSON lines to search in this process; by default the embedded base.
         index: folder that ``spear index build`` wrote for the corpus.

@@ -13,7 +13,7 @@ from spear_envs.core.tasks import TaskSet, check_split
 from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
 from spear_envs.retrieval.searcher import LocalSearcher, Searcher
 from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
-from spear_envs.search.mini_kb import SPLITS, KnowledgeBase, build
+from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
 MINI = "mini"
@@ -21,15 +21,15 @@ EMBEDDED = {MINI: "standard", "mini-small": "small"}
 """Embedded data sets, and the sizes of their knowledge bases."""
 KINDS = ("bm25", "dense", "hybrid")
 
-FILES = (".yaml", ".yml", ".sqlite")
+FILES = (".yaml", ".yml")
 
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
 """``"bm25"``, ``"dense"``, ``"hybrid"``; one or several addresses of retrieval services; a file that names indexes
-(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another index); a recording (``"FILE.sqlite"``); a searcher."""
+(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another index); a searcher."""
 
 
 def _build(dataset: str) -> KnowledgeBase:
-    return build(size=EMBEDDED[dataset])
+    return open_base(EMBEDDED[dataset])
 
 
 def list_texts(dataset: str) -> tuple[list[dict[str, str]], list[str]]:
@@ -151,7 +151,7 @@ def open_searcher(
 
 _CHOICES = (
     "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, a file of indexes (.yaml),"
-    " a recording (.sqlite), or a searcher"
+    " or a searcher"
 )
 
 
@@ -173,10 +173,8 @@ def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, 
 
 @lru_cache(maxsize=4)
 def _open_file(path: str, name: str | None, _state: FileState) -> Searcher:
-    from spear_envs.retrieval.backends.opening import ConfigSource, RecordingSource
+    from spear_envs.retrieval.backends.opening import ConfigSource
 
-    if path.endswith(".sqlite"):
-        return LocalSearcher(next(iter(RecordingSource(Path(path)).open().values())))
     return LocalSearcher(next(iter(ConfigSource(Path(path), name, only=True).open().values())))
 
 

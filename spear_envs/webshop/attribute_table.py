@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import put_file
 from spear_envs.webshop.products import MAX_ASIN
 from spear_envs.webshop.sources import JsonReader, iterate_object
 
@@ -45,7 +46,7 @@ def write_attribute_table(source: Path, folder: Path, on_bytes: Callable[[int], 
             ends.append(ends[-1] + file.write(text.encode("utf-8", "surrogatepass")))
             if on_bytes is not None and count % REPORT_EVERY == 0:
                 on_bytes(reader.offset)
-    part.replace(folder / "attributes.bin")
+    put_file(part, folder / "attributes.bin")
     names = np.frombuffer(bytes(keys), KEY)
     # Of members with the same name JSON takes the last: the first of the reversed list.
     names, last = np.unique(names[::-1], return_index=True)
@@ -54,7 +55,7 @@ def write_attribute_table(source: Path, folder: Path, on_bytes: Callable[[int], 
     table = {"names": names, "starts": bounds[places], "ends": bounds[places + 1]} if len(ends) > 1 else {}
     with (folder / "attributes.npz.part").open("wb") as file:
         np.savez(file, **table)  # type: ignore[arg-type]
-    os.replace(folder / "attributes.npz.part", folder / "attributes.npz")
+    put_file(folder / "attributes.npz.part", folder / "attributes.npz")
 
 
 class AttributeTable:

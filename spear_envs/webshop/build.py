@@ -17,7 +17,7 @@ import numpy as np
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import digest_file, replace_text, sync
 from spear_envs.data.processes import explain_build, hold_folder, replace_folder
 from spear_envs.data.progress import Show, count_bytes
 from spear_envs.webshop.attribute_table import write_attribute_table
@@ -213,7 +213,8 @@ def _keep_only(work: Path, plan: str) -> None:
             shutil.rmtree(item)
         else:
             item.unlink()
-    path.write_text(plan, "utf-8")
+    sync(work)
+    replace_text(path, plan, synced=True)
 
 
 def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.data import data_folder
+from spear_envs.data.embedded import read_embedded
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goal_files import read_goals, read_prices
@@ -141,13 +142,11 @@ def _check_settings(
 def _load(files: CatalogFiles | None, stamps: object, title_nouns: TitleNouns, seed: int, mode: DrawMode) -> Catalog:
     tagger = find_tagger(title_nouns)
     if files is None:
-        from spear_envs.webshop.mini import make_records
-
-        items, attributes, human = make_records()
+        data = read_embedded("webshop")
         return make_catalog(
-            items,
-            attributes,
-            human,
+            data["items"],
+            data["attributes"],
+            data["human"],
             name=MINI,
             tagger=tagger,
             price_seed=seed,

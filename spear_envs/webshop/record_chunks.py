@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import put_file, sync
 from spear_envs.data.processes import map_in_order
 from spear_envs.webshop.attribute_table import AttributeTable
 from spear_envs.webshop.entries import Entry, count_choices, encode_entry, make_entry
@@ -168,7 +169,7 @@ def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
     step = max(1, len(records) * mean // (DICTIONARY_BYTES + mean + 1))
     part = path.with_suffix(".part")
     part.write_bytes(make_dictionary(records[::step]))
-    part.replace(path)
+    put_file(part, path)
 
 
 def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[Entry]:
@@ -235,5 +236,6 @@ def _write_chunk(job: Job) -> tuple[Path, int]:
             wanted=np.frombuffer(wanted, np.uint8),
             end=np.int64(job.end),
         )
-    path.with_suffix(".part").replace(path)
+    sync(path.with_suffix(".bin"))
+    put_file(path.with_suffix(".part"), path)
     return path, job.end

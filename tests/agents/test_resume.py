@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from spear_agents import policies
 from spear_agents.baselines.forms import Method
-from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation
+from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation, Served
 from spear_agents.engines.openai import Server
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.evaluation import FAULTS_IN_A_ROW, SUMMARY, compare_runs, run_evaluation
 from spear_agents.records import EPISODES, SETTINGS, open_log, read_last
+from spear_agents.replay.runs import Run
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from spear_envs.core.errors import SpearError
@@ -262,7 +263,7 @@ def test_comparing_needs_the_same_tasks(settings: EvalSettings, tmp_path: Path) 
     run_evaluation(replace(settings, env_kwargs={"lengths": [5, 5]}), tmp_path / "b")
     with pytest.raises(SpearError, match="fingerprints"):
         compare_runs(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(SpearError, match="cannot be read"):
+    with pytest.raises(SpearError, match="does not exist"):
         compare_runs(tmp_path / "a", tmp_path / "absent")
 
 
@@ -286,12 +287,44 @@ def test_lines_of_other_tasks_are_refused_and_the_last_of_a_job_counts(settings:
     path = tmp_path / EPISODES
     lines = path.read_text().splitlines()
     first = json.loads(lines[0])
-    again = json.dumps(first | {"won": not first["won"]})
+    again = json.dumps(first | {"won": False, "stop": "failed", "reward_terms": {"outcome": -1.0}})
     path.write_text("\n".join([*lines, again]) + "\n")
     resumed = {(one.task_id, one.seed): one.won for one in run_evaluation(settings, tmp_path).trajectories}
     assert resumed == {(one.task_id, one.seed): one.won for one in read_last(path)}
     assert resumed[first["task_id"], first["seed"]] is not first["won"]
-    for change in ({"env_id": "other/Env-v0"}, {"fingerprint": "0" * 64}):
+    foreign: list[dict[str, Any]] = [{"env_id": "other/Env-v0"}, {"fingerprint": "0" * 64}]
+    forged = [{"won": False}, {"stop": "turn_limit"}, {"reward_terms": {"outcome": -1.0}}]
+    forged += [{"stop": "quit"}, {"won": False, "stop": "failed"}]
+    for change in foreign + forged:
         path.write_text("\n".join([*lines, json.dumps(first | change)]) + "\n")
-        with pytest.raises(SpearError, match=f"line {len(lines) + 1}"):
-            run_evaluation(settings, tmp_path)
+        for read in (lambda: run_evaluation(settings, tmp_path), lambda: read_last(path)):
+            with pytest.raises(SpearError, match=f"line {len(lines) + 1}"):
+                read()
+        if change in forged:
+            with pytest.raises(SpearError, match="contradicts"):
+                Run(tmp_path)
+        else:
+            own, other = Run(tmp_path).summarise()["sources"]
+            assert own["parts"][0]["episodes"] == 12 and "another evaluation" in other["name"]
+
+
+def test_a_server_that_answers_as_another_model_stops_the_run_except_by_choice(
+    settings: EvalSettings, tmp_path: Path
+) -> None:
+    """In one run, and when it goes on."""
+    played = run_evaluation(settings).trajectories[0]
+    one, other = (
+        replace(played, turns=(replace(played.turns[0], served=Served(model=model)), *played.turns[1:]))
+        for model in ("a-model", "b-model")
+    )
+    path, about = tmp_path / EPISODES, (played.env_id, played.fingerprint)
+    with open_log(path, *about) as log, pytest.raises(SpearError, match=r"'b-model'.*'a-model'.*--mixed-models"):
+        log.write(one)
+        log.write(other)
+    with open_log(path, *about) as log, pytest.raises(SpearError, match="'b-model'"):
+        log.write(other)
+    with open_log(path, *about, mixed_models=True) as log:
+        log.write(other)
+    assert list(read_trajectories(path)) == [one, other]
+    with pytest.raises(SpearError, match="--mixed-models"), open_log(path, *about):
+        pass

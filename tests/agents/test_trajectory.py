@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -88,7 +89,7 @@ trajectories = st.builds(
     trial=st.integers(1, 5),
     memory=st.lists(texts, max_size=3).map(tuple),
     reflection=st.none() | texts,
-)
+).map(lambda made: made if made.stop is StopReason.FAULT else replace(made, won=made.stop is StopReason.WON))
 
 
 def make_trajectory(layout: Layout = Layout.PER_TURN, count: int = 2, **changes: object) -> Trajectory:
@@ -136,6 +137,19 @@ def test_a_trajectory_comes_back_as_it_was_written(trajectory: Trajectory) -> No
     assert back.to_json() == line
     assert isinstance(back.stop, StopReason) and isinstance(back.layout, Layout)
     assert all(isinstance(turn.finish, Finish) and isinstance(turn.prompt_ids, tuple) for turn in back.turns)
+
+
+@pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH])
+@pytest.mark.parametrize("log_prob", [0.0, -0.5])
+def test_a_long_response_of_bytes_is_written_once(finish: Finish, log_prob: float) -> None:
+    text = "go \ud800é" * 10_000
+    ids = (*text.encode("utf-8", "surrogatepass"), *([256] if finish is Finish.STOP else []))
+    turn = make_trajectory().turns[0]
+    turn = replace(turn, response=text, response_ids=ids, log_probs=(log_prob,) * len(ids), finish=finish)
+    trajectory = make_trajectory(turns=(turn,), tokens=TokenKind.BYTES)
+    line = trajectory.to_json()
+    assert Trajectory.from_json(line) == trajectory
+    assert log_prob or len(line) < len(json.dumps(text)) + 1000
 
 
 @given(st.lists(trajectories, max_size=4))

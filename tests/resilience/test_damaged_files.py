@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,12 +27,15 @@ from spear_envs.bm25.index import SearchIndex
 from spear_envs.code.problem_files import read_problems
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.data.embedded import read_embedded
 from spear_envs.data.files import read_checksum, record_checksum
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever
 from spear_envs.search.question_files import read_questions
-from spear_envs.webshop.mini.files import write_files
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.sources import find_files
+from spear_envs.webshop.store import check_store
 from tests.agents.test_trajectory import make_trajectory
 from tests.resilience.damage import EXAMPLES, damaged
 
@@ -111,6 +115,21 @@ def search_index(folder: Path) -> None:
     assert [corpus.document(row) for row, _ in hits]
 
 
+def write_catalogue(folder: Path, products: int = 20) -> None:
+    data = read_embedded("webshop")
+    items = data["items"][:products]
+    (folder / "items_shuffle.json").write_text(json.dumps(items))
+    for name, key in (("items_ins_v2.json", "attributes"), ("items_human_ins.json", "human")):
+        asins = [item["asin"] for item in items if item["asin"] in data[key]]
+        (folder / name).write_text(json.dumps({asin: data[key][asin] for asin in asins}))
+
+
+def write_store(folder: Path) -> None:
+    (folder / "raw").mkdir()
+    write_catalogue(folder / "raw")
+    build_store(find_files(folder / "raw"), folder / "store", processes=1)
+
+
 def write_checksum(folder: Path) -> None:
     (folder / "data").write_bytes(b"x")
     record_checksum(folder / "data", "a" * 64)
@@ -138,7 +157,8 @@ LOADERS: dict[str, Loader] = {
     ),
     "index": Loader(write_index, search_index, ("index/*", "index/*/*", "corpus.jsonl")),
     "games": Loader(write_game, lambda folder: load_game(GameFile(folder / "game.tw-pddl")), ("game.tw-pddl",)),
-    "catalogue": Loader(partial(write_files, products=20), play_shop, ("*.json",)),
+    "catalogue": Loader(write_catalogue, play_shop, ("*.json",)),
+    "store": Loader(write_store, lambda folder: check_store(folder / "store"), ("store/*", "store/*/*")),
     "checksum": Loader(write_checksum, lambda folder: read_checksum(folder / "data"), ("data.sha256",)),
 }  # fmt: skip
 
@@ -181,6 +201,20 @@ def test_damage_is_told_in_one_sentence(
         assert str(error) and len(str(error)) < 5000
     finally:
         shutil.rmtree(folder.parent)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_an_empty_file_is_told_in_one_sentence(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each of them, as after a power failure; an index or a store does not open without it."""
+    loader = LOADERS[name]
+    files = [path for pattern in loader.files for path in whole(name).glob(pattern) if path.is_file()]
+    assert files
+    for number, path in enumerate(files):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole(name), folder)
+        (folder / path.relative_to(whole(name))).write_bytes(b"")
+        with pytest.raises(SpearError) if "index" in name or "store" in name else suppress(SpearError):
+            loader.read(folder)
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -80,12 +80,6 @@ def write_a_panel(folder: Path) -> list[str]:
     return ["panel", "verify", str(folder / "panel.json")]
 
 
-def write_an_entry(folder: Path) -> list[str]:
-    entry = json.loads(Path("results/sokoban-random.json").read_text()) | {"model": HOSTILE, "notes": HOSTILE}
-    (folder / "sokoban-random.json").write_text(json.dumps(entry))
-    return ["leaderboard", "--ledger", str(folder)]
-
-
 def name_a_word(*words: str) -> Callable[[Path], list[str]]:
     return lambda folder: [*words, HOSTILE.replace("\x00", "").replace("\ud800", "\udcff")]
 
@@ -97,7 +91,6 @@ def name_a_word(*words: str) -> Callable[[Path], list[str]]:
         name_environment,
         name_task,
         write_a_panel,
-        write_an_entry,
         name_a_word("view"),
         name_a_word("envs"),
         name_a_word("check"),

@@ -112,7 +112,7 @@ def test_a_client_reads_a_bounded_answer(
 ) -> None:
     monkeypatch.setattr("spear_agents.engines.openai._LARGEST_REPLY", 8 * MIB)
     server.answer, server.hung_up = HOSTILE[name], False  # type: ignore[attr-defined]
-    with pytest.raises(Exception) as caught:  # noqa: PT011: what each client calls a fault
+    with pytest.raises(Exception) as caught:  # what each client calls a fault
         ask(f"http://127.0.0.1:{server.server_port}")
     assert type(caught.value).__name__ in (
         "EngineFault",

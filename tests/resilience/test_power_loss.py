@@ -1,62 +1,133 @@
-"""What marks something as complete never outlives it: file, then folder, then mark are synced."""
+"""What marks something as complete never outlives it: file, then folder, then mark are synced.
+
+A process is killed where its mark gets its name. Of everything else is left what was synced: contents of files and
+entries of folders, as ``power_loss.c`` kept them. Readers must find that as if nothing had happened.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
-from spear_agents.files import write_json
-from spear_agents.trajectory import TrajectoryWriter
-from spear_envs.data.files import replace_text
+from spear_agents.records import EPISODES, read_last
+from spear_envs.bm25.index import SearchIndex
+from spear_envs.data import RemoteFile
+from spear_envs.data.files import digest_file, verify
+from spear_envs.webshop.attribute_table import AttributeTable
+from spear_envs.webshop.store import check_store
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Calls of fsync and rename in their order, with the path."""
-    made: list[tuple[str, str]] = []
-    sync, rename = os.fsync, Path.replace
+def check_checkpoint(folder: Path) -> None:
+    from spear_training.checkpoints import check_files
 
-    def fsync(handle: int) -> None:
-        made.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
-        sync(handle)
+    check_files(folder / "checkpoints" / "global_step_1")
+    assert (folder / "checkpoints" / "global_step_1" / "actor" / "weights.bin").read_bytes() == b"w" * 100_000
 
-    def replace(self: Path, target: Any) -> Path:
-        made.append(("rename", str(target)))
-        return rename(self, target)
 
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "replace", replace)
+def check_download(folder: Path) -> None:
+    found = RemoteFile("data", size=5, sha256=digest_file(folder / "data"))
+    assert verify(found, folder) and (folder / "data").read_text() == "hello"
+
+
+class Case(NamedTuple):
+    program: str
+    mark: str
+    check: Callable[[Path], object]
+
+
+EVALUATE = """
+from spear_agents import evaluate
+evaluate("spear/Sokoban-v1", engine="expert", tasks=3, env_kwargs={"modality": "text"}, out=folder / "run")
+"""
+CHECKPOINT = """
+from spear_training.checkpoints import write_manifest, write_state
+step = folder / "checkpoints" / "global_step_1"
+(step / "actor").mkdir(parents=True)
+(step / "actor" / "weights.bin").write_bytes(b"w" * 100_000)
+write_state(step, {"format": 1})
+write_manifest(step)
+"""
+DOWNLOAD = """
+from spear_envs.data import RemoteFile, fetch
+(folder / "source").write_text("hello")
+fetch(RemoteFile("data", size=5), folder, source=folder / "source")
+"""
+WORDS = """
+from spear_envs.bm25.build import build_index
+build_index([f"word{i} other" for i in range(100)], folder / "index", processes=1)
+"""
+STORE = """
+from spear_envs.webshop.build import build_store
+from tests.spear_envs.webshop import catalogs
+records = [catalogs.make_record(f"B{i:03d}") for i in range(8)]
+entries = {record["asin"]: catalogs.make_entry("soft") for record in records}
+build_store(catalogs.write(folder / "raw", records, entries), folder / "store", processes=1)
+"""
+CASES = {
+    "checkpoint": Case(CHECKPOINT, "manifest.json", check_checkpoint),
+    "evaluation": Case(EVALUATE, "summary.json", lambda folder: read_last(folder / "run" / EPISODES)[2]),
+    "download": Case(DOWNLOAD, "data", check_download),
+    "index of words": Case(WORDS, "index", lambda folder: SearchIndex.open(folder / "index").search("word7", 1)[0]),
+    "store": Case(STORE, "store", lambda folder: check_store(folder / "store")),
+    "table of a store": Case(
+        STORE, "attributes.npz", lambda folder: AttributeTable(folder / "store.partial").get("B001")["attributes"]
+    ),
+    "small file": Case(
+        "from spear_agents.files import write_json; write_json(folder / 'a.json', {})",
+        "a.json",
+        lambda folder: (folder / "a.json").read_text()[0],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    made = tmp_path_factory.mktemp("library") / "power_loss.so"
+    source = Path(__file__).with_name("power_loss.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, source, "-ldl"], check=True)
     return made
 
 
-def test_small_files(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
-    for write in (lambda path: write_json(path, {}), lambda path: replace_text(path, "{}", synced=True)):
-        calls.clear()
-        write(tmp_path / "a.json")
-        assert [kind for kind, _ in calls] == ["sync", "rename", "sync"]
-        assert calls[0][1].endswith(".tmp") and calls[2][1] == str(tmp_path)
+def leave_synced(kept: Path, folder: Path, mark: Path) -> None:
+    """Leave of a folder what was synced, and the name of the mark."""
+    entries = (kept / str(folder.stat().st_ino)).read_text() if (kept / str(folder.stat().st_ino)).exists() else ""
+    left = {name: int(number) for number, name in (entry.split(" ", 1) for entry in entries.splitlines())}
+    for path in list(folder.iterdir()):
+        inode = path.stat().st_ino
+        if left.get(path.name) != inode and path not in (mark, *mark.parents):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        elif path.is_dir():
+            leave_synced(kept, path, mark)
+        else:
+            path.write_bytes((kept / str(inode)).read_bytes() if (kept / str(inode)).exists() else b"")
 
 
-def test_records_at_the_end_of_an_evaluation(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
-    with TrajectoryWriter(tmp_path / "episodes.jsonl"):
-        pass
-    assert ("sync", str(tmp_path / "episodes.jsonl")) in calls
-
-
-def test_a_checkpoint_before_its_manifest(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
-    pytest.importorskip("verl", reason="needs the extra 'train'")
-    from spear_training.checkpoints import MANIFEST, write_manifest
-
-    folder = tmp_path / "global_step_1"
-    (folder / "actor").mkdir(parents=True)
-    (folder / "actor" / "weights.pt").write_bytes(b"x")
-    (folder / "spear.json").write_text("{}")
-    write_manifest(folder)
-    mark = calls.index(("rename", str(folder / MANIFEST)))
-    synced = {path for kind, path in calls[:mark] if kind == "sync"}
-    assert synced >= {str(path) for path in (folder, folder / "actor", tmp_path, folder / "spear.json")}
-    assert synced >= {str(folder / name) for name in json.loads((folder / MANIFEST).read_text())["files"]}
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "checkpoint" else []) for name in CASES]
+)
+def test_a_mark_does_not_outlive_what_it_marks(name: str, library: Path, tmp_path: Path, root: Path) -> None:
+    case = CASES[name]
+    if name == "checkpoint":
+        pytest.importorskip("verl", reason="needs the extra 'train'")
+    folder, kept = tmp_path / "disk", tmp_path / "kept"
+    folder.mkdir()
+    kept.mkdir()
+    program = f"import os\nfrom pathlib import Path\nfolder = Path({str(folder)!r})\n{case.program}"
+    lost = {"LD_PRELOAD": str(library), "POWER_LOSS_KEPT": str(kept), "POWER_LOSS_AT": case.mark}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env={**os.environ, **lost}, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    (mark,) = folder.rglob(case.mark)
+    leave_synced(kept, folder, mark)
+    assert case.check(folder) is not False

@@ -134,7 +134,7 @@ def test_every_environment_is_described() -> None:
 
 
 def test_extras_are_in_the_metadata() -> None:
-    from spear_envs.doctor.packages import read_requirements
+    from spear_envs.doctor import read_requirements
 
     assert {listing.extra.requirement for listing in list_envs() if listing.extra} <= read_requirements().keys()
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_envs.doctor.findings import Verdict
+from spear_envs.doctor import Verdict
 from spear_training import attention
 from spear_training.attention import AUTO, FLASH, SDPA, check_attention, check_sequence_parallel, choose_attention
 from spear_training.launch import check_config, compose_config, compose_training

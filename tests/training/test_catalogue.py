@@ -14,7 +14,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import Aggregation, SpearSettings, VoidFilter
-from spear_training.catalogue_cli import algorithms, presets
+from spear_training.catalogue import algorithms, presets
 from spear_training.choices import ORDER, check_choice, find_files, list_algorithms
 from spear_training.cli import train
 from spear_training.launch import compose_config

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_training.inventory import survey_presets
+from spear_training.catalogue import survey_presets
 from spear_training.launch import compose_config, flatten_config
 from spear_training.runs import choose_warm_start, list_cuts, show_cuts
 from spear_training.settings import RunSettings

@@ -1,4 +1,4 @@
-"""A training of two steps whose passages come from a file of indexes, and one from what it recorded."""
+"""A training of two steps whose passages come from a file of indexes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ pytestmark = pytest.mark.slow
 
 CONFIG = """
 indexes:
-  both:
-    kind: shards
-    merge: rank
-    record: kept/searches.sqlite
-    shards: [{kind: bm25}, {kind: bm25}]
+  words: {kind: bm25}
 """
 
 
-def test_a_training_on_two_shards_is_recorded(tmp_path: Path) -> None:
-    from spear_envs.retrieval.backends.recording import Recording
-
+def test_a_training_on_a_file_of_indexes(tmp_path: Path) -> None:
     config = tmp_path / "retriever.yaml"
     config.write_text(CONFIG, "utf-8")
     training = ("preset=search_qwen2.5_7b", "model=tiny", "algorithm=grpo_spear")
@@ -36,4 +30,3 @@ def test_a_training_on_two_shards_is_recorded(tmp_path: Path) -> None:
         played = {name.removeprefix("success/") for name in metrics if name.startswith("success/")} - {"all"}
         assert played and played <= {"1hop", "2hop", "3hop"}
         assert metrics["rows/total"] == EPISODES
-    Recording(tmp_path / "kept" / "searches.sqlite")

@@ -17,10 +17,9 @@ from spear_agents.models.catalogue import KNOWN, find_cache, models_folder
 from spear_agents.models.cli import models
 from spear_agents.models.listing import Place
 from spear_envs.cli import ABSENT, SUMMARIES
-from spear_training import inventory
-from spear_training.catalogue_cli import presets
+from spear_training import catalogue as inventory
+from spear_training.catalogue import Need, PresetListing, presets, survey_models, survey_presets
 from spear_training.choices import list_choices
-from spear_training.inventory import Need, PresetListing, survey_models, survey_presets
 from spear_training.launch import compose_config
 from spear_training.presets import list_presets
 from spear_training.settings import RunSettings

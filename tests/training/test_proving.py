@@ -15,8 +15,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
-from spear_training.proving import REPORT, Prover
-from spear_training.proving_cli import prove_gpu
+from spear_training.proving import REPORT, Prover, prove_gpu
 from spear_training.verl_plugin import proofs
 
 KIT = Path(__file__).parents[2] / "scripts" / "gpu_kit.sh"

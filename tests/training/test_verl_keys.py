@@ -120,8 +120,7 @@ def test_nothing_is_both_read_and_advised_against() -> None:
 def list_our_keys() -> Iterator[str]:
     """Keys of verl in our own files."""
     for file in resources.files("spear_training").joinpath("config").rglob("*.yaml"):  # type: ignore[attr-defined]
-        if file.name != "tools.yaml":
-            yield from flatten_config(OmegaConf.load(file))
+        yield from flatten_config(OmegaConf.load(file))
 
 
 def test_our_own_files_set_what_is_read() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.doctor.findings import Finding, Verdict
+from spear_envs.doctor import Finding, Verdict
 
 AUTO = "auto"
 FLASH = "flash_attention_2"

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import put_file, sync
+from spear_envs.data.files import put_file, put_folder, sync, sync_tree
 
 FORMAT = 4
 STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
@@ -199,8 +199,8 @@ def write_manifest(folder: Path) -> None:
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
     files = {path.relative_to(folder).as_posix(): _measure(path) for path in paths}
     # The manifest marks the checkpoint as complete, so it must not outlive what it lists.
-    for path in (*paths, *{path.parent for path in paths}, folder.parent):
-        sync(path)
+    sync_tree(folder)
+    sync(folder.parent)
     write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
 
 
@@ -294,7 +294,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
     try:
         draft.mkdir(parents=True)
         yield draft
-        draft.rename(path)
+        put_folder(draft, path)
     except OSError as error:
         raise explain_unwritable(path, error) from error
     finally:
@@ -316,7 +316,7 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
     shutil.copytree(folder, draft, copy_function=_link)
     write_json(draft / "best.json", {"step": int(folder.name.rpartition("_")[2]), "metric": metric, "value": value})
     shutil.rmtree(best, ignore_errors=True)
-    draft.rename(best)
+    put_folder(draft, best)
     return True
 
 

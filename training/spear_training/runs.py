@@ -15,8 +15,6 @@ from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_sandbox.terminal import Console
-from spear_training.advising import Adviser
-from spear_training.guidance import RunShape
 from spear_training.launch import (
     POLICY,
     TASKS_FILE,
@@ -28,6 +26,7 @@ from spear_training.launch import (
     publish_run,
 )
 from spear_training.plots import plot_curves
+from spear_training.review import watch_metrics
 from spear_training.rollout_correction import describe_staleness
 from spear_training.settings import RunSettings
 from spear_training.sizing import describe_workers
@@ -178,11 +177,10 @@ def _run_training(overrides: tuple[str, ...], out: Path, console: Console, confi
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)
         if training.fit is not None and training.fit.describe():
             console.print(training.fit.describe(), soft_wrap=True, highlight=False)
-        adviser = Adviser(console, settings.algorithm, RunShape.of_config(config, training.environment.max_turns))
-        adviser.review_start()
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
-                supervise_training(out, config.trainer.device, adviser.watch(observe), locked=True)
+                watched = watch_metrics(observe, settings.algorithm, console)
+                supervise_training(out, config.trainer.device, watched, locked=True)
             publish_run(training, out, console)
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]

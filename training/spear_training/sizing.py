@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import ReplayUnit
 from spear_training.algorithms.settings import SpearSettings
-from spear_training.guidance import RunShape
 from spear_training.planning.fitting import CARDS
 
 WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
@@ -39,6 +40,34 @@ WHOLE_NUMBERS = {
     WORKERS: 1,
 }
 """Integer keys that verl does not check, and their least values; a wrong one would fail in a run's start."""
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """Sizes of a run."""
+
+    tasks: int
+    """Tasks a step."""
+    group_size: int
+    """Episodes of each task."""
+    max_turns: int
+    per_turn: bool
+    """Each turn is a row; else each episode."""
+
+    @classmethod
+    def of_config(cls, config: DictConfig, max_turns: int) -> RunShape:
+        """Read the sizes of a composed configuration; ``max_turns`` is the environment's."""
+        return cls(
+            tasks=int(config.data.train_batch_size),
+            group_size=int(config.actor_rollout_ref.rollout.n),
+            max_turns=max_turns,
+            per_turn=Layout(config.spear.env.layout) is Layout.PER_TURN,
+        )
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of a step, if every episode takes all its turns."""
+        return self.tasks * self.group_size * (self.max_turns if self.per_turn else 1)
 
 
 def size_workers(config: DictConfig) -> None:

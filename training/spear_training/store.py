@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from spear_agents.files import explain_unwritable, write_text
 from spear_agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.data.files import put_folder
 from spear_training.checkpoints import (
     BEST,
     MANIFEST,
@@ -154,7 +155,7 @@ class CheckpointStore:
                 raise
             target = checkpoints / place
             shutil.rmtree(target, ignore_errors=True)  # unfinished
-            draft.rename(target)
+            put_folder(draft, target)
         except OSError as error:
             raise explain_unwritable(draft, error) from error
         return target

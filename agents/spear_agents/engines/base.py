@@ -149,6 +149,8 @@ class AgentFaultKind(str, Enum):
     """It raised an error."""
     TIMEOUT = "agent_timeout"
     """It did not end in time."""
+    STOPPED = "gateway_stopped"
+    """The gateway was stopped."""
 
 
 class EngineFault(SpearError):

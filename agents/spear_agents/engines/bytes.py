@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_END = 256
+BYTES_END = 256
 _ROLES = ("system", "user", "assistant")
 _MARK = "\ufdd0{}\ufdd1"
 """Mark of a role, between two code points reserved by Unicode for internal use."""
@@ -16,7 +16,7 @@ _MARKS = re.compile("|".join(_MARK.format(role) for role in _ROLES))
 class ByteTokenizer:
     """Ids 0 to 255 are bytes, 256 ends a response. Any text survives a round trip, including lone surrogates."""
 
-    eos_token_id: int | None = _END
+    eos_token_id: int | None = BYTES_END
 
     def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
         """Join the contents, without end marks."""
@@ -28,7 +28,7 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of bytes, without the end token; invalid bytes are replaced."""
-        data = bytes(i for i in token_ids if i < _END)
+        data = bytes(i for i in token_ids if i < BYTES_END)
         try:
             return data.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
@@ -55,7 +55,7 @@ class ChatByteTokenizer(ByteTokenizer):
         end = 0
         for mark in _MARKS.finditer(text):
             ids += super().encode(text[end : mark.start()])
-            ids.append(_END + 1 + _ROLES.index(mark[0][1:-1]))
+            ids.append(BYTES_END + 1 + _ROLES.index(mark[0][1:-1]))
             end = mark.end()
         return ids + super().encode(text[end:])
 
@@ -89,8 +89,8 @@ class ChatByteTokenizer(ByteTokenizer):
         """Role and content of each message; the role is empty before the first mark."""
         parts: list[tuple[str, list[int]]] = [("", [])]
         for token in token_ids:
-            if _END < token <= _END + len(_ROLES):
-                parts.append((_ROLES[token - _END - 1], []))
+            if BYTES_END < token <= BYTES_END + len(_ROLES):
+                parts.append((_ROLES[token - BYTES_END - 1], []))
             else:
                 parts[-1][1].append(token)
         return [(role, super(ChatByteTokenizer, self).decode(ids)) for role, ids in parts if role or ids]

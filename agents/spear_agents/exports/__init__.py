@@ -1,1 +1,1 @@
-"""Recorded episodes in the forms of other tools: preference pairs, data sets, spans."""
+"""Recorded episodes in the forms of other tools: preference pairs and data sets."""

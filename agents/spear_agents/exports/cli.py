@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from spear_agents.collect import write_lines
 from spear_agents.exports.dataset import write_dataset
 from spear_agents.exports.pairs import make_pairs
 from spear_agents.exports.recorded import open_recorded
-from spear_agents.exports.spans import make_spans
-from spear_agents.files import write_text
 from spear_agents.options import TRUST
 from spear_agents.records import EPISODES
 from spear_envs.core.errors import SpearError
@@ -27,8 +24,6 @@ class Form(str, Enum):
     """JSON lines of preferences."""
     DATASET = "dataset"
     """A folder of Hugging Face datasets."""
-    SPANS = "spans"
-    """OTLP in JSON."""
 
 
 @click.command("export-data")
@@ -44,7 +39,6 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
     \b
     pairs    {prompt, chosen, rejected} of won and lost episodes, for DPO: JSON lines
     dataset  an episode a row: a folder that datasets.load_dataset opens
-    spans    a trace an episode: OTLP/JSON for viewers of OpenTelemetry
 
     \b
       spear export-data runs/first --form pairs --out pairs.jsonl
@@ -54,7 +48,7 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
     with open_recorded(run, tokenizer, trust=trust) as recorded:
         if form == Form.DATASET:
             told = f"{write_dataset(recorded, out):,} episodes"
-        elif form == Form.PAIRS:
+        else:
             pairs = list(make_pairs(recorded, per_task))
             if not pairs:
                 raise SpearError(
@@ -62,10 +56,6 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
                     " of each task (--episodes-per-task)."
                 )
             told = f"{write_lines(out, iter(pairs)):,} pairs of {len({p['task_id'] for p in pairs}):,} tasks"
-        else:
-            request = make_spans(recorded, (run / EPISODES).stat().st_mtime_ns)
-            write_text(out, json.dumps(request) + "\n")
-            told = f"{len(request['resourceSpans'][0]['scopeSpans'][0]['spans']):,} spans"
     left_out = [f"{recorded.faults:,} that a fault cut short"] if recorded.faults else []
     if recorded.unrepeatable:
         left_out.append(f"{recorded.unrepeatable:,} that could not be repeated")

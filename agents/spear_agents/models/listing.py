@@ -9,8 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from spear_agents.models.catalogue import KNOWN, find_snapshot, is_begun, list_fetched, models_folder
-from spear_agents.models.conversion import read_origin
+from spear_agents.models.catalogue import KNOWN, find_snapshot, is_begun, models_folder
 
 MODEL_GROUP = "spear.models"
 """Listings of other distributions: functions of a folder of the user's own choices (or None) that give listings."""
@@ -67,12 +66,8 @@ def describe_hub(hub_id: str, name: str, title: str, parameters: int | None) -> 
 
 
 def list_models(config_dir: Path | None = None) -> list[ModelListing]:
-    """Models of the catalogue, what was converted here, and what other distributions list."""
+    """Models of the catalogue, and what other distributions list."""
     found = [describe_known(name, name) for name in KNOWN]
-    for folder in list_fetched():
-        if folder.name not in KNOWN:
-            parameters = read_origin(folder).get("parameters")
-            found.append(ModelListing(folder.name, "converted here", Place.CACHED, None, parameters))
     for point in sorted(entry_points(group=MODEL_GROUP)):
         survey: Callable[[Path | None], list[ModelListing]] = point.load()
         found += [model for model in survey(config_dir) if model.name not in KNOWN]

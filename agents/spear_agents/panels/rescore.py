@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from spear_agents.baselines.forms import Method, wrap_reader
-from spear_agents.panels.ledger import estimate_outcomes
 from spear_agents.records import EPISODES, read_last, read_settings
-from spear_agents.statistics import Estimate
+from spear_agents.statistics import Estimate, estimate_mean
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env, require_harmless
 
 TOLERANCE = 1e-9
+
+
+def estimate_outcomes(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
+    """Success over tasks, of whose samples the mean counts."""
+    return estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])
+
+
+def format_percent(estimate: Estimate) -> str:
+    """Mean and interval in percent."""
+    return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
 @dataclass(frozen=True)

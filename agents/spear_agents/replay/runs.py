@@ -41,6 +41,7 @@ class Source:
     settings: Mapping[str, Any]
     size: int = 0
     inode: int = 0
+    env_id: str | None = None
     decoder: Decoder | None = None
 
 
@@ -57,8 +58,9 @@ class Entry:
 class Run:
     """The episodes and metrics of a folder, and of folders below it, or of one JSON-lines file. Thread-safe.
 
-    ``tokenizer`` is its folder if the one in the settings is gone. Raises SpearError if there is nothing to show, or
-    for a line that is not an episode.
+    Lines of another environment or other tasks than the settings of their folder name are shown as a source of their
+    own. ``tokenizer`` is its folder if the one in the settings is gone. Raises SpearError if there is nothing to show,
+    or for a line that is not an episode.
     """
 
     def __init__(self, path: str | Path, tokenizer: Path | None = None) -> None:
@@ -93,7 +95,7 @@ class Run:
                 found = path.stat()
                 if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
                     self._entries = [entry for entry in self._entries if entry.source is not source]
-                    source.size, source.inode = 0, found.st_ino
+                    source.size, source.inode, source.env_id = 0, found.st_ino, None
                 self._entries += _scan(source)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -224,8 +226,9 @@ def _scan(source: Source) -> list[Entry]:
                 try:
                     row = _describe_row(Trajectory.from_json(line.decode("ascii")), source)
                 except _MALFORMED as error:
+                    told = f"{type(error).__name__}: {error}"[:SHOWN]
                     raise SpearError(
-                        f"{source.path}, byte {source.size}: not a trajectory ({type(error).__name__}): remove the line"
+                        f"{source.path}, byte {source.size}: not a trajectory ({told}): remove the line"
                     ) from error
                 entries.append(Entry(source, source.size, len(line), row))
                 source.size += len(line)
@@ -236,8 +239,12 @@ def _scan(source: Source) -> list[Entry]:
 
 def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
     usage = sum_usage([trajectory])
+    source.env_id = source.env_id or source.settings.get("env_id") or trajectory.env_id
+    tasks = source.settings.get("fingerprint", trajectory.fingerprint)
+    is_own = (trajectory.env_id, trajectory.fingerprint) == (source.env_id, tasks)
+    foreign = f"{source.name}, another evaluation: {trajectory.env_id}, tasks {trajectory.fingerprint[:12]}"
     return {
-        "source": source.name,
+        "source": source.name if is_own else foreign,
         "env": str(trajectory.env_id),
         "task": str(trajectory.task_id),
         "subtask": str(trajectory.subtask),

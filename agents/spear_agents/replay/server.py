@@ -17,7 +17,7 @@ from spear_agents.replay.play import Stage
 from spear_agents.replay.runs import Run
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.listening import bind_socket
-from spear_sandbox.web.serving import ConnectionLimits, ignore_signals_at_the_end, make_server
+from spear_sandbox.web.serving import ConnectionLimits, make_server, stop_on_signals
 
 HOST = "127.0.0.1"
 PORT = 8700
@@ -74,7 +74,7 @@ class PageServer:
     def serve_forever(self) -> None:
         """Answer until :meth:`shutdown`, or a signal in the main thread."""
         if threading.current_thread() is threading.main_thread():
-            with ignore_signals_at_the_end():
+            with stop_on_signals(self._server):
                 self._server.run(sockets=[self._listener])
         else:
             self._server.run(sockets=[self._listener])

@@ -49,7 +49,7 @@ class _Origin(NamedTuple):
     fork: Callable[[], int]
 
 
-def serve(control: socket.socket, modules: list[str], users: range) -> Callable[[], None]:
+def serve(control: socket.socket, modules: list[str], users: range) -> Callable[[], None]:  # noqa: PLR0915
     """Import ``modules``, report readiness, and fork at each request until the pool hangs up.
 
     ``users`` are user ids, one for each run; if empty, all runs have this process's.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spear_sandbox.web.answering import Gate
 from spear_sandbox.web.listening import is_loopback
-from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+from spear_sandbox.web.serving import make_server, stop_on_signals
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -26,5 +26,6 @@ def serve_http(
     names without a dot.
     """
     app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host), hosts=names)
-    with listener, ignore_signals_at_the_end():
-        make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none").run(sockets=[listener])
+    served = make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none")
+    with listener, stop_on_signals(served):
+        served.run(sockets=[listener])

@@ -159,7 +159,8 @@ def make_server(
     and ``options`` are others of ``uvicorn.Config``. Raises ModuleNotFoundError for a package that one of them needs.
     """
     limits = limits or ConnectionLimits()
-    most = min(limits.connections, max(_raise_descriptors() - SPARE_DESCRIPTORS, 1))
+    allowed = _raise_descriptors()
+    most = min(limits.connections, max(allowed - SPARE_DESCRIPTORS, allowed // 4))
     bounds = {"limits": ConnectionLimits(limits.head_s, limits.head_bytes, most)}
     config = uvicorn.Config(
         app,
@@ -196,9 +197,9 @@ def _raise_descriptors() -> int:
     return wanted
 
 
-def ignore_signals_at_the_end() -> AbstractContextManager[None]:
-    """Ignore SIGINT and SIGTERM: uvicorn raises again, at its end, those that stopped it."""
-    return on_signals(lambda: None)
+def stop_on_signals(server: uvicorn.Server) -> AbstractContextManager[None]:
+    """Stop at SIGINT or SIGTERM, also before uvicorn listens to them; it raises them again at its end."""
+    return on_signals(lambda: setattr(server, "should_exit", True))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
@@ -32,7 +33,8 @@ from spear_envs.adapters.openenv.wire import (
     write_observation,
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
-from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+from spear_sandbox.web.aside import work_aside
+from spear_sandbox.web.serving import make_server, stop_on_signals
 
 Result = TypeVar("Result")
 NO_SESSION = "a request over HTTP has no session: open the WebSocket /ws, as OpenEnv's clients do."
@@ -96,7 +98,7 @@ class EnvService:
         self.check(request)
         body = await self._bodies.read(request, self.settings.body_bytes, "ask for less at a time")
         try:
-            value = json.loads(body or b"{}")
+            value = await work_aside(len(body), partial(json.loads, body or b"{}"))
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
@@ -316,7 +318,7 @@ def serve_service(server: uvicorn.Server, service: EnvService, listener: socket.
         server: made by :func:`make_service_server`.
         service, listener: closed at the end.
     """
-    with listener, ignore_signals_at_the_end():
+    with listener, stop_on_signals(server):
         try:
             server.run(sockets=[listener])
         finally:

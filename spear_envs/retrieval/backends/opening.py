@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.retrieval.backend import Backend
-from spear_envs.retrieval.source import DEFAULT, Source
+from spear_envs.retrieval.source import Source
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.backends.milvus import MilvusPlace
-    from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus, Shards
+    from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus
 
 
 def read_indexes(path: Path) -> Config:
@@ -39,8 +39,6 @@ class ConfigSource:
     """The first one; None for the file's default."""
     only: bool = False
     """Whether to serve only that one."""
-    record: Path | None = None
-    """Record into this file instead of the configured one."""
 
     def open(self) -> dict[str, Backend]:
         """Open the indexes by name, the default first.
@@ -59,12 +57,8 @@ class ConfigSource:
         opened: dict[str, Backend] = {}
         try:
             for name in [first, *([] if self.only else others)]:
-                settings = config.indexes[name]
-                if self.record:
-                    record = {"record": str(self.record.absolute()), "replay": None, "fall_through": False}
-                    settings = settings.model_copy(update=record)
                 try:
-                    opened[name] = open_index(settings, self.path.absolute().parent)
+                    opened[name] = open_index(config.indexes[name], self.path.absolute().parent)
                 except SpearError as error:
                     raise SpearError(f"{self.path.name}, indexes.{name}: {error}") from error
         except BaseException:
@@ -74,30 +68,13 @@ class ConfigSource:
         return opened
 
 
-@dataclass(frozen=True)
-class RecordingSource:
-    """A recording to serve, without its backend."""
-
-    path: Path
-
-    def open(self) -> dict[str, Backend]:
-        """Open the index.
-
-        Raises:
-            SpearError: the file is not a recording.
-        """
-        from spear_envs.retrieval.backends.recording import Recording, ReplayBackend
-
-        return {DEFAULT: ReplayBackend(Recording(self.path))}
-
-
 def open_index(settings: Index, folder: Path) -> Backend:
-    """Open one index, with recording and reranking.
+    """Open one index, with reranking.
 
     Raises:
         SpearError: it cannot be opened.
     """
-    backend = _open_recorded(settings, folder)
+    backend = _open_bare(settings, folder)
     if settings.rerank is None:
         return backend
     from spear_envs.retrieval.backends.rerank import RerankBackend
@@ -111,27 +88,10 @@ def open_index(settings: Index, folder: Path) -> Backend:
         raise
 
 
-def _open_recorded(settings: Index, folder: Path) -> Backend:
-    if settings.record is None and settings.replay is None:
-        return _open_bare(settings, folder)
-    from spear_envs.retrieval.backends.recording import Recording, RecordingBackend, ReplayBackend
-    from spear_envs.retrieval.backends.settings import identify
-
-    if settings.record is None:
-        recording = Recording(folder / str(settings.replay), identify(settings))
-        return ReplayBackend(recording, _open_bare(settings, folder) if settings.fall_through else None)
-    backend = _open_bare(settings, folder)
-    try:
-        return RecordingBackend(Recording(folder / settings.record, identify(settings), backend), backend)
-    except BaseException:
-        backend.close()
-        raise
-
-
 def _open_bare(settings: Index, folder: Path) -> Backend:
     from spear_envs.retrieval.backends.opensearch import OpenSearchBackend
     from spear_envs.retrieval.backends.service import ServiceBackend
-    from spear_envs.retrieval.backends.settings import Embedded, Milvus, OpenSearch, Service, Shards, Web
+    from spear_envs.retrieval.backends.settings import Embedded, Milvus, OpenSearch, Service, Web
     from spear_envs.retrieval.backends.web import WebBackend
 
     match settings:
@@ -148,8 +108,6 @@ def _open_bare(settings: Index, folder: Path) -> Backend:
             return OpenSearchBackend(settings)
         case Web():
             return WebBackend(settings)
-        case Shards():
-            return _open_shards(settings, folder)
     raise AssertionError(f"{type(settings).__name__} has no backend")
 
 
@@ -188,20 +146,3 @@ def place_milvus(settings: Milvus, folder: Path) -> MilvusPlace:
         settings.token_variable,
         settings.device,
     )
-
-
-def _open_shards(settings: Shards, folder: Path) -> Backend:
-    from spear_envs.retrieval.backends.shards import Merge, ShardsBackend
-
-    shards: list[Backend] = []
-    try:
-        for number, shard in enumerate(settings.shards):
-            try:
-                shards.append(open_index(shard, folder))
-            except SpearError as error:
-                raise SpearError(f"shards.{number}: {error}") from error
-        return ShardsBackend(shards, Merge(settings.merge), partial=settings.partial)
-    except BaseException:
-        for shard_backend in shards:
-            shard_backend.close()
-        raise

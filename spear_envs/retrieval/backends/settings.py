@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spear_envs.core.errors import SpearError, one_line, suggest_name
 from spear_envs.data.files import read_yaml_text
-from spear_envs.retrieval.backends.shards import Merge
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = ("retrieve", "health", "metrics")
@@ -38,20 +37,6 @@ class Index(Settings):
     """Settings of every kind of index."""
 
     rerank: Rerank | None = None
-    record: str | None = None
-    """File of searches: answers from it, or asks and stores."""
-    replay: str | None = None
-    """File of searches: only answers from it."""
-    fall_through: bool = False
-    """For ``replay``: ask the backend for searches that the file lacks, without recording them."""
-
-    @model_validator(mode="after")
-    def _check_recording(self) -> Index:
-        if self.record and self.replay:
-            raise ValueError("give record or replay, not both")
-        if self.fall_through and not self.replay:
-            raise ValueError("fall_through is for replay: give replay, or leave it out")
-        return self
 
 
 class Embedded(Index):
@@ -125,7 +110,7 @@ class Web(Remote):
     key_variable: str | None = None
     """Environment variable of the key; None for the engine's usual one."""
     results: int = Field(10, ge=1, le=100)
-    """Requested by each search, whatever ``k``, so that a search has one price and one recording."""
+    """Requested by each search, whatever ``k``."""
     options: dict[str, str] = Field(default_factory=dict)
     """Further parameters of the request, such as ``gl`` of Serper."""
     max_requests: int | None = Field(None, ge=0)
@@ -141,19 +126,10 @@ class Web(Remote):
         return self
 
 
-class Shards(Index):
-    """See :class:`~spear_envs.retrieval.backends.shards.ShardsBackend`."""
-
-    kind: Literal["shards"]
-    shards: list[AnyIndex] = Field(min_length=1)
-    merge: Literal["score", "rank"] = Merge.SCORE.value
-    partial: bool = False
-
-
-AnyIndex = Annotated[Embedded | Milvus | Service | OpenSearch | Web | Shards, Field(discriminator="kind")]
+AnyIndex = Annotated[Embedded | Milvus | Service | OpenSearch | Web, Field(discriminator="kind")]
 KINDS: dict[str, type[Index]] = {
     kind: model
-    for model in (Embedded, Milvus, Service, OpenSearch, Web, Shards)
+    for model in (Embedded, Milvus, Service, OpenSearch, Web)
     for kind in get_args(model.model_fields["kind"].annotation)
 }
 
@@ -173,23 +149,6 @@ class Config(Settings):
         if self.default is not None and self.default not in self.indexes:
             raise ValueError(f"default is {self.default!r}, which is not an index: there are {', '.join(self.indexes)}")
         return self
-
-
-Shards.model_rebuild()
-Config.model_rebuild()
-
-# Settings that do not affect results, or are places: a recording is not compared by them.
-_ASIDE = {"rerank", "record", "replay", "fall_through", "deadline_s", "tries", "concurrency", "partial", "threads"}
-_ASIDE |= {"url", "urls", "uri", "corpus", "index", "encoder", "device", "token_variable", "key_variable"}
-_ASIDE |= {"username", "password_variable", "api_key_variable", "max_requests", "max_cost", "cost_per_request"}
-
-
-def identify(settings: Index) -> dict[str, Any]:
-    """Settings of an index that affect its results, as plain data."""
-    plain = settings.model_dump(exclude=_ASIDE, exclude_none=True)
-    if isinstance(settings, Shards):
-        plain["shards"] = [identify(shard) for shard in settings.shards]
-    return plain
 
 
 def read_config(path: Path) -> Config:

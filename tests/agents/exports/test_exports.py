@@ -1,8 +1,7 @@
-"""Pairs, data sets and spans of recorded episodes: of a scripted player, a local model, and programs."""
+"""Pairs and data sets of recorded episodes: of a scripted player, a local model, and programs."""
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -187,7 +186,6 @@ def test_a_local_model_s_episodes_are_told(local: dict[str, Path], tmp_path: Pat
                         assert tuple(tokenizer.encode(text, add_special_tokens=False)) == turn.prompt_ids
             assert max(len(episode.turns) for episode in recorded.episodes) > 1 and recorded.unrepeatable == 0
         check_dataset(run, tmp_path / "sets" / name)
-        check_spans(run, tmp_path / f"{name}.json")
 
 
 def check_dataset(run: Path, folder: Path) -> None:
@@ -206,48 +204,11 @@ def check_dataset(run: Path, folder: Path) -> None:
         assert all((turn["prompt"] is None) != (turn["prompt_text"] is None) for turn in row["turns"])
 
 
-def check_spans(run: Path, out: Path) -> None:
-    """Write the run as spans and read them with OpenTelemetry's own messages."""
-    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    from google.protobuf import json_format
-
-    call(export_data, run, "--form", "spans", "--out", out)
-    plain = json.loads(out.read_text())
-    for span in plain["resourceSpans"][0]["scopeSpans"][0]["spans"]:
-        for key, digits in (("traceId", 32), ("spanId", 16), ("parentSpanId", 16)):
-            if key in span:  # OTLP writes ids in hex where protobuf's own JSON has base64
-                assert len(span[key]) == digits
-                span[key] = base64.b64encode(bytes.fromhex(span[key])).decode()
-    request = json_format.ParseDict(plain, service.ExportTraceServiceRequest())
-    (scope,) = request.resource_spans[0].scope_spans
-    recorded = read_last(run / EPISODES)
-    traces: dict[bytes, list[Any]] = {}
-    for span in scope.spans:
-        traces.setdefault(span.trace_id, []).append(span)
-        assert span.start_time_unix_nano < span.end_time_unix_nano
-    assert len({span.span_id for span in scope.spans}) == len(scope.spans)
-    assert len(traces) == len(recorded)
-    for (root, *parts), episode in zip(traces.values(), recorded, strict=True):
-        names = [part.name.split()[0] for part in parts]
-        assert names.count("chat") == len(episode.turns)
-        assert names.count("execute_tool") == len(episode.list_steps())
-        assert {part.parent_span_id for part in parts} <= {root.span_id}
-        scores = {event.attributes[0].value.string_value: event.attributes[1].value for event in root.events}
-        assert scores["success"].double_value == episode.won and scores["score"].double_value == episode.score
-        assert root.start_time_unix_nano == min(span.start_time_unix_nano for span in (root, *parts))
-        assert root.end_time_unix_nano == max(span.end_time_unix_nano for span in (root, *parts))
-
-
 def test_a_data_set_opens_with_the_real_library(scripted: Path, branched: Any, tmp_path: Path) -> None:
     for run in (scripted, branched[0]):
         check_dataset(run, tmp_path / run.name)
     with pytest.raises(SpearError, match="exists: choose another folder"):
         call(export_data, run, "--form", "dataset", "--out", tmp_path / run.name)
-
-
-def test_spans_are_otlp(scripted: Path, branched: Any, tmp_path: Path) -> None:
-    for run in (scripted, branched[0]):
-        check_spans(run, tmp_path / f"{run.name}.json")
 
 
 def test_what_cannot_be_exported_is_told_in_a_line(corridor: str, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -17,9 +18,17 @@ pytest.importorskip("httpx", reason="needs the extra 'api'")
 import httpx
 
 from spear_agents.cli import evaluate
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.gateway.hosting import Host
+from spear_agents.gateway.server import Gateway
+from spear_agents.gateway.session import Limits
+from spear_agents.prompting import PromptBuilder
 from spear_agents.records import EPISODES, read_last
-from spear_agents.trajectory import StopReason
+from spear_agents.trajectory import Layout, StopReason, Trajectory, read_trajectories
+from spear_envs.core.prompts import CompactTemplate
 from tests.agents.chat_server import Script, complete, say
+from tests.agents.corridor import CorridorEnv
 from tests.commands import run_command
 
 
@@ -54,7 +63,7 @@ def test_a_program_of_another_process_plays(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     played = read_last(tmp_path / EPISODES)
-    assert {one.stop for one in played} == {StopReason.WON, StopReason.QUIT}
+    assert {one.stop for one in played} == {StopReason.WON, StopReason.FAULT}
     assert len({one.task_id for one in played}) == 2
 
 
@@ -86,6 +95,74 @@ def test_sixty_that_begin_at_once_get_different_episodes(tmp_path: Path) -> None
         opened = [answer.json() for answer in answers if answer.status_code == 200]
         assert len(opened) == 20 and len({one["task"] for one in opened}) == 20
         assert {answer.status_code for answer in answers} == {200, 429}
+
+
+def test_a_gateway_that_starts_again_goes_on_with_other_jobs(tmp_path: Path) -> None:
+    """Those cut short by its end are faults, which are played again."""
+    arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "4"]
+    jobs = []
+    for _ in range(2):
+        with run_command("gateway", *arguments, "--out", str(tmp_path)) as running:
+            opened = [httpx.post(f"{running.url}/episodes", json={}).json() for _ in range(3)]
+            key = {"Authorization": f"Bearer {opened[1]['api_key']}"}
+            assert httpx.delete(f"{running.url}/episodes/{opened[1]['id']}", headers=key).status_code == 200
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(20) == 0
+        jobs.append([one["task"] for one in opened])
+    first, second = jobs
+    assert second[:2] == [first[0], first[2]] and second[2] not in first
+    assert [one.fault for one in read_trajectories(tmp_path / EPISODES)] == [None, *["gateway_stopped"] * 2] * 2
+
+
+def test_a_record_that_cannot_be_kept_ends_the_gateway(script: Script, tmp_path: Path) -> None:
+    arguments = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", script.url, "--model", "m"]
+    options = ["--env", "modality=text", "--out", str(tmp_path)]
+    script.answers[:] = [say(complete(model="a-model")), say(complete(model="b-model"))]
+    with run_command("gateway", *arguments, *options) as running, httpx.Client(timeout=20) as client:
+        for status in (200, 400):
+            opened = client.post(f"{running.url}/episodes", json={}).json()
+            key = {"Authorization": f"Bearer {opened['api_key']}"}
+            body = {"model": opened["model"], "messages": [{"role": "user", "content": "x"}]}
+            assert client.post(f"{opened['base_url']}/chat/completions", json=body, headers=key).status_code == 200
+            ended = client.delete(f"{running.url}/episodes/{opened['id']}", headers=key)
+            assert ended.status_code == status
+        assert running.process.wait(20) == 1 and "--mixed-models" in ended.text
+
+
+def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> None:
+    class SlowCorridor(CorridorEnv):
+        metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
+        closed: ClassVar[list[int]] = []
+
+        def _start(self, task: Any) -> None:
+            time.sleep(0.3)
+            super()._start(task)
+
+        def close(self) -> None:
+            self.closed.append(id(self))
+
+    async def play() -> None:
+        prompts = PromptBuilder(ChatByteTokenizer(), CompactTemplate(), Layout.CONVERSATION)
+        policy: Any = SimpleNamespace(
+            prompts=prompts, settings=SimpleNamespace(sampling=Sampling), engine_for=lambda env: None
+        )
+        gateway = Gateway()
+        tasks, limits = ["corridor/test/000"], Limits()
+        host = Host(
+            gateway, policy, SlowCorridor, tasks, "corridor", token=None, limits=limits, most=2, on_end=records.append
+        )
+        await gateway.start()
+        async with httpx.AsyncClient(timeout=20) as client:
+            begun = asyncio.create_task(client.post(f"{gateway.url}/episodes", json={}))
+            await asyncio.sleep(0.15)
+            await host.aclose()
+            assert (await begun).status_code == 410
+            assert (await client.post(f"{gateway.url}/episodes", json={})).status_code == 410
+        await gateway.aclose()
+
+    records: list[Trajectory] = []
+    asyncio.run(play())
+    assert len(SlowCorridor.closed) == 1 and not records
 
 
 def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script, tmp_path: Path) -> None:

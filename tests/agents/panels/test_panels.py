@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.ledger.__main__ import ledger
 from spear_agents.cli import evaluate
 from spear_agents.panels import panel as panels
-from spear_agents.panels.cli import leaderboard, ledger, panel, rescore
+from spear_agents.panels.cli import panel, rescore
 from spear_agents.panels.panel import OFFICIAL, Panel, Protocol, export_panel, find_differences, read_panel
 from spear_envs.core.errors import SpearError
 
@@ -104,7 +105,8 @@ def test_recorded_responses_give_the_recorded_rewards(runs: Path, tmp_path: Path
     episodes = tmp_path / "forged" / "episodes.jsonl"
     lines = episodes.read_text().splitlines()
     forged = json.loads(lines[0])
-    forged["won"], forged["turns"][0]["reward"] = False, 5.0
+    forged |= {"won": False, "stop": "failed", "reward_terms": forged["reward_terms"] | {"outcome": -1.0}}
+    forged["turns"][0]["reward"] = 5.0
     episodes.write_text("\n".join([json.dumps(forged), *lines[1:]]) + "\n")
     shown = call(rescore, tmp_path / "forged", code=1)
     assert "turn 1 pays" in shown and "recorded 5" in shown and "won is True, recorded False" in shown
@@ -125,7 +127,7 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     assert "the same episodes" in call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "expert")
     outside = call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "random", code=1)
     assert "is outside 100.0 %" in outside
-    call(leaderboard, "--ledger", folder, "--out", tmp_path / "page.md")
+    call(ledger, "page", "--ledger", folder, "--out", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert page.index("| expert | 100.0") < page.index("| random |")
     call(ledger, "verify", "--ledger", folder, "--page", tmp_path / "page.md")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spear_agents.replay.runs import Run
-from spear_agents.trajectory import TokenKind, Trajectory, TrajectoryWriter
+from spear_agents.trajectory import StopReason, TokenKind, Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE
 from tests.agents.test_metrics import train, write_launch
@@ -86,7 +86,8 @@ def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_the_last_of_several_records_of_one_sample_counts(tmp_path: Path) -> None:
-    again = [make_trajectory(won=False), make_trajectory(seed=1), make_trajectory(trial=2)]
+    lost = make_trajectory(won=False, stop=StopReason.FAILED, reward_terms={})
+    again = [lost, make_trajectory(seed=1), make_trajectory(trial=2)]
     write(tmp_path / "a" / "episodes.jsonl", *again)
     write(tmp_path / "b" / "episodes.jsonl", *again)
     (tmp_path / "b" / "settings.json").write_text('{"engine": "person"}')

@@ -66,9 +66,9 @@ def test_recorded_cases(shared: Path, command: RunningCommand) -> None:
 
 
 def test_the_embedded_base_is_served_by_default(command: RunningCommand) -> None:
-    from spear_envs.search.mini_kb import build
+    from spear_envs.search.embedded import open_base
 
-    base = build()
+    base = open_base()
     assert f"ready: {len(base.corpus):,} passages, bm25" in command.line
     document = base.corpus[7]
     answer = httpx.post(f"{command.url}/retrieve", json={"query": document["contents"][:300], "topk": 1})

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
 
-from spear_envs.search.mini_kb import build
+from spear_envs.search.embedded import open_base
 from tests.spear_envs.retrieval.service import run_command
 
 REQUESTS = 10_000
@@ -40,7 +40,7 @@ async def send_all(port: int, questions: list[str]) -> dict[int, bytes]:
 
 @pytest.mark.slow
 def test_no_error_in_ten_thousand_requests() -> None:
-    questions = [question.question for split in build().questions.values() for question in split]
+    questions = [question.question for split in open_base().questions.values() for question in split]
     with run_command() as running:
         answers = asyncio.run(send_all(running.port, questions))
     assert len(answers) == REQUESTS

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from spear_envs import SpearError, __version__
-from spear_envs.scaffold import writing
-from spear_envs.scaffold.writing import FILES, EnvPackage, check_name, render_package, write_package
+from spear_envs.scaffold import cli as writing
+from spear_envs.scaffold.cli import FILES, EnvPackage, check_name, render_package, write_package
 
 ROOT = Path(__file__).resolve().parents[3]
 MAZE = EnvPackage("my_maze")
@@ -35,21 +35,21 @@ def test_what_follows_from_a_name(name: str, distribution: str, title: str, env_
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Maze", "Did you mean maze?"),
-        ("my-maze", "Did you mean my_maze?"),
-        ("KeyCorridor", "Did you mean key_corridor?"),
-        ("2_mazes", "Did you mean mazes?"),
-        ("_maze_", "Did you mean maze?"),
-        ("../maze", "Did you mean maze?"),
+        ("Maze", "lower-case letters"),
+        ("my-maze", "lower-case letters"),
+        ("KeyCorridor", "lower-case letters"),
+        ("2_mazes", "lower-case letters"),
+        ("_maze_", "lower-case letters"),
+        ("../maze", "lower-case letters"),
         ("", "a letter first"),
         ("münze", "lower-case letters and digits"),
-        ("maze\n", "Did you mean maze?"),
-        ("class", "a Python keyword: choose another name, such as class_env"),
-        ("json", "standard library: choose another name, such as json_env"),
+        ("maze\n", "lower-case letters"),
+        ("class", "class_env"),
+        ("json", "a word of Python"),
         ("spear", "a name of SPEAR Envs"),
         ("spear_training", "a name of SPEAR Envs"),
-        ("tests", "what its own tests are called"),
-        ("build", "which git leaves out"),
+        ("tests", "itself uses"),
+        ("build", "itself uses"),
         ("numpy", "a package that is installed"),
     ],
 )
@@ -57,14 +57,6 @@ def test_names_that_will_not_do(name: str, words: str) -> None:
     with pytest.raises(SpearError) as caught:
         check_name(name)
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_what_is_proposed_will_do() -> None:
-    for name in ("Maze", "my-maze", "KeyCorridor", "2_mazes", "class_", "JSON"):
-        with pytest.raises(SpearError) as caught:
-            check_name(name)
-        for near in re.findall(r"Did you mean (\w+)\?", str(caught.value)):
-            assert check_name(near) == near
 
 
 def test_every_template_is_used_and_packed() -> None:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spear_envs.core.errors import SpearError
+from spear_envs.data.embedded import read_embedded
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.draws import NO_CEILING
 from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.matching import matches
-from spear_envs.webshop.memory import make_catalog
-from spear_envs.webshop.mini import make_records, stream_records, write_files
-from spear_envs.webshop.mini.words import ATTRIBUTES, SHELVES
-from spear_envs.webshop.nouns import find_tagger
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import Score, score_purchase
 
-SHA256 = "0cfeb7d975dc318f6f20834fd2bea451ca3bea549cddc97872381d0bba4a9c24"
 """Of the records. A change of them makes a new catalogue: scores on it do not compare with those on the old one."""
 CATEGORIES = {"beauty", "electronics", "fashion", "garden", "grocery"}
 
@@ -36,7 +25,8 @@ Records = tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, list[
 
 @pytest.fixture(scope="module")
 def records() -> Records:
-    return make_records()
+    data = read_embedded("webshop")
+    return data["items"], data["attributes"], data["human"]
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +51,6 @@ def buy(mini: Catalog, goal: Goal, product: Product, options: dict[str, str]) ->
 
 
 # ---------------------------------------------------------------- the same everywhere
-
-
-def test_the_catalogue_is_the_pinned_one_whatever_the_hash_seed() -> None:
-    program = (
-        "import hashlib; from spear_envs.core.tasks import canonical_json;"
-        "from spear_envs.webshop.mini import make_records;"
-        "print(hashlib.sha256(canonical_json(make_records()).encode()).hexdigest())"
-    )
-    for seed in ("0", "1"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-        assert run.stdout.strip() == SHA256
-
-
-def test_records_can_be_had_one_by_one_and_from_another_seed(records: Records) -> None:
-    items = [record.item for record in stream_records(40)]
-    titles = [item["name"] for item in items]
-    assert titles == [item["name"] for item in records[0][:40]]
-    assert titles != [record.item["name"] for record in stream_records(40, seed=1)]
-
-
-@pytest.mark.parametrize("products", [0, -1, 10**9, 1.5, True, "many"])
-def test_impossible_sizes_are_refused(products: Any) -> None:
-    with pytest.raises(SpearError, match="give a whole number from 1 to"):
-        stream_records(products)
 
 
 # ---------------------------------------------------------------- what is in it
@@ -226,27 +191,6 @@ def test_the_right_product_can_be_told(mini: Catalog, goals: list[Goal], product
     assert 0.75 < told / len(goals) < 0.95
 
 
-def test_words_are_few_and_titles_short(products: list[Product], goals: list[Goal]) -> None:
-    shown = [f"{p.title} {p.price_tag} {' '.join(p.options)} {' '.join(sum(p.options.values(), ()))}" for p in products]
-    words = set(re.findall(r"[^\W_]+", " ".join([*shown, *(goal.instruction for goal in goals)]).lower()))
-    assert 300 < len(words) < 1000
-    every = words | set(re.findall(r"[^\W_]+", " ".join(f"{p.description} {p.bullets}" for p in products).lower()))
-    assert len(every) < 1200
-    assert all(4 <= len(product.title.split()) <= 10 for product in products)
-    # An ASIN is Z0 and one of 32 first and one of 32 second pieces, none of which is a word.
-    pieces = {product.asin[2:6] for product in products}, {product.asin[6:] for product in products}
-    assert all(len(half) == 32 for half in pieces) and not pieces[0] & pieces[1]
-    assert not {piece.lower() for half in pieces for piece in half} & every
-
-
-def test_no_attribute_passes_for_another() -> None:
-    phrases = sorted({phrase for known in ATTRIBUTES.values() for phrase in known})
-    for first in phrases:
-        for second in phrases:
-            assert first == second or not (matches(first, second) or first in second)
-    assert all(len(shelf.attributes) == len(set(shelf.attributes)) == 8 for shelf in SHELVES)
-
-
 def test_people_ask_in_other_words(mini: Catalog, records: Records) -> None:
     rows = [row for entry in records[2].values() for row in entry]
     asked = [row for row in rows if row["instruction_attributes"]]
@@ -258,64 +202,3 @@ def test_people_ask_in_other_words(mini: Catalog, records: Records) -> None:
 
 
 # ---------------------------------------------------------------- other sizes, and the cost
-
-
-def test_any_seed_of_prices_leaves_near_misses_dear(records: Records) -> None:
-    """The catalogue does not depend on what is drawn: the margins are wider than any draw."""
-    for seed in (0, 1):
-        catalog = make_catalog(*records, name="mini", tagger=find_tagger("rule"), price_seed=seed)
-        source = catalog.goals()
-        test_every_near_miss_scores_below_one(
-            catalog,
-            [source.goal(i) for i in range(len(source))],
-            [catalog.product(number) for number in range(len(catalog))],
-        )
-
-
-def test_larger_catalogues_have_as_many_words_as_real_ones() -> None:
-    records = list(stream_records(2000, long_tail=True))
-    assert len({record.item["asin"] for record in records}) == 2000
-    texts = [f"{record.item['name']} {record.item['full_description']}".lower() for record in records]
-    words = [set(re.findall(r"\w+", text)) for text in texts]
-    assert 12_000 < len(set().union(*words)) < 24_000
-    assert 60 < sum(map(len, words)) / len(words) < 110
-
-
-def test_asins_of_a_million_products_differ() -> None:
-    from spear_envs.webshop.mini.generate import _make_asin
-
-    asins = {_make_asin(index, 1000) for index in range(0, 1_000_000, 7)}
-    assert len(asins) == -(-1_000_000 // 7)
-    assert all(len(asin) == 10 and asin.startswith("Z0") for asin in asins)
-
-
-def test_files_are_read_like_official_ones(tmp_path: Path, records: Records) -> None:
-    write_files(tmp_path / "new", 1000)
-    loaded = [
-        json.loads((tmp_path / "new" / f"{name}.json").read_text("utf-8"))
-        for name in ("items_shuffle", "items_ins_v2", "items_human_ins")
-    ]
-    assert tuple(loaded) == records
-    assert open_catalog(tmp_path / "new").fingerprint == open_catalog("mini").fingerprint
-    write_files(tmp_path / "tiny", 1)
-    assert len(json.loads((tmp_path / "tiny" / "items_shuffle.json").read_text("utf-8"))) == 1
-    json.loads((tmp_path / "tiny" / "items_human_ins.json").read_text("utf-8"))
-
-
-def test_making_it_takes_little_time_and_memory() -> None:
-    """Records, goals and index: half a second of CPU and 40 MB at most."""
-    program = """
-import resource, time
-import spear_envs.webshop.opening, spear_envs.webshop.mini
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-before, began = peak(), time.process_time()
-catalog = spear_envs.webshop.opening.open_catalog("mini")
-catalog.make_tasks("test"); catalog.search("oil")
-print(time.process_time() - began, (peak() - before) / 1024)
-"""
-    runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(3)
-    ]
-    figures = [tuple(map(float, run.stdout.split())) for run in runs]
-    assert min(seconds for seconds, _ in figures) < 0.5
-    assert min(megabytes for _, megabytes in figures) < 40

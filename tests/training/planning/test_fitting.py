@@ -15,7 +15,6 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
 from spear_training.planning import memory
-from spear_training.planning.architecture import Architecture, read_known
 from spear_training.planning.fitting import (
     ACTOR_KEYS,
     BUCKET,
@@ -26,7 +25,7 @@ from spear_training.planning.fitting import (
     fit_tuning,
     fit_update,
 )
-from spear_training.planning.memory import GIB, Item, Trainer, read_width
+from spear_training.planning.memory import GIB, Architecture, Item, Trainer, read_known, read_width
 
 SMOLLM = Architecture(134_515_008, 28_311_552, 49_152, 576, 1536, 30, 11_520)
 TRAINER = Trainer(SMOLLM, width=2)

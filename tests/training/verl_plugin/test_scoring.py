@@ -16,8 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable
-from spear_training.planning.architecture import Architecture
-from spear_training.planning.memory import Trainer
+from spear_training.planning.memory import Architecture, Trainer
 from spear_training.verl_plugin import scoring
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.columns import build_columns, nest_flat

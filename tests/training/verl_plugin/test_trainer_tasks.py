@@ -18,12 +18,12 @@ from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from benchmarks.lab.comparison import Arm, TrainingSettings
+from benchmarks.lab.policy import BoardPolicy
+from benchmarks.lab.rooms import Rooms
+from benchmarks.lab.training import Training
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.lab.comparison import Arm, TrainingSettings
-from spear_training.lab.policy import BoardPolicy
-from spear_training.lab.rooms import Rooms
-from spear_training.lab.training import Training
 from spear_training.step.curriculum import Curriculum
 from spear_training.verl_plugin.trainer import SpearTrainer
 from tests.training.episodes import Episode, make_episode

@@ -1,16 +1,138 @@
-"""``spear plan``."""
+"""``spear plan``: what a training step holds, and whether it fits into the memory of a device."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+from omegaconf import DictConfig
+from rich.table import Table
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.memory import find_free_memory
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
 from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
+
+GPU_GIB = 80.0
+"""GiB of a GPU, unless another size is given."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sizes of a training step; lengths that were not given count as their maximum."""
+
+    episodes: int
+    rows: float
+    """A turn in the layout ``per_turn``, else an episode."""
+    row_tokens: float
+    """Prompt and response."""
+    tokens: float
+    """In all rows."""
+    written: float
+    """In all rows, of the policy."""
+    optimiser_steps: int
+    """Before replay, with the share of groups that the group filter keeps."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a training: of a step, and in bytes of each device (None without a model)."""
+
+    step: Step
+    parameters: int | None
+    update: dict[str, float] | None
+    rollout: dict[str, float] | None
+    cache_tokens: float | None
+    device_bytes: float
+    note: str
+    """What the launcher chooses for an update to fit, or why none does."""
+    fits: bool
+
+
+def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, overrides: Sequence[str] = ()) -> Plan:
+    """Plan the composed training ``config``, whose data and model may be missing.
+
+    ``given`` may have ``turns`` of an episode, and tokens of a row: ``prompt``, ``response``, and ``written`` of these.
+    """
+    from spear_training.environments import count_turns
+    from spear_training.planning.fitting import fit_training
+    from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
+    from spear_training.precision import measure_weights, resolve_dtype
+    from spear_training.settings import RunSettings
+    from spear_training.sizing import RunShape, check_whole_numbers
+    from spear_training.step.dealing import count_minibatches
+
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    settings = RunSettings.from_config(config)
+    check_whole_numbers(config)
+    shape = RunShape.of_config(config, count_turns(settings.env))
+    prompt, response = given.get("prompt", data.max_prompt_length), given.get("response", data.max_response_length)
+    episodes = shape.tasks * shape.group_size
+    rows = episodes * (min(given.get("turns", shape.max_turns), shape.max_turns) if shape.per_turn else 1)
+    kept = max(1, int(settings.algorithm.filter.groups * shape.tasks)) / shape.tasks
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
+    step = Step(
+        episodes=episodes,
+        rows=rows,
+        row_tokens=prompt + response,
+        tokens=rows * (prompt + response),
+        written=rows * min(given.get("written", response), response),
+        optimiser_steps=count_minibatches(rows * kept, mini_batch),
+    )
+    path = config.actor_rollout_ref.model.path
+    if path is None:
+        note = "memory is unknown without a model: add actor_rollout_ref.model.path=FOLDER"
+        return Plan(step, None, None, None, None, device_bytes, note, True)
+    model = find_architecture(str(path))
+    resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
+    try:
+        fit = fit_training(config, overrides, device_bytes)
+        note, refused = fit.describe() if fit else "", False
+    except SpearError as error:
+        note, refused = str(error), True
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
+    longest = data.max_prompt_length + data.max_response_length
+    memory = size_memory(config, model, tokens, longest, device_bytes)
+    short = memory.cache_tokens is not None and memory.cache_tokens < longest
+    largest = max(sum_bytes(memory.update), sum_bytes(memory.rollout))
+    update, generate = ({item.name: item.bytes for item in items} for items in (memory.update, memory.rollout))
+    fits = not refused and not short and largest <= device_bytes
+    return Plan(step, model.parameters, update, generate, memory.cache_tokens, device_bytes, note, fits)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print a plan as a table: sizes of a step, then memory while the policy is updated and while it generates."""
+    table = Table(box=None, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in asdict(plan.step).items():
+        table.add_row(name.replace("_", " "), f"{value:,.0f}")
+    for title, items in (("memory of an update", plan.update), ("memory while generating", plan.rollout)):
+        if items is None:
+            continue
+        total = sum(items.values())
+        table.add_row()
+        for name, size in items.items():
+            table.add_row(f"  {name}", _bytes(size))
+        fits = total <= plan.device_bytes
+        verdict = "of" if fits else "does not fit into"
+        table.add_row(title, f"{_bytes(total)} {verdict} {_bytes(plan.device_bytes)}", style=None if fits else "red")
+    console.print(table)
+    if plan.cache_tokens is not None:
+        console.print(f"The cache of a replica holds {max(0.0, plan.cache_tokens):,.0f} tokens.")
+    if plan.note:
+        console.print(plan.note, highlight=False, soft_wrap=True)
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:,.1f} GiB" if value >= 2**30 / 10 else f"{value / 2**20:,.1f} MiB"
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
@@ -18,10 +140,6 @@ from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 @click.option("--prompt-tokens", "prompt", type=Number(1), help="Tokens of a row's prompt.")
 @click.option("--response-tokens", "response", type=Number(1), help="Tokens of a row's response.")
 @click.option("--written-tokens", "written", type=Number(1), help="Tokens of these by the policy.")
-@click.option("--positive", type=Number(0, 1), help="Share of rows of positive advantage, else 0.5.")
-@click.option(
-    "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics in a training's folder."
-)
 @click.option(
     "--device-memory",
     type=Number(0, min_open=True),
@@ -31,48 +149,32 @@ from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 @CONFIG_DIR_OPTION
 @click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...", type=OVERRIDE)
 def plan(
-    like: Path | None,
     device_memory: float | None,
     as_json: bool,
     config_dir: Path | None,
     overrides: tuple[str, ...],
     **given: float | None,
 ) -> None:
-    """Print the sizes of a training with their formulas: rows, tokens, optimiser steps, replay, memory.
+    """Print the rows and tokens of a training step, and whether it fits into the memory.
 
-    The arguments are those of `spear train`. Neither data nor a model is needed. Unknown lengths count as their maximum
-    unless they are given or taken from another training. Times are not predicted. The exit status is 1 where the
-    training does not fit.
+    The arguments are those of `spear train`. Neither data nor a model is needed. Lengths that are not given count as
+    their maximum. Times are not predicted. The exit status is 1 where the training does not fit.
 
     \b
       spear plan preset=alfworld_qwen2.5_7b cluster=8gpu --turns 16 --prompt-tokens 900 --response-tokens 80
-      spear plan preset=demo actor_rollout_ref.model.path=runs/demo/warmstart --like runs/demo/train
     """
-    import json
-
-    from spear_agents.metrics import read_history
-    from spear_envs.core.memory import find_free_memory
     from spear_training.launch import compose_config
     from spear_training.planning.fitting import CPU_SHARE
-    from spear_training.planning.memory import GIB
-    from spear_training.planning.report import make_plan, print_plan
-    from spear_training.planning.step import Texts
 
-    measured = None
-    if like is not None:
-        history = read_history(like)
-        if not any("tokens/prompt" in record for record in history):
-            raise SpearError(f"{like} lacks metrics of a training step: name a folder of `spear train --out`")
-        measured = Texts.measure(history)
     config = compose_config(overrides, Path("plan"), check=False, config_dir=config_dir)
-    known = {key: value for key, value in given.items() if value is not None}
+    known: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if device_memory is not None:
-        room = device_memory * GIB
+        room = device_memory * 2**30
     else:
-        room = CPU_SHARE * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
-    made = make_plan(config, known, measured, room, overrides)
+        room = CPU_SHARE * find_free_memory() if config.trainer.device == "cpu" else GPU_GIB * 2**30
+    made = make_plan(config, known, room, overrides)
     if as_json:
-        echo(json.dumps(made.to_json(), indent=1))
+        echo(json.dumps(asdict(made), indent=1))
     else:
         print_plan(made, Console())
     if not made.fits:

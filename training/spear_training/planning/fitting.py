@@ -15,8 +15,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
 from spear_training.earlier import load_earlier
-from spear_training.planning.architecture import find_architecture, find_folder, read_known
-from spear_training.planning.memory import GIB, Item, Trainer, size_rollout_on_cpu, sum_bytes
+from spear_training.planning.memory import (
+    GIB,
+    Item,
+    Trainer,
+    find_architecture,
+    find_folder,
+    read_known,
+    size_rollout_on_cpu,
+    sum_bytes,
+)
 
 ENOUGH = 2048
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU
@@ -165,10 +173,6 @@ def fit_update(
     return Fit(tokens, way, need(tokens, way), room, chosen)
 
 
-WAYS = ("LoRA", "LoRA bf16", "all on host", "LoRA on host", "LoRA bf16 on host")
-"""Short names of the ways of :func:`list_ways` from a training of all weights in float32."""
-
-
 def list_ways(trainer: Trainer, keys: Keys = ACTOR_KEYS, *, on_cpu: bool = False) -> list[tuple[str, Trainer]]:
     """Settings that make ``trainer`` smaller, the fastest first, with the trainer that they make."""
     rank, stored, offload = SAVINGS[keys]
@@ -282,25 +286,6 @@ def _write(config: DictConfig, values: dict[str, Any]) -> None:
     with open_dict(config):
         for key, value in values.items():
             OmegaConf.update(config, key, value)
-
-
-def tabulate_cards(models: Sequence[str], cards: Sequence[int], tokens: int) -> list[list[str]]:
-    """What fits on one card of so many GiB, for rows of ``tokens``: a row of cells for each model.
-
-    A cell is ``all`` where all weights can be trained so, else how they or an adapter can be; ``–``: in no way.
-    """
-    table = []
-    for name in models:
-        model = find_architecture(name)
-        whole = Trainer(model, 2)
-        ways = [("all", whole), *zip(WAYS, (made for _, made in list_ways(whole)), strict=True)]
-        generating = 2 * (model.parameters + tokens * model.cache_values)
-        table.append([name.rpartition("/")[2]])
-        for room in (GPU_SHARE * card * GIB for card in cards):
-            fitting = [way for way, made in ways if max(made.measure(tokens), generating) <= room]
-            firsts = (next((way for way in fitting if way.startswith(kind)), None) for kind in ("LoRA", "all"))
-            table[-1].append("all" if "all" in fitting else "; ".join(filter(None, firsts)) or "–")
-    return table
 
 
 def find_room(device: str) -> float | None:

@@ -17,8 +17,7 @@ from torch.nn.functional import linear
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from spear_training.attention import FLASH, find_flash_fault
-from spear_training.planning.architecture import Architecture
-from spear_training.planning.memory import Trainer
+from spear_training.planning.memory import Architecture, Trainer
 from spear_training.verl_plugin import attention
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.scoring import Learnt, Question, ScoringHead

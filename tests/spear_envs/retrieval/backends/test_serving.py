@@ -112,9 +112,9 @@ indexes:
 """
 
 
-def test_serve_record_and_replay(tmp_path: Path) -> None:
+def test_indexes_of_a_file_are_served(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
-    config, kept = tmp_path / "retriever.yaml", tmp_path / "web.sqlite"
+    config = tmp_path / "retriever.yaml"
     with serve(answer_well("searxng")) as server:
         config.write_text(CONFIG.format(url=server.url), "utf-8")
         with run_command("--config", str(config)) as running:
@@ -124,16 +124,7 @@ def test_serve_record_and_replay(tmp_path: Path) -> None:
                 assert ask(f"{running.url}/web", query).json()["result"][0][0]["id"] == f"{query}/0"
             spent = ask(f"{running.url}/web", "d")
             assert spent.status_code == 403 and "raise max_requests" in spent.json()["detail"]
-        with run_command(str(kept), "--config", str(config), "--index", "web", verb="record") as running:
-            first = [ask(running.url, query).json() for query in "abaab"]
-            fingerprint = httpx.get(f"{running.url}/health").json()["fingerprint"]
-        assert len(server.requests) == 3 + 2
-    with run_command(str(kept), verb="replay") as running:
-        assert [ask(running.url, query).json() for query in "abaab"] == first
-        health = httpx.get(f"{running.url}/health").json()
-        assert health["fingerprint"] == fingerprint and health["retriever"]["recording"]["searches"] == 2
-        missing = ask(running.url, "c")
-        assert missing.status_code == 403 and "lacks a search for 'c'" in missing.json()["detail"]
+        assert len(server.requests) == 3
 
 
 def test_wrong_commands_say_what_to_do(tmp_path: Path) -> None:
@@ -150,8 +141,6 @@ def test_wrong_commands_say_what_to_do(tmp_path: Path) -> None:
     assert "lacks an index 'web' of kind milvus" in run(
         "fill", "--config", str(config), "--index", "web", "--corpus", str(config)
     )
-    assert "lacks the index 'wrds'" in run("record", str(tmp_path / "r"), "--config", str(config), "--index", "wrds")
-    assert "cannot be used as a recording" in run("replay", str(config))
 
 
 def play(choice: str) -> dict[str, Any]:
@@ -165,20 +154,14 @@ def play(choice: str) -> dict[str, Any]:
     return info
 
 
-def test_an_environment_plays_on_a_file_and_on_its_recording(tmp_path: Path) -> None:
+def test_an_environment_plays_on_a_file(tmp_path: Path) -> None:
     (tmp_path / "retriever.yaml").write_text(
-        """
-indexes:
-  words: {kind: bm25, record: words.sqlite}
-  halves:
-    kind: shards
-    shards: [{kind: bm25}, {kind: bm25, replay: words.sqlite, fall_through: true}]
-""",
+        "indexes: {words: {kind: bm25}, again: {kind: bm25}}",
         "utf-8",
     )
     path = os.fspath(tmp_path / "retriever.yaml")
-    infos = [play(choice) for choice in (path, f"{path}#halves", os.fspath(tmp_path / "words.sqlite"))]
+    infos = [play(choice) for choice in (path, f"{path}#again")]
     assert all(info["won"] and info["tool_calls"] == 3 for info in infos)
-    assert infos[0]["retriever"] == infos[2]["retriever"] != infos[1]["retriever"], "a recording is its own replay"
+    assert infos[0]["retriever"] == infos[1]["retriever"]
     with pytest.raises(SpearError, match="lacks the index 'x'"):
         play(f"{path}#x")

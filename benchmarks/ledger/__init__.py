@@ -1,0 +1,1 @@
+"""The ledger of published results, and the tables that are made of it."""

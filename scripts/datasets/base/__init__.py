@@ -1,0 +1,1 @@
+"""The embedded knowledge base: invented worlds, passages about them, and questions of one, two and three hops."""

@@ -1,0 +1,1 @@
+"""The embedded problems: integer answers, where a few lines of code help."""

@@ -1,0 +1,1 @@
+"""The embedded catalogue: invented products, goals and instructions."""

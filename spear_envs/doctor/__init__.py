@@ -1,1 +1,0 @@
-"""``spear doctor``: checks of the installation and the machine."""

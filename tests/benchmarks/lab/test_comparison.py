@@ -1,0 +1,222 @@
+"""A comparison is registered, run, stopped, gone on with, and reported as it was registered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from benchmarks.lab.__main__ import lab
+from benchmarks.lab.comparison import Arm, Comparison, TrainingSettings
+from benchmarks.lab.report import Findings
+from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
+from spear_agents.crossed import count_pairs, estimate_crossed
+from spear_envs.core.errors import SpearError
+from spear_training.algorithms import SettingsError, SpearSettings
+from tests.rooms import ROOT
+
+CONTENT: dict[str, Any] = {
+    "title": "Trial",
+    "panel": "train",
+    "rates": [0.001, 0.004],
+    "tuning_seeds": 1,
+    "seeds": 3,
+    "looks": 2,
+    "levels": {"shortest": 2, "longest": 7},
+    "start": {"success": 0.12, "levels": 300, "hidden": 16},
+    "training": {"levels": 16, "tasks": 4, "group": 4, "turns": 8, "minibatch": 64, "budget": 500},
+    "arms": {"grpo": {}, "si": {"algorithm": "grpo_sil", "spear": {"replay": {"capacity": 8}}}},
+    "compare": [["si", "grpo"]],
+}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(lab, arguments, catch_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the file ``trial.yaml`` and all of its runs in ``whole``."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "trial.yaml").write_text(yaml.safe_dump(CONTENT))
+    done = invoke("run", str(folder / "trial.yaml"), "--out", str(folder / "whole"), "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    assert "10/10" in done.output and "registered as" in done.output
+    return folder
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Results without what differs from run to run."""
+    content = json.loads((folder / "result.json").read_text())
+    for run in content["runs"]:
+        del run["cpu_seconds"]
+    return content
+
+
+def test_a_stopped_comparison_goes_on_and_ends_the_same(made: Path) -> None:
+    comparison = Comparison.read(made / "trial.yaml")
+    count = 0
+
+    def stop() -> None:
+        nonlocal count
+        count += 1
+        if count == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(Registry(comparison, made / "parted"), 1, stop)
+    registry = Registry(comparison, made / "parted")
+    assert registry.count() == (7, 10) and not (made / "parted" / "result.json").exists()
+    run_all(registry, 1, lambda: None)
+    assert read_result(made / "parted") == read_result(made / "whole")
+
+
+@pytest.mark.nightly
+def test_several_processes_make_the_same_runs(made: Path) -> None:
+    run_all(Registry(Comparison.read(made / "trial.yaml"), made / "shared"), 2, lambda: None)
+    assert read_result(made / "shared") == read_result(made / "whole")
+
+
+def test_the_rate_is_the_best_of_the_tuning_runs(made: Path) -> None:
+    registry = Registry(Comparison.read(made / "trial.yaml"), made / "whole")
+    for arm in ("grpo", "si"):
+        success = {rate: registry.read(RunPlan(arm, rate, TUNING_SEED))["success"] for rate in (0.001, 0.004)}  # type: ignore[index]
+        assert registry.choose_rate(arm) == max(success, key=success.__getitem__)
+        assert {plan.seed for plan in registry.list_reported(arm)} == {0, 1, 2}
+    with pytest.raises(SpearError, match="lacks grpo"):
+        Registry(Comparison.read(made / "trial.yaml"), made / "empty").choose_rate("grpo")
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+def test_the_report_holds_what_was_registered(made: Path) -> None:
+    file, result = made / "trial.yaml", made / "whole" / "result.json"
+    done = invoke("report", str(file), str(result), "--figure", str(made / "figure.png"))
+    assert done.exit_code == 0, done.output
+    findings = Findings(Comparison.read(file), result)
+    assert Comparison.read(file).digest[:12] in done.output and "Explored" not in done.output
+    steps = findings.table("si") - findings.table("grpo")
+    assert steps.shape == (3, 16)
+    wanted = estimate_crossed(steps.tolist())
+    assert f"{wanted.mean:+.1f} [{wanted.low:+.1f}, {wanted.high:+.1f}]" in done.output
+    assert f"{int((steps.mean(1) > 0).sum())} of 3" in done.output
+    needed = count_pairs(float(steps.mean(1).std(ddof=1)), 5.0)
+    assert done.output.rstrip().splitlines()[-1].endswith(f"| {needed} |")
+    assert (made / "figure.png").stat().st_size > 10_000
+
+
+def test_what_was_not_registered_is_marked(made: Path) -> None:
+    file, result = made / "trial.yaml", made / "whole" / "result.json"
+    done = invoke("report", str(file), str(result), "--explore", "grpo:si", "--explore", "si:grpo")
+    head, explored = done.output.split("**Explored, not registered:**")
+    assert explored.count("| grpo | si |") == 1 and "| grpo | si |" not in head and "| si | grpo |" not in explored
+    assert invoke("report", str(file), str(result), "--explore", "grpo").exit_code == 2
+    assert "'gpro' is not an arm" in str(invoke("report", str(file), str(result), "--explore", "gpro:si").exception)
+
+
+def test_results_of_another_file_are_refused(made: Path) -> None:
+    other = made / "other.yaml"
+    other.write_text(yaml.safe_dump({**CONTENT, "seeds": 4}))
+    result = made / "whole" / "result.json"
+    refused = invoke("report", str(other), str(result))
+    assert isinstance(refused.exception, SpearError) and "is not of this file" in str(refused.exception)
+    begun = invoke("run", str(other), "--out", str(made / "whole"))
+    assert "is of another comparison" in str(begun.exception)
+    content = json.loads(result.read_text())
+    content["runs"].pop()
+    (made / "short.json").write_text(json.dumps(content))
+    assert "lacks some of 3 seeds of si" in str(
+        invoke("report", str(made / "trial.yaml"), str(made / "short.json")).exception
+    )
+    (made / "broken.json").write_text("{}")
+    assert "is not a result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
+
+
+def test_a_page_gets_its_tables(made: Path) -> None:
+    page = made / "page.md"
+    page.write_text("before\n<!-- lab trial -->\nold\n<!-- end -->\nafter\n")
+    assert (
+        invoke("report", str(made / "trial.yaml"), str(made / "whole" / "result.json"), "--page", str(page)).output
+        == ""
+    )
+    text = page.read_text()
+    assert text.startswith("before\n<!-- lab trial -->\nTrial. 3 seeds") and text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
+    page.write_text("nothing\n")
+    refused = invoke("report", str(made / "trial.yaml"), str(made / "whole" / "result.json"), "--page", str(page))
+    assert "no place for trial" in str(refused.exception)
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+def test_the_digest_is_of_what_is_compared_alone() -> None:
+    first = Comparison.of(CONTENT)
+    assert first.digest == Comparison.of(dict(reversed(CONTENT.items()))).digest
+    # YAML reads 4e-3 as a text.
+    assert first.digest == Comparison.of({**CONTENT, "rates": ["1e-3", "4e-3"]}).digest
+    for change in ({"title": "Other"}, {"seeds": 5}, {"rates": [0.001]}, {"compare": []}):
+        assert Comparison.of({**CONTENT, **change}).digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rates": []}, "rates above 0"),
+        ({"compare": [["si", "gpro"]]}, "'gpro' is not an arm: choose grpo, si"),
+        ({"arms": {"A b": {}}}, "cannot name a file"),
+        ({"arms": {"a": {"algorithm": "grpoo"}}}, "did you mean grpo"),
+        ({"arms": {"a": {"spear": {"sil": {"gama": 1}}}}}, "spear.sil.gama is not a setting"),
+        ({"arms": {"a": {"epoch": 2}}}, "arm.epoch is not a setting; did you mean arm.epochs"),
+        ({"arms": {"a": {"algorithm": "ppo"}}}, "neither a critic"),
+        ({"levels": {"shortest": 9, "longest": 7}}, "shortest=9"),
+        ({"training": {"group": 1}}, "training.group must be at least 2"),
+        ({"speed": 1}, "comparison.speed is not a setting"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**CONTENT, "compare": [], **change}))
+    with pytest.raises(SpearError) as raised:
+        Comparison.read(tmp_path / "a.yaml")
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_what_is_no_file_of_settings_is_refused(tmp_path: Path) -> None:
+    for text, message in (("[1]", "not a mapping"), ("a: [", "not YAML"), ("seeds: 3", r"comparison\.\w+ is missing")):
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(SpearError, match=message):
+            Comparison.read(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["grpo_spear", "gigpo_nostd_sil"])
+def test_an_arm_is_what_the_trainer_makes_of_its_algorithm(name: str) -> None:
+    pytest.importorskip("omegaconf", reason="needs the extra 'train'")
+    from spear_training.launch import compose_config
+    from spear_training.settings import RunSettings
+
+    config = compose_config((f"algorithm={name}",), Path("runs/none"), check=False)
+    assert Arm(algorithm=name).compose(TrainingSettings()) == RunSettings.from_config(config).algorithm
+
+
+def test_an_arm_changes_what_all_share() -> None:
+    shared = TrainingSettings(spear={"replay": {"capacity": 5, "max_age": 9}})
+    made = Arm(algorithm="grpo_sil", spear={"replay": {"max_age": 2}}).compose(shared)
+    assert (made.replay.capacity, made.replay.max_age, made.sil.enabled) == (5, 2, True)
+    assert made != SpearSettings()
+    with pytest.raises(SettingsError):
+        Arm(spear={"replay": {"max_age": -1}}).compose(shared)
+
+
+def test_registered_comparisons_can_be_reported() -> None:
+    """The page of tables is what these files and results say."""
+    files = sorted((ROOT / "benchmarks" / "lab").glob("*.yaml"))
+    page = (ROOT / "docs" / "lab-results.md").read_text(encoding="utf-8")
+    assert len(files) >= 3
+    for file in files:
+        result = ROOT / "benchmarks" / "results" / "lab" / f"{file.stem}.json"
+        if not result.exists():
+            assert f"`{file.stem}`, registered as `{Comparison.read(file).digest[:12]}`" in page, "not yet run"
+            continue
+        text = Findings(Comparison.read(file), result).write_tables()
+        assert f"<!-- lab {file.stem} -->\n{text}<!-- end -->" in page

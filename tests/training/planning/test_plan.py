@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from spear_envs.core.errors import SpearError
+from spear_training import precision
+from spear_training.planning.cli import plan
+from spear_training.planning.fitting import GPU_SHARE, list_ways
+from spear_training.planning.memory import Trainer, find_architecture, read_known
+
+GIB = 2**30
+LORA = "actor_rollout_ref.model.lora_rank"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+DTYPE = f"{FSDP}.model_dtype"
+
+
+def ask(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.output))
+
+
+def test_a_plan_on_eight_gpus() -> None:
+    made = ask("preset=alfworld_qwen2.5_7b", "cluster=8gpu", "--turns", "16", "--prompt-tokens", "900")
+    parameters = 7_615_616_512
+    assert made["parameters"] == parameters
+    assert (made["step"]["episodes"], made["step"]["rows"]) == (256, 4096)
+    assert made["step"]["row_tokens"] == 900 + 512 and made["step"]["written"] == 4096 * 512
+    update = made["update"]
+    assert update["weights"] == update["gradients"] == parameters / 2 and update["Adam"] == parameters
+    rollout = made["rollout"]
+    assert rollout["engine's weights"] == parameters, "bfloat16 over two GPUs"
+    cache = 0.6 * 80 * GIB - parameters
+    assert rollout["key-value cache"] == pytest.approx(cache)
+    assert made["cache_tokens"] == pytest.approx(cache / (56 * 1024 / 2))
+
+
+def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:
+    made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=1gpu")
+    rollout = made["rollout"]
+    assert rollout["trainer's share"] == 0
+
+
+def test_a_plan_counts_the_type_that_a_training_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    for faster in (True, False):
+        monkeypatch.setattr(precision, "prefers_bfloat16", lambda faster=faster: faster)
+        made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=cpu", "--device-memory", "64")
+        rollout = made["rollout"]
+        widths.append(rollout["engine's weights"] / made["parameters"])
+    assert widths == [2, 4]
+
+
+@pytest.mark.parametrize("cluster", ["cpu", "cpu_vllm"])
+def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> None:
+    given = () if cluster == "cpu" else ("actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib=1.5",)
+    made = ask("preset=alfworld_smollm2", "actor_rollout_ref.model.path=smollm2-135m", f"cluster={cluster}", *given)
+    update, rollout = made["update"], made["rollout"]
+    assert "key-value cache" not in update and rollout["key-value cache"] > 0
+    if given:
+        assert rollout["key-value cache"] == 1.5 * GIB
+        free = ask("preset=alfworld_smollm2", "actor_rollout_ref.model.path=smollm2-135m", f"cluster={cluster}")
+        cache = free["rollout"]["key-value cache"]
+        assert cache >= GIB and cache != 1.5 * GIB
+    assert update.keys() & rollout.keys() >= {"engine's weights", "processes"}
+
+
+def test_what_does_not_fit_is_said() -> None:
+    small = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "40"])
+    assert small.exit_code == 1 and "does not fit into" in small.output
+    large = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "192"])
+    assert large.exit_code == 0 and "does not fit" not in large.output
+    cache = ["preset=alfworld_qwen2.5_7b", "cluster=1gpu", "--device-memory", "24", f"{LORA}=8", f"{DTYPE}=bfloat16"]
+    assert CliRunner().invoke(plan, cache).exit_code == 1, "no room for the engine's cache"
+    assert CliRunner().invoke(plan, [*cache, "actor_rollout_ref.rollout.gpu_memory_utilization=0.8"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "settings", "fits"),
+    [
+        ("1.5b", "24", (), False),
+        ("1.5b", "24", (f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true"), False),
+        ("1.5b", "24", (f"{LORA}=32",), True),
+        ("1.5b", "24", (f"{FSDP}.offload_policy=true",), True),
+        ("1.5b", "24", (f"{FSDP}.offload_policy=true", "actor_rollout_ref.actor.strategy=fsdp"), False),
+        ("1.5b", "24", (f"{LORA}=32", "algorithm=ppo"), False),
+        ("1.5b", "24", (f"{LORA}=32", "spear.kl.coefficient=0.1"), True),
+        ("1.5b", "48", (), True),
+        ("7b", "80", (), False),
+        ("7b", "80", (f"{LORA}=32",), True),
+        ("7b", "80", (f"{FSDP}.offload_policy=true",), True),
+    ],
+)
+def test_adapters_and_the_host_s_memory_are_counted_as_verl_uses_them(
+    model: str, gib: str, settings: tuple[str, ...], fits: bool
+) -> None:
+    command = [f"preset=alfworld_qwen2.5_{model}", "cluster=1gpu", "--device-memory", gib, *settings]
+    result = CliRunner().invoke(plan, command)
+    assert result.exit_code == (0 if fits else 1) and "memory of an update" in result.output, result.output
+    if not settings and not fits:
+        told = " ".join(result.output.split())
+        assert f"what would fit is {LORA}=32" in told and f"{FSDP}.offload_policy=true" in told
+        assert "ppo_max_token_len_per_gpu=2560" in told
+
+
+WAYS = ("LoRA", "LoRA bf16", "all on host", "LoRA on host", "LoRA bf16 on host")
+"""Short names of the ways of ``list_ways`` from a training of all weights in float32."""
+
+
+def tabulate_cards(models: Sequence[str], cards: Sequence[int], tokens: int) -> list[list[str]]:
+    """What fits on one card of so many GiB, for rows of ``tokens``: a row of cells for each model.
+
+    A cell is ``all`` where all weights can be trained so, else how they or an adapter can be; ``–``: in no way.
+    """
+    table = []
+    for name in models:
+        model = find_architecture(name)
+        whole = Trainer(model, 2)
+        ways = [("all", whole), *zip(WAYS, (made for _, made in list_ways(whole)), strict=True)]
+        generating = 2 * (model.parameters + tokens * model.cache_values)
+        table.append([name.rpartition("/")[2]])
+        for room in (GPU_SHARE * card * GIB for card in cards):
+            fitting = [way for way, made in ways if max(made.measure(tokens), generating) <= room]
+            firsts = (next((way for way in fitting if way.startswith(kind)), None) for kind in ("LoRA", "all"))
+            table[-1].append("all" if "all" in fitting else "; ".join(filter(None, firsts)) or "–")
+    return table
+
+
+def test_the_table_of_cards_in_the_docs_is_that_of_the_plan() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "gpu.md").read_text("utf-8")
+    table = page.partition("<!-- cards -->\n")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    names = {name.rpartition("/")[2]: name for name in read_known()}
+    cards = [int(cell.removesuffix(" GiB")) for cell in rows[0][1:]]
+    assert cards == [16, 24, 40, 48, 80, 141] and len(rows) > 7
+    assert rows[2:] == tabulate_cards([names[row[0]] for row in rows[2:]], cards, 4096)
+
+
+def test_a_mistake_is_told_as_by_the_training() -> None:
+    with pytest.raises(SpearError, match="did you mean demo"):
+        CliRunner().invoke(plan, ["preset=demoo"], catch_exceptions=False)
+    with pytest.raises(SpearError, match=r"data\.train_batch_size must be a number, not 'many'"):
+        CliRunner().invoke(plan, ["preset=demo", "data.train_batch_size=many"], catch_exceptions=False)

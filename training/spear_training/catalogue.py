@@ -1,0 +1,243 @@
+"""``spear algorithms`` and ``spear presets``: what ``spear train`` runs, what each choice needs, and what is missing.
+
+Files are read without Hydra, torch or verl, so that a listing starts quickly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from spear_agents.listing import print_rows
+from spear_agents.models.catalogue import KNOWN
+from spear_agents.models.listing import ModelListing, Place, describe_hub, describe_known
+from spear_envs.catalogue import find_collections, list_unreadable
+from spear_envs.cli import find_requirement
+from spear_envs.data.space import format_bytes
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
+from spear_training.choices import CONFIG, find_user_folder, list_algorithms, list_choices, read_config
+from spear_training.overrides import CONFIG_DIR_OPTION
+from spear_training.planning.memory import read_known
+from spear_training.presets import list_presets
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a preset needs from outside."""
+
+    kind: str
+    """One of data, package, model, warm start, server."""
+    name: str
+    here: bool | None
+    """None if only the user knows."""
+    mend: str
+    """What to do if it is missing."""
+
+
+@dataclass(frozen=True)
+class PresetListing:
+    """A choice of ``preset=``."""
+
+    name: str
+    title: str
+    of_paper: bool
+    """Whether it is an experiment of the paper; the others train tiny policies."""
+    environment: str
+    """A choice of ``environment=``."""
+    env_id: str
+    model: str | None
+    """A choice of ``model=``; None if the user names a folder."""
+    algorithm: str
+    needs: tuple[Need, ...]
+
+    @property
+    def missing(self) -> tuple[Need, ...]:
+        """Needs that are missing or unknown."""
+        return tuple(need for need in self.needs if not need.here)
+
+
+def survey_models(config_dir: Path | None = None) -> list[ModelListing]:
+    """List the models, sorted by name."""
+    found = []
+    for name, title in list_choices("model", config_dir).items():
+        path = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
+        if path is None:
+            found.append(ModelListing(name, title, Place.MADE))
+        elif path in KNOWN:
+            found.append(describe_known(path, name))
+        else:
+            found.append(describe_hub(path, name, title, read_known().get(path, {}).get("parameters")))
+    return found
+
+
+def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:
+    """List the presets, sorted by name: those of the paper, ours, and those in ``config_dir``."""
+    models = {model.name: model for model in survey_models(config_dir)}
+    defaults = [entry for entry in _read("spear", config_dir)["defaults"] if isinstance(entry, Mapping)]
+    listings = []
+    of_paper = list_presets()
+    for name, title in list_choices("preset", config_dir).items():
+        found, kwargs = _read_chosen(f"preset/{name}", config_dir)
+        chosen = {group: choice for entry in [*defaults, found] for group, choice in entry.items()}
+        environment, model = chosen["environment"], chosen["model"]
+        env_id = _dig(_read(f"environment/{environment}", config_dir), "spear", "env", "id")
+        needs = (
+            *_list_data_needs(env_id, kwargs),
+            *_list_model_needs(None if model is None else models[model], env_id, name in of_paper),
+        )
+        listings.append(
+            PresetListing(name, title, name in of_paper, environment, env_id, model, chosen["algorithm"], needs)
+        )
+    return listings
+
+
+def _read_chosen(path: str, config_dir: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Choices by group of a file and its bases, and their keywords of the environment."""
+    chosen: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {}
+    content = _read(path, config_dir)
+    for entry in content.get("defaults", ()):
+        if isinstance(entry, Mapping):  # override /environment: code
+            chosen |= {group.rpartition(" ")[2].lstrip("/"): choice for group, choice in entry.items()}
+        elif entry != "_self_":  # /fit/tiny_code, or base/agent of the same group
+            below = entry[1:] if entry.startswith("/") else f"{path.rpartition('/')[0]}/{entry}"
+            group, _, name = below.rpartition("/")
+            more, keywords = _read_chosen(below, config_dir)
+            chosen |= {**more, group: name}
+            kwargs |= keywords
+    return chosen, kwargs | (_dig(content, "spear", "env", "kwargs") or {})
+
+
+@lru_cache(maxsize=128)
+def _read(path: str, config_dir: Path | None) -> dict[str, Any]:
+    files = [folder / f"{path}.yaml" for folder in (CONFIG, *find_user_folder(config_dir))]
+    return read_config(next((file for file in files if file.is_file()), files[-1]))
+
+
+def _dig(content: Any, *keys: str) -> Any:
+    for key in keys:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
+def _list_data_needs(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[Need]:
+    """Official data and services that the environment's keywords refer to."""
+    collections = {collection.name: collection for collection in find_collections(env_id)}
+    for key, value in kwargs.items():
+        if isinstance(value, str) and value.startswith(("http://", "https://")):
+            mend = f"spear {key} serve, or spear.env.kwargs.{key}=URL"
+            yield Need("server", value, None, mend)
+        elif isinstance(value, str) and value in collections:
+            found = collections[value]
+            yield Need("data", f"{env_id} {value}", found.here, found.command)
+            for package in found.packages:
+                mend = f"pip install '{find_requirement(package)}'"
+                yield Need("package", package, package not in list_unreadable(found), mend)
+
+
+def _list_model_needs(model: ModelListing | None, env_id: str, of_paper: bool) -> Iterator[Need]:
+    """The policy of a preset: its model, else any for the paper's, and a warm start for ours."""
+    if model is None and of_paper:
+        yield Need("model", "any", None, "model=NAME, or actor_rollout_ref.model.path=DIR")
+    elif model is None:
+        mend = f"spear warmstart {env_id} --out DIR, then actor_rollout_ref.model.path=DIR"
+        yield Need("warm start", env_id, None, mend)
+    elif model.place is not Place.MADE:
+        here = model.place is Place.CACHED
+        size = "" if model.download_bytes is None else f" (about {format_bytes(model.download_bytes)})"
+        yield Need("model", model.hub_id or model.name, here, f"downloaded when the training starts{size}")
+
+
+NONE = "–"
+MENDS = {
+    "model": "a download when the training starts (spear models list); for –: model=NAME",
+    "warm start": "spear warmstart ENV --out DIR, then actor_rollout_ref.model.path=DIR",
+}
+"""How to get common needs of presets."""
+FOOTER = (
+    "Named models run on GPUs: add cluster=1gpu, 8gpu or 4x8gpu. A dry run on a CPU",
+    "needs none of this: model=tiny, or tiny_vl for pictures.",
+    "A preset of the paper as the authors' code has it: preset=official/NAME.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+
+
+@click.command("algorithms")
+@json_option
+@CONFIG_DIR_OPTION
+def algorithms(as_json: bool, config_dir: Path | None) -> None:
+    """List the algorithms that `spear train algorithm=NAME` runs.
+
+    Each is a file of training/spear_training/config/algorithm; docs/algorithms.md has the equations. Your own:
+    DIR/algorithm/NAME.yaml, starting with `# @package _global_` and `# TITLE: MEANING`.
+
+    \b
+      spear algorithms
+      spear algorithms --config-dir mine
+    """
+    found = list_algorithms(config_dir)
+    if as_json:
+        _print_json({"algorithms": [asdict(algorithm) for algorithm in found]})
+        return
+    table = Table("algorithm=", "in the paper", box=None, pad_edge=False)
+    table.add_column("what it is", overflow="fold")
+    for algorithm in found:
+        table.add_row(algorithm.name, algorithm.title, algorithm.meaning)
+    Console().print(table)
+
+
+@click.command("presets")
+@json_option
+@CONFIG_DIR_OPTION
+def presets(as_json: bool, config_dir: Path | None) -> None:
+    """List the presets that `spear train preset=NAME` runs, and what each needs that is missing here.
+
+    A preset of the paper names its model; ours train a tiny policy of `spear warmstart`.
+
+    \b
+      spear presets
+      spear presets --config-dir mine
+    """
+    found = survey_presets(config_dir)
+    if as_json:
+        _print_json({"presets": [asdict(preset) for preset in found]})
+        return
+    rows = [
+        (
+            (
+                preset.name,
+                preset.environment,
+                preset.model or NONE,
+                preset.algorithm,
+                ", ".join(dict.fromkeys(need.kind for need in preset.missing)) or "nothing",
+            ),
+            preset.title,
+        )
+        for preset in found
+    ]
+    console = Console()
+    print_rows(console, ("preset=", "env", "model", "algorithm", "missing"), rows)
+    mends: dict[str, dict[str, None]] = {}  # as ordered sets
+    for need in (need for preset in found for need in preset.missing):
+        mends.setdefault(need.kind, {})[MENDS.get(need.kind, need.mend)] = None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for kind, ways in mends.items():
+        table.add_row(Text(kind), Text("\n".join(ways)))
+    console.print()
+    console.print(table)
+    for line in FOOTER:
+        console.print(line, highlight=False)
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    echo(json.dumps(facts, indent=1, ensure_ascii=False))

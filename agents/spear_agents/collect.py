@@ -13,7 +13,6 @@ from typing import Any
 import click
 import gymnasium as gym
 import numpy as np
-from rich.console import Console
 
 from spear_agents.baselines.forms import FormTemplate, Method, make_form, wrap_reader
 from spear_agents.chat import Tokenizer
@@ -34,6 +33,7 @@ from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, RunningTemplate
+from spear_sandbox.terminal import Console
 
 
 @click.command(cls=SectionedCommand)

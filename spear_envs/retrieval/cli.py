@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
+from spear_sandbox.console import echo
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
@@ -126,12 +127,11 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     \b
       spear retriever fill --config indexes.yaml --index wiki --corpus wiki-18.jsonl
     """
-    from rich.console import Console
-
     from spear_envs.data.progress import show_rows
     from spear_envs.retrieval.backends.milvus import fill_collection
     from spear_envs.retrieval.backends.opening import place_milvus, read_indexes
     from spear_envs.retrieval.corpus import Corpus
+    from spear_sandbox.terminal import Console
 
     settings: Any = read_indexes(config).indexes.get(name)
     if settings is None or settings.kind != "milvus":
@@ -139,7 +139,7 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     with show_rows(Console()) as report:
         documents = Corpus.open(corpus)
         added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
-    click.echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
+    echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
 
 
 def _serve(
@@ -164,7 +164,7 @@ def _serve(
     several = f", {workers} workers" if workers > 1 else ""
 
     def announce(what: str) -> None:
-        click.echo(f"ready: {what}{several}, at {url}/retrieve")
+        echo(f"ready: {what}{several}, at {url}/retrieve")
 
     if workers == 1:
         service = RetrievalService(source.open, settings)
@@ -231,5 +231,5 @@ def serve_mcp(
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
-    click.echo(f"ready: search at {url}/mcp")
+    echo(f"ready: search at {url}/mcp")
     serve_http(server, listener, host=host, token=token)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
@@ -29,6 +28,7 @@ from spear_envs.retrieval.plan import (
     find_memory,
     is_possible,
 )
+from spear_sandbox.terminal import Console
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _WORDS = "the of a river city first film was born in album king war station school north series team year group family"

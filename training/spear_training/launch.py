@@ -24,7 +24,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from yaml import YAMLError
 
 from spear_agents.chat import check_taken_keywords
@@ -35,6 +34,7 @@ from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError, first_line
+from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings

@@ -166,7 +166,8 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
 
 def _serve(load: Load, settings: ServiceSettings, host: str, port: int, workers: int) -> None:
     """Answer until a signal to stop."""
-    from spear_envs.retrieval.service import Job, RetrievalService, serve, serve_workers
+    from spear_envs.retrieval.service import RetrievalService, serve
+    from spear_envs.retrieval.workers import Job, serve_workers
 
     listener = bind_socket(host, port)
     port = listener.getsockname()[1]

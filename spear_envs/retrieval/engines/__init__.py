@@ -1,1 +1,1 @@
-"""Backends besides the embedded one, and the file that configures them."""
+"""Retrievers that ask engines of others, one file each."""

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -47,7 +48,7 @@ from spear_training.precision import check_precision, measure_weights, resolve_d
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
-from spear_training.sizing import WORKERS, check_queue, check_whole_numbers, size_workers
+from spear_training.sizing import WORKERS, check_numbers, check_queue, size_workers
 from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
@@ -282,7 +283,10 @@ def check_config(config: DictConfig) -> Training:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
-    check_whole_numbers(config)
+    check_numbers(config)
+    for key, value in flatten_config(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SpearError(f"{key} must be a finite number, not {value}")
     _check_hardware(config)
     if config.trainer.device == "cpu":
         check_precision(config)

@@ -80,7 +80,7 @@ def _review_rows(history: History, settings: SpearSettings) -> Iterator[tuple[st
         yield "masks", f"the filter {worst!r} takes {share:.0%} of the rows out of the loss: {MASKS[worst]}"
     trained = history.get("rows/trained")[-WINDOW:]
     if len(trained) == WINDOW and not any(trained):
-        yield "idle steps", f"no row was trained on in the last {WINDOW} steps: look at fault/* and mask/*"
+        yield "idle steps", f"no row was trained on in the last {WINDOW} steps: look at fault/*, stop/* and mask/*"
 
 
 def _review_replay(history: History, settings: SpearSettings) -> Iterator[tuple[str, str]]:

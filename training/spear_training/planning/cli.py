@@ -64,12 +64,12 @@ def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, 
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
     from spear_training.precision import measure_weights, resolve_dtype
     from spear_training.settings import RunSettings
-    from spear_training.sizing import RunShape, check_whole_numbers
+    from spear_training.sizing import RunShape, check_numbers
     from spear_training.step.dealing import count_minibatches
 
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
-    check_whole_numbers(config)
+    check_numbers(config)
     shape = RunShape.of_config(config, count_turns(settings.env))
     prompt, response = given.get("prompt", data.max_prompt_length), given.get("response", data.max_response_length)
     episodes = shape.tasks * shape.group_size

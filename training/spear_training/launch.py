@@ -387,20 +387,26 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
         fetched = fetch_newer(store, out, verify) if store is not None else None
         if fetched is not None and console is not None:
             console.print(f"fetched the checkpoint of step {fetched} from {url}", soft_wrap=True, highlight=False)
-        checkpoint = repair_tracker(checkpoints)
+        checkpoint = find_checkpoint(checkpoints, console)
         if checkpoint is not None:
-            folder = checkpoints / f"global_step_{checkpoint}"
-            check_files(folder)
-            verify(folder)
+            verify(checkpoints / f"global_step_{checkpoint}")
             if training.settings.resume is not Resume.CHANGED:
                 compare_inputs(out, inputs)
-        elif console is not None and any(checkpoints.glob("global_step_*")):
-            console.print(f"{checkpoints} holds no complete checkpoint: the run begins anew", soft_wrap=True)
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, inputs)
         if store is not None and checkpoint is not None and fetched is None:
             publish_run(training, out, console)
     return checkpoint
+
+
+def find_checkpoint(checkpoints: Path, console: Console | None) -> int | None:
+    """Step of the newest whole checkpoint, whose files are checked; says on ``console`` if all are unfinished."""
+    step = repair_tracker(checkpoints)
+    if step is not None:
+        check_files(checkpoints / f"global_step_{step}")
+    elif console is not None and any(checkpoints.glob("global_step_*")):
+        console.print(f"{checkpoints} holds no complete checkpoint: the run begins anew", soft_wrap=True)
+    return step
 
 
 def describe_inputs(training: Training) -> dict[str, Any]:

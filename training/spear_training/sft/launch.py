@@ -24,7 +24,7 @@ from spear_sandbox.terminal import Console
 from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.choices import search_configs
-from spear_training.launch import CONFIG_FILE, check_override, flatten_config
+from spear_training.launch import CONFIG_FILE, check_override, find_checkpoint, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
@@ -201,6 +201,8 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
                 before, after = flatten_config(OmegaConf.load(path)), flatten_config(config)
                 advice = "Name another --out, or give the old settings to resume"
                 compare_configs(out, before, after, changeable=CHANGEABLE, advice=advice)
+            if not (out / MODEL).is_dir():  # whose files were part of the last checkpoint
+                find_checkpoint(out / "checkpoints", console)
             write_text(path, OmegaConf.to_yaml(config))
     except OSError as error:
         raise explain_unwritable(out, error) from error

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.encoders import MODEL, Encoder, OnnxEncoder, TorchEncoder, check_device
+from spear_envs.retrieval.indexes import Hit
 from spear_envs.retrieval.manifest import (
     EXACT,
     EXPORT,
@@ -27,7 +28,6 @@ from spear_envs.retrieval.manifest import (
     open_manifest,
 )
 from spear_envs.retrieval.plan import IndexType, parse_type
-from spear_envs.retrieval.retriever import Hit
 
 PROBES = 5
 PROBE_HITS = 10

@@ -71,10 +71,6 @@ class Passage:
         return 120 + (len(self._source) if isinstance(self._source, bytes) else 0)
 
 
-Hit = tuple[int, float]
-"""Row of the corpus and score."""
-
-
 @dataclass(frozen=True)
 class Load:
     """What a retriever takes at once."""

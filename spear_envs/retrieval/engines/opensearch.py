@@ -5,24 +5,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spear_envs.retrieval.asking import Asker, Call, digest_plain, read_json, read_key
 from spear_envs.retrieval.retriever import FaultKind, Load, Passage, Retriever, RetrieverFault, RetrieverRefusal
 from spear_sandbox.web.endpoints import Service, read_urls
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.config import OpenSearch
+
 
 BATCH = 16
 """Queries of one ``_msearch``."""
 
 
 class OpenSearchRetriever(Retriever):
-    """One index of a cluster.
+    """One index of a cluster."""
 
-    Args:
-        settings: the part of a file of indexes, ``spear_envs.retrieval.config.OpenSearch``.
-    """
-
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: OpenSearch) -> None:
         urls = read_urls(settings.urls, Service("an OpenSearch", "/_msearch", 9200, "password_variable"))
         variable = settings.api_key_variable or settings.password_variable
         self.load = Load(settings.concurrency, BATCH)

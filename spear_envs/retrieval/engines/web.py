@@ -7,12 +7,16 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.asking import Asker, Budget, Call, digest_plain, read_json, read_key
 from spear_envs.retrieval.retriever import FaultKind, Load, Passage, Retriever, RetrieverFault
 from spear_sandbox.web.endpoints import Service, read_urls
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.config import Web
+
 
 _TAG = re.compile(r"<[^<>]*>")
 
@@ -79,14 +83,11 @@ ENGINES = {engine.name: engine for engine in (SERPER, BRAVE, SEARXNG)}
 class WebRetriever(Retriever):
     """A search engine. Scores are 1, 1/2, 1/3, … by rank.
 
-    Args:
-        settings: the part of a file of indexes, ``spear_envs.retrieval.config.Web``.
-
     Raises:
         SpearError: the engine does not give as many results with one request, or the address is not valid.
     """
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Web) -> None:
         engine = ENGINES[settings.kind]
         if settings.results > engine.most:
             raise SpearError(f"results={settings.results}: {engine.name} gives at most {engine.most} with one request.")

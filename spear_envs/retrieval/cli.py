@@ -120,7 +120,7 @@ def serve_passages(
         device=device,
     )
     if config is not None:
-        from spear_envs.retrieval.config import open_config
+        from spear_envs.retrieval.opening import open_config
 
         load = partial(open_config, config)
     batches = BatchLimits(
@@ -153,6 +153,7 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     from spear_envs.retrieval.config import Milvus, read_config
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.engines.milvus import fill_collection
+    from spear_envs.retrieval.opening import place_milvus
     from spear_sandbox.terminal import Console
 
     settings = read_config(config).indexes.get(name)
@@ -160,7 +161,7 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
         raise SpearError(f"{config.name} lacks an index {name!r} of kind milvus: only that kind can be filled.")
     with show_rows(Console()) as report:
         documents = Corpus.open(corpus)
-        added = fill_collection(settings.place(config.absolute().parent), documents, report)
+        added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
     echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
 
 
@@ -229,7 +230,7 @@ def serve_mcp(
 
         found = RetrieverClient(choice)
     elif config:
-        from spear_envs.retrieval.config import open_config
+        from spear_envs.retrieval.opening import open_config
 
         found = next(iter(open_config(config, name, only=True).values()))
     else:

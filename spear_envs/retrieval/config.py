@@ -1,20 +1,16 @@
-"""The file that configures indexes: YAML, checked by pydantic, and opening what it names."""
+"""The file that configures indexes: YAML, checked by pydantic."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spear_envs.core.errors import SpearError, explain_invalid, one_line, suggest_name
 from spear_envs.data.files import read_yaml_text
-from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
-
-if TYPE_CHECKING:
-    from spear_envs.retrieval.engines.milvus import MilvusPlace
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = ("retrieve", "health", "metrics")
@@ -39,12 +35,7 @@ class Rerank(Settings):
 class AnyIndex(Settings):
     """Settings of every kind of index."""
 
-    kind: str
     rerank: Rerank | None = None
-
-    def open(self, folder: Path) -> Retriever:
-        """Open it; paths begin at ``folder``."""
-        raise NotImplementedError
 
 
 class Embedded(AnyIndex):
@@ -60,21 +51,6 @@ class Embedded(AnyIndex):
     threads: int = Field(1, ge=1)
     device: str = "cpu"
 
-    def open(self, folder: Path) -> Retriever:
-        """See :class:`AnyIndex`."""
-        from spear_envs.retrieval.indexes import open_retriever
-
-        return open_retriever(
-            self.kind,
-            None if self.corpus is None else folder / self.corpus,
-            None if self.index is None else folder / self.index,
-            encoder=self.encoder and find_path(self.encoder, folder),
-            ef_search=self.ef_search,
-            nprobe=self.nprobe,
-            threads=self.threads,
-            device=self.device,
-        )
-
 
 class Milvus(AnyIndex):
     """See :class:`~spear_envs.retrieval.engines.milvus.MilvusPlace`."""
@@ -87,24 +63,6 @@ class Milvus(AnyIndex):
     device: str = "cpu"
     ef_search: int = Field(128, ge=1)
     deadline_s: float = Field(10.0, gt=0)
-
-    def place(self, folder: Path) -> MilvusPlace:
-        """Find the collection and its model."""
-        from spear_envs.retrieval.engines.milvus import MilvusPlace
-
-        remote = self.uri.startswith(("http://", "https://"))
-        if not remote and not self.uri.endswith(".db"):
-            raise SpearError(
-                f"uri={self.uri!r} is not valid: give http://host:19530, or a path that ends in .db for Milvus Lite."
-            )
-        uri = self.uri if remote else str(folder / self.uri)
-        return MilvusPlace(uri, self.collection, find_path(self.encoder, folder), self.token_variable, self.device)
-
-    def open(self, folder: Path) -> Retriever:
-        """See :class:`AnyIndex`."""
-        from spear_envs.retrieval.engines.milvus import MilvusRetriever
-
-        return MilvusRetriever(self.place(folder), ef_search=self.ef_search, deadline_s=self.deadline_s)
 
 
 class Remote(AnyIndex):
@@ -124,18 +82,6 @@ class Service(Remote):
     urls: list[str] = Field(min_length=1)
     token_variable: str | None = None
 
-    def open(self, folder: Path) -> Retriever:
-        """See :class:`AnyIndex`."""
-        from spear_envs.retrieval.client import RetrieverClient
-
-        return RetrieverClient(
-            self.urls,
-            token_variable=self.token_variable or TOKEN_VARIABLE,
-            deadline_s=self.deadline_s,
-            tries=self.tries,
-            concurrency=self.concurrency,
-        )
-
 
 class OpenSearch(Remote):
     """See :class:`~spear_envs.retrieval.engines.opensearch.OpenSearchRetriever`."""
@@ -152,12 +98,6 @@ class OpenSearch(Remote):
     username: str | None = None
     password_variable: str | None = None
     api_key_variable: str | None = None
-
-    def open(self, folder: Path) -> Retriever:
-        """See :class:`AnyIndex`."""
-        from spear_envs.retrieval.engines.opensearch import OpenSearchRetriever
-
-        return OpenSearchRetriever(self)
 
 
 class Web(Remote):
@@ -183,12 +123,6 @@ class Web(Remote):
         if self.max_cost is not None and not self.cost_per_request:
             raise ValueError("max_cost needs cost_per_request, the price of one")
         return self
-
-    def open(self, folder: Path) -> Retriever:
-        """See :class:`AnyIndex`."""
-        from spear_envs.retrieval.engines.web import WebRetriever
-
-        return WebRetriever(self)
 
 
 KINDS: dict[str, type[AnyIndex]] = {
@@ -242,57 +176,3 @@ def _explain(error: ValidationError) -> str:
     model: Any = Config if len(place) == 1 else Rerank if "rerank" in place[3:-1] else KINDS[place[2]]
     known = [name for name in model.model_fields]
     return f"{'.'.join(place)} is not a setting: there are {', '.join(known)}.{suggest_name(place[-1], known)}"
-
-
-def open_config(path: Path, name: str | None = None, *, only: bool = False) -> dict[str, Retriever]:
-    """Open the indexes of a file by name, the default first.
-
-    Args:
-        name: the one to be the first; None for the file's default.
-        only: open that one alone.
-
-    Raises:
-        SpearError: the file is wrong, or one of them cannot be opened.
-    """
-    config = read_config(path)
-    first = name or config.default or next(iter(config.indexes))
-    if first not in config.indexes:
-        known = config.indexes
-        raise SpearError(
-            f"{path.name} lacks the index {first!r}: it has {', '.join(known)}.{suggest_name(first, known)}"
-        )
-    others = [] if only else [other for other in config.indexes if other != first]
-    opened: dict[str, Retriever] = {}
-    try:
-        for each in [first, *others]:
-            try:
-                opened[each] = _open(config.indexes[each], path.absolute().parent)
-            except SpearError as error:
-                raise SpearError(f"{path.name}, indexes.{each}: {error}") from error
-    except BaseException:
-        for retriever in opened.values():
-            retriever.close()
-        raise
-    return opened
-
-
-def _open(settings: AnyIndex, folder: Path) -> Retriever:
-    """Open one index, with reranking."""
-    retriever = settings.open(folder)
-    second = settings.rerank
-    if second is None:
-        return retriever
-    from spear_envs.retrieval.engines.rerank import Reranker
-
-    model = find_path(second.model, folder)
-    try:
-        return Reranker(retriever, model, depth=second.depth, batch=second.batch, device=second.device)
-    except BaseException:
-        retriever.close()
-        raise
-
-
-def find_path(name: str, folder: Path) -> str:
-    """Resolve a path in the file, or return another name, such as that of an installed model."""
-    place = folder / Path(name).expanduser()
-    return str(place) if place.exists() or "/" in name else name

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.corpus import Corpus, Hit
 from spear_envs.retrieval.encoders import MODEL, Encoder, OnnxEncoder, TorchEncoder, check_device
-from spear_envs.retrieval.indexes import Hit
 from spear_envs.retrieval.manifest import (
     EXACT,
     EXPORT,

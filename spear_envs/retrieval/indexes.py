@@ -13,12 +13,10 @@ from typing import Any, Protocol
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.bm25.packing import K1, B
 from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.corpus import Corpus, Hit
 from spear_envs.retrieval.manifest import MEND, POSTINGS, Part, open_manifest
 from spear_envs.retrieval.retriever import Load, Passage, Retriever
 
-Hit = tuple[int, float]
-"""Row of the corpus and score."""
 IN_MEMORY_ROWS = 100_000
 """Documents that may be indexed at the start of a service: some 30 seconds."""
 FEW_ROWS = 20_000

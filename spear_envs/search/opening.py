@@ -172,7 +172,7 @@ def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, 
 @lru_cache(maxsize=4)
 def _open_file(path: str, name: str | None, _state: FileState) -> Retriever:
     try:
-        from spear_envs.retrieval.config import open_config
+        from spear_envs.retrieval.opening import open_config
     except ImportError as error:
         raise SpearError(
             f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]'. ({error})"

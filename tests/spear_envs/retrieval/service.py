@@ -17,7 +17,8 @@ from tests import commands
 from tests.commands import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.indexes import Hit, Index
+    from spear_envs.retrieval.corpus import Hit
+    from spear_envs.retrieval.indexes import Index
     from spear_envs.retrieval.service import RetrievalService, ServiceSettings
 
 COLOURS = ("amber", "black", "copper", "dun", "emerald", "fawn", "grey", "hazel")

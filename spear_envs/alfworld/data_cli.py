@@ -10,7 +10,6 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 import click
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +35,7 @@ from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.progress import say
 from spear_envs.data.showing import show_table
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
+from spear_sandbox.terminal import Console
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
 _MOST_SHOWN = 10

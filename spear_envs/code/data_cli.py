@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
@@ -20,6 +19,7 @@ from spear_envs.data.mirrors import find_mirrored, open_mirrors
 from spear_envs.data.progress import say
 from spear_envs.data.showing import show_table
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
+from spear_sandbox.terminal import Console
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
 

@@ -22,9 +22,10 @@ from spear_envs.data.locking import unlock as unlock_all
 from spear_envs.data.progress import say
 from spear_envs.data.space import format_bytes
 from spear_envs.data.verification import JSON_HELP, conclude
+from spear_sandbox.console import echo
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def path(name: str | None, as_json: bool) -> None:
       spear data path
     """
     folder = data_folder() / _find_dataset(name).name if name else data_folder()
-    click.echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
+    echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
 
 
 @data.command()
@@ -171,7 +172,7 @@ def unlock(what: str) -> None:
     if not released:
         raise SpearError(f"nothing is locked under {what!r}: give a data set, or a line of {data_folder()}/lock.json.")
     for name in released:
-        click.echo(name)
+        echo(name)
 
 
 @data.command(name="list")
@@ -199,9 +200,9 @@ def list_datasets(name: str | None, as_json: bool) -> None:
             for dataset in chosen
         ]
         facts = {"folder": str(data_folder()), "offline": is_offline(), "datasets": described}
-        click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
     console = Console()
     if name:

@@ -24,9 +24,9 @@ from spear_envs.data.space import check_space, explain_full_disk
 
 if TYPE_CHECKING:
     import httpx
-    from rich.console import Console
 
     from spear_envs.data.transfer import Patience
+    from spear_sandbox.terminal import Console
 
 
 def fetch(

@@ -19,7 +19,7 @@ from spear_envs.data.progress import show_bytes
 from spear_envs.data.space import explain_full_disk
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
 
 LARGEST_COPY = 2**30

@@ -23,9 +23,8 @@ from spear_envs.data.locking import pin
 from spear_envs.data.progress import say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from spear_envs.data.transfer import Patience
+    from spear_sandbox.terminal import Console
 
 
 MANIFEST = "manifest.json"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import ProgressColumn, Task
+
+    from spear_sandbox.terminal import Console
 
 
 Show = Callable[[str, int, "int | None"], None]
@@ -21,7 +22,7 @@ LINE_SECONDS = 10.0
 
 def say(console: Console, line: str) -> None:
     """Print a line as it is: not wrapped, without markup and colours."""
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(line, soft_wrap=True, highlight=False)
 
 
 def count_bytes(show: Show, what: str, total: int) -> Callable[[int], None]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+
+from spear_sandbox.terminal import Console
 
 _ENDLESS = 10_000
 _SHORTEST = 8

@@ -16,9 +16,10 @@ from spear_envs.data.files import RemoteFile, verify
 from spear_envs.data.joining import verify_joined
 from spear_envs.data.locking import pin
 from spear_envs.data.progress import count_bytes, say, show_bytes
+from spear_sandbox.console import echo
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
 
 class State(Enum):
@@ -86,7 +87,7 @@ def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
     Raises:
         click.ClickException: something is damaged (exit code 1), or nothing is here (3).
     """
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
     console = Console(stderr=as_json)
     results: list[dict[str, Any]] = []
@@ -103,7 +104,7 @@ def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
         elif state is State.ABSENT:
             absence = reason
     if as_json:
-        click.echo(json.dumps(results, indent=1))
+        echo(json.dumps(results, indent=1))
     if damaged := names[State.DAMAGED]:
         raise _DamageError(
             f"{' and '.join(damaged)}: not all of it is as it should be. Delete what is damaged; 'spear data get"

@@ -78,6 +78,7 @@ def follow(process: subprocess.Popen[str], out: Path, *, to_the_end: bool) -> bo
     return True
 
 
+@pytest.mark.timeout(7200)
 def test_hit_at_random_moments_a_training_ends_at_once_or_goes_on_and_comes_to_the_same_end(
     sokoban_policy: Path,
     whole_run: Path,  # noqa: F811

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from yaml import YAMLError
 
 from spear_agents.chat import check_taken_keywords
@@ -30,6 +30,7 @@ from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError, first_line
+from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
@@ -52,7 +53,7 @@ from spear_training.precision import check_precision, measure_weights, resolve_d
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
-from spear_training.sizing import WORKERS, check_queue, check_whole_numbers, size_workers
+from spear_training.sizing import WORKERS, check_numbers, check_queue, size_workers
 from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
@@ -286,7 +287,10 @@ def check_config(config: DictConfig) -> Training:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
-    check_whole_numbers(config)
+    check_numbers(config)
+    for key, value in flatten_config(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SpearError(f"{key} must be a finite number, not {value}")
     _check_hardware(config)
     if config.trainer.device == "cpu":
         check_precision(config)

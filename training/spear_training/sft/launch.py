@@ -13,7 +13,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
@@ -21,6 +20,7 @@ from spear_agents.files import digest_model, explain_unwritable, write_json, wri
 from spear_agents.metrics import read_history
 from spear_agents.models.getting import resolve_model
 from spear_envs.core.errors import SpearError, first_line
+from spear_sandbox.terminal import Console
 from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.choices import search_configs

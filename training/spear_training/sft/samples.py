@@ -11,8 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from spear_agents.chat import RENDER_S, Tokenizer, check_taken_keywords
-from spear_agents.deadline import within
+from spear_agents.chat import RENDER_S, Tokenizer, check_taken_keywords, within
 from spear_envs.core.errors import SpearError
 
 _FLAGS = ("loss_mask", "weight", "train", "training", "loss", "trainable")

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ def kill_everything(process: subprocess.Popen[str]) -> None:
 
 def find_marks(process: subprocess.Popen[str]) -> set[str]:
     """Marks of the trainings under way that ``process`` supervises."""
-    return {item.environ().get(MARK) for item in psutil.Process(process.pid).children(recursive=True)} - {None}
+    marks = set()
+    with suppress(psutil.NoSuchProcess, OSError):
+        for item in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                marks.add(item.environ().get(MARK))
+    return marks - {None}
 
 
 def find_marked(marks: set[str], title: str = "") -> list[Any]:

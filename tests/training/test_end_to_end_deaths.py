@@ -57,7 +57,8 @@ def test_the_episodes_of_a_dead_worker_go_to_another_one(sokoban_policy: Path, t
 
 def hit(process: subprocess.Popen[str], kind: str, act: str, delay: float) -> None:
     """Kill, stop or pause a process of the training some time after it has begun."""
-    wait_for(lambda: bool(find_marked(find_marks(process), kind)), process)
+    while process.poll() is None and not find_marked(find_marks(process), kind):
+        time.sleep(0.1)
     time.sleep(delay)
     if victims := find_marked(find_marks(process), kind):  # else the training has just ended
         victims[0].send_signal(signal.SIGKILL if act == "kill" else signal.SIGSTOP)

@@ -5,6 +5,7 @@ verl's own loop around :class:`~spear_training.step.step.SpearStep` is unchanged
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from functools import partial
@@ -26,6 +27,7 @@ from spear_agents.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.curriculum import Choice
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, remove_old, write_manifest
+from spear_training.inputs import TASKS_FILE
 from spear_training.launch import CONFIG_FILE, flatten_config
 from spear_training.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.settings import RunSettings
@@ -324,6 +326,7 @@ class SpearTrainer(PPOTrainerSync):
             "step": self.global_steps,
             "config": flatten_config(OmegaConf.load(stated)) if stated.is_file() else {},
             "code": describe_code(),
+            "inputs": json.loads((stated.parent / TASKS_FILE).read_text("utf-8")) if stated.is_file() else {},
             "metrics": self._measure_step(),
             "ahead": self._batches.list_drawn(),
             "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,

@@ -52,9 +52,9 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
     adopted = tmp_path / "adopted"
     again = ("--corpus", corpus, "--out", adopted, "--encoder", tiny_model, "--query-prefix", "q: ")
     done = call("build", *again, "--adopt", out / "dense" / "index.faiss")
-    assert done.exit_code == 0 and "adopted/dense: hnsw8" in done.output.replace("\n", "")
+    assert done.exit_code == 0 and "adopted/dense: HNSW8" in done.output.replace("\n", "")
     done = call("check", adopted, "--corpus", corpus)
-    assert done.exit_code == 0 and "dense: hnsw8" in done.output and "sound" in done.output
+    assert done.exit_code == 0 and "dense: HNSW8" in done.output and "sound" in done.output
     done = call("plan", "--corpus", corpus, "--encoder", tiny_model)
     assert done.exit_code == 0 and "measured here" in done.output and "× 32 dimensions" in done.output
 

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
-from spear_agents.engines.bytes import ByteTokenizer
-from spear_agents.engines.stops import Decoder
+from spear_agents.engines.base import ByteTokenizer, Decoder
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 
@@ -186,9 +185,9 @@ class Chat:
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or a
-            :class:`~spear_agents.engines.bytes.ByteTokenizer`.
+            :class:`~spear_agents.engines.base.ByteTokenizer`.
         stop_token_ids: ids besides the tokenizer's end token that may close a response
-            (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
+            (:func:`spear_agents.engines.base.find_end_ids`); a closing one is not part of its text.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
     """
 

@@ -20,9 +20,8 @@ from spear_agents.options import MIXED_MODELS, TRUST, SectionedCommand, add_play
 from spear_agents.settings import DEFAULT_TOKENS, EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
-from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_paper_table
+from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_paper_table, watch_episodes
 from spear_agents.trajectory import StopReason
-from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.showing import show_table

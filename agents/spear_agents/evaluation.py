@@ -13,25 +13,32 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 import spear_envs
-from spear_agents.baselines.forms import Method
-from spear_agents.baselines.reflexion import Reflexion
+from spear_agents.baselines import Method, Reflexion
 from spear_agents.engines.base import AgentFaultKind, EngineFaultKind, Generation
 from spear_agents.episode import play_episode
-from spear_agents.files import write_json
-from spear_agents.looping import run_blocking
-from spear_agents.models.catalogue import name_model
-from spear_agents.policies import open_policy
-from spear_agents.records import EPISODES, EpisodeLog, Key, check_settings, open_log, read_last
-from spear_agents.rollout import Job, Listening, Play, play_many
-from spear_agents.settings import EngineKind, EvalSettings, hash_settings
+from spear_agents.models import name_model
+from spear_agents.records import (
+    EPISODES,
+    NO_USAGE,
+    EpisodeLog,
+    Key,
+    Usage,
+    check_settings,
+    describe_versions,
+    open_log,
+    read_last,
+    sum_usage,
+)
+from spear_agents.rollout import Job, Listening, Play, play_many, run_blocking
+from spear_agents.settings import EngineKind, EvalSettings, hash_settings, open_policy
 from spear_agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
 from spear_agents.tables import PART_HEADINGS, Cell, describe_part, format_latex, make_cells
 from spear_agents.trajectory import Trajectory
-from spear_agents.usage import NO_USAGE, Usage, describe_versions, sum_usage
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptTemplate
+from spear_envs.data.files import write_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from spear_agents.baselines.forms import Method
+from spear_agents.baselines import Method
 from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind, choose_kind
 from spear_agents.engines.replies import Prices
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
-from spear_agents.models.getting import resolve_model
+from spear_agents.model_files import resolve_model
 from spear_agents.prompting import Overlong
 from spear_agents.settings import CONCURRENCY, EngineKind, EvalSettings
 from spear_agents.trajectory import Layout

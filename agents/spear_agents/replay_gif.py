@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from spear_agents.baselines.forms import Method, wrap_reader
-from spear_agents.files import draft_file
+from spear_agents.baselines import Method, wrap_reader
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.data.files import draft_file
 
 LEAST_SIDE = 288
 """Frames are enlarged by an integer factor until their shorter side has at least this many pixels."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -266,3 +268,37 @@ def open_session(engine: Engine) -> AbstractContextManager[None]:
     """Announce one caller to the engine (:meth:`MicroBatcher.session`), if it needs that."""
     session = getattr(engine, "session", None)
     return session() if session is not None else nullcontext()
+
+
+Result = TypeVar("Result")
+
+
+def run_blocking(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end, also in a thread with a running loop, as in a notebook. Ctrl-C cancels it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    result: Future[Result] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Result]]] = Future()
+
+    async def run() -> Result:
+        task = asyncio.ensure_future(work)
+        started.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    def play() -> None:
+        try:
+            result.set_result(asyncio.run(run()))
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=play, name="spear-agents", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        loop, task = started.result()
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise

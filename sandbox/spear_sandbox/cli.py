@@ -409,7 +409,7 @@ def serve_mcp(
       spear sandbox mcp
     """
     from spear_sandbox.mcp_server import SessionExecutor, make_mcp_server
-    from spear_sandbox.web.mcp import serve_http
+    from spear_sandbox.web.answering import serve_http
 
     limits = Limits(wall_s=300.0, memory_mb=memory_mb)
     executor: SessionExecutor

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.root import (
     CODE,
@@ -32,7 +31,7 @@ from spear_sandbox.guest.seccomp import Locks, build_filter
 from spear_sandbox.guest.supervisor import OOM_SCORE
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import Health, Isolation, Limits
-from spear_sandbox.runs import Fork
+from spear_sandbox.runs import Backend, Fork
 from spear_sandbox.zygotes import RefusedError, end_process
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 
-from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.cold import BwrapBackend, WeakBackend
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, SandboxFault
+from spear_sandbox.runs import Backend
 from spear_sandbox.selftest import Probe, probe_backend
 from spear_sandbox.warm import WarmBackend
 from spear_sandbox.zygotes import RefusedError

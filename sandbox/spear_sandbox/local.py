@@ -10,13 +10,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from spear_sandbox.admission import Admission
-from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import choose_places, find_memory_limit
 from spear_sandbox.guest.job import Job
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backend
 from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
-from spear_sandbox.runs import carry_out, make_job
+from spear_sandbox.runs import Backend, carry_out, make_job
 from spear_sandbox.sessions import LocalSession
 from spear_sandbox.zygotes import LostRunError, lack_memory
 

@@ -10,12 +10,11 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from spear_sandbox.backends import Backend
 from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.zygote import SESSIONS
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, Health, Isolation, SandboxFault
-from spear_sandbox.runs import Fork
+from spear_sandbox.runs import Backend, Fork
 from spear_sandbox.zygotes import RefusedError, Zygote, start_zygote
 
 logger = logging.getLogger(__name__)

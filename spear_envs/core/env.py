@@ -15,16 +15,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from spear_envs.core.criteria import Criterion
-from spear_envs.core.episode import Episode
-from spear_envs.core.errors import SpearError, choose_member, refuse_unknown, require_whole
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.episode import Episode, find_time_limit
+from spear_envs.core.errors import EnvFault, SpearError, choose_member, refuse_unknown, require_whole
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat, ResponseParser, make_parser
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
-from spear_envs.core.rewards import FORMAT_BONUS, Schedule, compose_reward, make_schedule, tool_call_reward
+from spear_envs.core.rewards import FORMAT_BONUS, Criterion, Schedule, compose_reward, make_schedule, tool_call_reward
 from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
-from spear_envs.core.time_limits import find_time_limit
 from spear_envs.core.tools import ACT, Tool
 
 ObsType = TypeVar("ObsType")
@@ -441,7 +438,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         text = text_of(self._observe(self._result.message))
         if self.render_mode == "ansi":
             return text
-        from spear_envs.core.drawing import draw_text  # late: Pillow's fonts are for those who record
+        from spear_envs.core.spaces import draw_text  # late: Pillow's fonts are for those who record
 
         return draw_text(f"{self.task.id}   turn {self.turn} of {self.max_turns}", text)
 

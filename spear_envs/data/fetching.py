@@ -13,8 +13,8 @@ from spear_envs.data.files import (
     CHUNK,
     RemoteFile,
     find_fault,
+    hold_lock,
     is_offline,
-    lock_folder,
     put_file,
     record_checksum,
     verify,
@@ -67,7 +67,7 @@ def fetch(
             say(console, f"waiting for another process that is fetching into {folder}")
 
     path = folder / file.name
-    with lock_folder(folder, tell), show_bytes(console) as show:
+    with hold_lock(folder, tell), show_bytes(console) as show:
         if path.exists():
             verify(file, folder, count_bytes(show, f"checking {file.name}", path.stat().st_size))
             return path

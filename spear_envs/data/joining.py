@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK, put_file, record_checksum, replace_text
+from spear_envs.data.files import CHUNK, put_file, record_checksum, write_text
 from spear_envs.data.progress import show_bytes
 from spear_envs.data.space import explain_full_disk
 
@@ -64,7 +64,7 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, consol
     if work.exists():
         parts = _read_parts(listing)
     else:
-        replace_text(listing, json.dumps([asdict(part) for part in parts], indent=1))
+        write_text(listing, json.dumps([asdict(part) for part in parts], indent=1))
         (folder / parts[0].name).replace(work)
     total = sum(part.size for part in parts)
     with show_bytes(console) as show, work.open("r+b") as file:

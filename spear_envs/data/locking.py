@@ -22,7 +22,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
-from spear_envs.data.files import RemoteFile, data_folder, read_checksum, record_checksum, replace_text
+from spear_envs.data.files import RemoteFile, data_folder, read_checksum, record_checksum, write_text
 
 KNOWN = Path(__file__).with_name("lock.json")
 _NAME = "lock.json"
@@ -147,6 +147,6 @@ def _change(change: Callable[[_Lock], object]) -> None:
         lock = _read(path)
         change(lock)
         text = json.dumps({"revisions": lock.revisions, "files": lock.files}, indent=1, sort_keys=True)
-        replace_text(path, f"{text}\n", synced=True)
+        write_text(path, f"{text}\n")
     finally:
         os.close(handle)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
-from spear_sandbox.web.replies import bound_answers
+from spear_envs.core.errors import EnvFault, SpearError
+from spear_sandbox.web.endpoints import bound_answers
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
 """Environment variable with the bearer token for servers over HTTP."""

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import canonical_json
 from spear_envs.mcp_tools.client import CallResult, McpFaultKind, ToolEntry
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault, RetrieverRefusal
-from spear_sandbox.web.endpoints import Backoff, EndpointRing
-from spear_sandbox.web.replies import bound_answers, read_detail, read_retry_after
+from spear_sandbox.web.endpoints import Backoff, EndpointRing, bound_answers, read_detail, read_retry_after
 
 if TYPE_CHECKING:
     import httpx

@@ -34,7 +34,7 @@ from spear_envs.data.space import check_space
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.dense import DenseIndex, read_type
 from spear_envs.retrieval.encoders import EXPORT_FILES, Encoder, OnnxEncoder, TorchEncoder, export_onnx
-from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, POSTINGS, EncoderSpec, Part, write_manifest
+from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, POSTINGS, EncoderSpec, Part, finish_part
 from spear_envs.retrieval.plan import EF_CONSTRUCTION, IndexType, choose_type, require_memory
 
 COMPLETE = "complete"
@@ -69,7 +69,7 @@ def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: 
         on_progress=lambda documents: on_progress("index words", documents, len(corpus)),
     )
     files = [f"{POSTINGS}/{path.name}" for path in sorted((folder / POSTINGS).iterdir())]
-    write_manifest(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
+    finish_part(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
             "encoder": asdict(build.spec),
         }
         notes = {"built": _now(), "model_folder": str(build.model), "device": build.device, "no_export": reason}
-        write_manifest(fresh, Part.DENSE, corpus, settings, notes, files)
+        finish_part(fresh, Part.DENSE, corpus, settings, notes, files)
         DenseIndex(corpus, fresh.parent)
         replace_folder(fresh, folder, work)
         shutil.rmtree(work)

@@ -219,7 +219,7 @@ def serve_mcp(
       spear retriever mcp --config indexes.yaml
     """
     from spear_envs.retrieval.mcp_server import make_mcp_server
-    from spear_sandbox.web.mcp import serve_http
+    from spear_sandbox.web.answering import serve_http
 
     served = "://" in choice
     if (served or config) and (corpus or index):

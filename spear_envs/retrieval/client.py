@@ -20,9 +20,8 @@ from spear_envs.retrieval.retriever import (
     RetrieverFault,
     RetrieverRefusal,
 )
-from spear_sandbox.web.endpoints import Backoff, Service, read_urls
+from spear_sandbox.web.endpoints import Backoff, Service, read_detail, read_urls
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.replies import read_detail
 
 if TYPE_CHECKING:
     import httpx

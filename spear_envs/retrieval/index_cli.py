@@ -11,19 +11,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import MANIFEST
 from spear_envs.data.progress import Show, format_seconds, say, show_rows
 from spear_envs.data.showing import show_table
 from spear_envs.data.space import format_bytes
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.manifest import (
-    MANIFEST,
-    Manifest,
-    Part,
-    check_digests,
-    describe_model,
-    find_model,
-    open_manifest,
-)
+from spear_envs.retrieval.manifest import Manifest, Part, check_digests, describe_model, find_model, open_manifest
 from spear_envs.retrieval.plan import (
     EF_CONSTRUCTION,
     EXAMPLES,

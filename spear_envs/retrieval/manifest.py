@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import describe_files, digest_file, replace_text
+from spear_envs.data.files import MANIFEST, check_manifest, digest_file, read_manifest, write_manifest
 from spear_envs.retrieval.corpus import Corpus
 
-MANIFEST = "manifest.json"
 POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.f16"
 """Files and folders within a part: of ``bm25``; of ``dense`` the index, the encoder, and exact vectors."""
 FORMAT = "spear-index"
@@ -66,7 +65,7 @@ class Manifest:
     """SHA-256 in hex, of the corpus, the settings and the files."""
 
 
-def write_manifest(
+def finish_part(
     folder: Path, part: Part, corpus: Corpus, settings: Mapping[str, Any], notes: Mapping[str, Any], files: list[str]
 ) -> None:
     """Turn a folder with these files into a part of an index."""
@@ -76,9 +75,9 @@ def write_manifest(
         "part": part.value,
         "corpus": {"sha256": corpus.fingerprint, "lines": len(corpus)},
         "settings": dict(settings),
-        "files": describe_files(folder, files),
+        "notes": dict(notes),
     }
-    replace_text(folder / MANIFEST, json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n", synced=True)
+    write_manifest(folder, content, files)
 
 
 def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
@@ -90,36 +89,28 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
         SpearError: the part is missing, damaged, or of another version or corpus.
     """
     folder = Path(index) / part.value
-    path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        content = read_manifest(folder, "an index", MEND, format=FORMAT, version=VERSION, part=part.value)
+    except FileNotFoundError:
         raise SpearError(_explain_absence(Path(index), part)) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("part") != part.value:
-        raise SpearError(f"{path} is not a manifest of an index: {MEND}.")
-    if content.get("version") != VERSION:
-        raise SpearError(f"{folder} is of version {content.get('version')}, not {VERSION}: {MEND}.")
     try:
         notes = content.pop("notes")
         manifest = Manifest(
             folder=folder,
             settings=dict(content["settings"]),
             notes=dict(notes),
-            files={str(name): dict(entry) for name, entry in content["files"].items()},
+            files=content["files"],
             fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest(),
         )
         found, lines = content["corpus"]["sha256"], int(content["corpus"]["lines"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SpearError(f"{path} is damaged ({error!r}): {MEND}.") from error
+        raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
     if found != corpus.fingerprint:
         raise SpearError(
             f"{folder} is an index of another corpus ({lines:,} documents, SHA-256 {str(found)[:12]}…) than the one at "
             f"hand ({len(corpus):,} documents, SHA-256 {corpus.fingerprint[:12]}…): give that corpus, or {MEND}."
         )
-    for name, entry in manifest.files.items():
-        _check_file(folder, name, entry, whole=False)
+    check_manifest(folder, manifest.files, MEND, hashed_bytes=SMALL_FILE)
     return manifest
 
 
@@ -129,20 +120,7 @@ def check_digests(manifest: Manifest) -> None:
     Raises:
         SpearError: a file differs.
     """
-    for name, entry in manifest.files.items():
-        _check_file(manifest.folder, name, entry, whole=True)
-
-
-def _check_file(folder: Path, name: str, entry: Mapping[str, Any], *, whole: bool) -> None:
-    path = folder / name
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise SpearError(f"{path} is missing from the index ({error.strerror}): {MEND}.") from None
-    if size != entry.get("bytes"):
-        raise SpearError(f"{path} has {size:,} bytes and should have {entry.get('bytes')}: {MEND}.")
-    if (whole or size <= SMALL_FILE) and digest_file(path) != entry.get("sha256"):
-        raise SpearError(f"{path} is damaged (its checksum differs): {MEND}.")
+    check_manifest(manifest.folder, manifest.files, MEND)
 
 
 def _explain_absence(index: Path, part: Part) -> str:

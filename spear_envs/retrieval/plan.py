@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.memory import find_free_memory
+from spear_envs.core.machine import find_free_memory
 from spear_envs.data.space import format_bytes
 
 EXAMPLES = ("Flat", "HNSW32", "HNSW64", "HNSW32,SQ8", "IVF,Flat", "IVF4096,SQ8", "IVF,PQ96")

@@ -53,7 +53,7 @@ from spear_envs.retrieval.retriever import (
     RetrieverRefusal,
 )
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
-from spear_sandbox.web.aside import work_aside
+from spear_sandbox.web.listening import work_aside
 from spear_sandbox.web.serving import make_server, stop_on_signals
 
 if TYPE_CHECKING:

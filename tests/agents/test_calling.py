@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.calling import CallForm, ToolCall, find_form, read_calls, spell_out
+from spear_agents.transcript import CallForm, ToolCall, find_form, read_calls, spell_out
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=8),

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
-from spear_agents.compare_cli import compare
+from spear_agents.significance import compare
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env

@@ -18,8 +18,7 @@ from tokenizers.decoders import Fuse
 from transformers import PreTrainedTokenizerFast
 
 from spear_agents.collect import collect_episodes
-from spear_agents.end_tokens import find_end_ids, require_end_ids
-from spear_agents.engines.base import Finish
+from spear_agents.engines.base import Finish, find_end_ids, require_end_ids
 from spear_agents.engines.hf import HFModel, load_tokenizer
 from spear_agents.evaluation import run_evaluation
 from spear_agents.prompting import PromptBuilder

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from spear_agents.files import digest_model, has_words, write_json
+from spear_agents.files import digest_model, has_words
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_json
 
 
 def test_a_json_file_is_whole_or_the_old_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
+from spear_agents.records import METRICS_FOLDER, measure_metrics, read_history
 
 
 def write_launch(out: Path, number: int, *records: tuple[int, dict[str, Any]], torn: bytes = b"") -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Finish
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Finish
 from spear_agents.prompting import PromptBuilder, find_image_mark
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError

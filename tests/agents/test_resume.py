@@ -19,8 +19,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from spear_agents import policies
-from spear_agents.baselines.forms import Method
+from spear_agents import settings as policies
+from spear_agents.baselines import Method
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation, Served
 from spear_agents.engines.openai import Server
 from spear_agents.engines.scripted import ScriptedEngine

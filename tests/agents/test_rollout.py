@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from spear_agents.engines.base import Finish, Generation, Request, Sampling
+from spear_agents.engines.base import ByteTokenizer, Finish, Generation, Request, Sampling
 from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder

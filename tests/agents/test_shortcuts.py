@@ -18,9 +18,9 @@ from rich.console import Console
 
 from spear_agents import compare, evaluate, load, view
 from spear_agents.cli import evaluate as command
-from spear_agents.panels.panel import OFFICIAL
+from spear_agents.panels import OFFICIAL
 from spear_agents.settings import EngineKind
-from spear_agents.watching import watch_episodes
+from spear_agents.tables import watch_episodes
 from spear_envs.core.errors import SpearError
 
 SOKOBAN = "spear/Sokoban-v1"
@@ -47,7 +47,7 @@ def test_it_runs_where_a_loop_runs_already() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_notebook_without_widgets_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spear_agents.watching.find_spec", lambda name: None)
+    monkeypatch.setattr("spear_agents.tables.find_spec", lambda name: None)
     console = Console(force_jupyter=True, file=io.StringIO())
     with watch_episodes("random", console) as bar:  # rich warns where it cannot draw one
         bar.observe(1, 2, None)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Finish, Generation, Sampling
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.replay.bodies import describe_episode
+from spear_agents.replay.runs import describe_episode
 from spear_agents.replay_gif import replay_frames
 from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, TokenKind, Trajectory

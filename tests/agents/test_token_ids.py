@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_agents.chat import Tokenizer
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, ChatByteTokenizer, Finish, Generation, Sampling
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, Trajectory

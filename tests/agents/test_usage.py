@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from spear_agents.engines.base import Finish, Served
+from spear_agents.records import sum_usage
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
-from spear_agents.usage import sum_usage
 
 
 def turn(prompt: int, response: int, cached: int | None = None, served: Served | None = None) -> Turn:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks._models_plot import plot_learning
 from spear_agents.statistics import Estimate
-from spear_training.plots import smooth
+from spear_training.runs import smooth
 
 
 def test_arms_are_drawn_with_what_they_won_before_and_after(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_agents.metrics import METRICS_FOLDER, read_history
-from spear_agents.records import EPISODES, SETTINGS, read_last, read_settings
-from spear_agents.replay.page import render_page
+from spear_agents.records import EPISODES, METRICS_FOLDER, SETTINGS, read_history, read_last, read_settings
 from spear_agents.replay.runs import Run
+from spear_agents.replay.server import render_page
 from spear_agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.alfworld.gamefile import GameFile, load_game
 from spear_envs.alfworld.synthesis.files import write_synthetic_game

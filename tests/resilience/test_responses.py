@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_envs.core.info import INFO_KEYS
 from spear_envs.core.making import make_env
+from spear_envs.core.spaces import INFO_KEYS
 from tests.resilience.damage import EXAMPLES
 
 TAGS = ("think", "action", "search", "answer", "code", "tool_call", "information", "image")

@@ -143,7 +143,7 @@ def finish(out: Path, device: str, observer: Any) -> None:
         train(1, **{"success/all": 0.5, "perf/step_seconds": 1.5, "entropy/token-mean": 0.7}),
         train(2, **{"perf/step_seconds": 1.5, "entropy/token-mean": None}),
     )
-    from spear_agents.metrics import read_history
+    from spear_agents.records import read_history
 
     observer([])
     observer(read_history(out))

@@ -11,7 +11,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf, open_dict
 
-from spear_agents.files import write_text
+from spear_envs.data.files import write_text
 from spear_training.launch import CONFIG_FILE, compose_training, prepare_run
 from spear_training.supervise import supervise_training
 from tests.rooms import ROOT

@@ -142,7 +142,7 @@ def test_a_preset_trains_on_four_ranks_of_two_nodes(two_nodes: str, tmp_path: Pa
 def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
     out = tmp_path / "sokoban"
     run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny", LOGGERS)
-    from spear_agents.metrics import read_history
+    from spear_agents.records import read_history
 
     steps = [record for record in read_history(out) if "training/global_step" in record]
     told = {name for record in steps for name, value in record.items() if value is not None}

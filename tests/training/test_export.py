@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from spear_envs.core.errors import SpearError
-from spear_training.checkpoints import keep_best, write_manifest
-from spear_training.export import export_policy
-from spear_training.export_cli import export
+from spear_training.checkpoints import finish_checkpoint, keep_best
+from spear_training.export import export, export_policy
 from tests.training.trainings import save_small_checkpoint
 
 
@@ -25,7 +24,7 @@ def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:
     whole.mkdir()
     save_file({"a": torch.full((2, 3), value), "b": torch.ones(4)}, whole / "model.safetensors")
     (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "dtype": "bfloat16"}))
-    write_manifest(folder)
+    finish_checkpoint(folder)
     return folder
 
 
@@ -54,12 +53,12 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     (folder / "actor" / "huggingface" / "config.json").unlink()
     with pytest.raises(SpearError, match="missing, torn or changed"):
         export_policy(run, out)
-    write_manifest(folder)
+    finish_checkpoint(folder)
     with pytest.raises(SpearError, match=r"lacks weights in safetensors or config\.json"):
         export_policy(run, out)
     (folder / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
     (folder / "actor" / "huggingface" / "config.json").write_text("{}")
-    write_manifest(folder)
+    finish_checkpoint(folder)
     with pytest.raises(SpearError, match="cannot be read"):
         export_policy(run, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

@@ -13,15 +13,12 @@ from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
-from spear_agents.models.catalogue import KNOWN, find_cache, models_folder
-from spear_agents.models.cli import models
-from spear_agents.models.listing import Place
+from spear_agents.models import KNOWN, Place, find_cache, models, models_folder
 from spear_envs.cli import ABSENT, SUMMARIES
 from spear_training import catalogue as inventory
-from spear_training.catalogue import Need, PresetListing, presets, survey_models, survey_presets
+from spear_training.catalogue import Need, PresetListing, list_presets, presets, survey_models, survey_presets
 from spear_training.choices import list_choices
 from spear_training.launch import compose_config
-from spear_training.presets import list_presets
 from spear_training.settings import RunSettings
 from tests.spear_envs.test_catalogue import write_shop
 

@@ -28,7 +28,7 @@ from spear_training.launch import (
     prepare_run,
 )
 from spear_training.settings import RunSettings
-from spear_training.supervise import LOCK_FILE, hold_lock
+from spear_training.supervise import LOCK_FILE, lock_run
 from tests.training.trainings import save_small_checkpoint
 
 MODEL = "actor_rollout_ref.model.path"
@@ -478,7 +478,7 @@ def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[st
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
     prepare(composed["none"], tmp_path)
     before = (tmp_path / CONFIG_FILE).read_text()
-    with hold_lock(tmp_path), pytest.raises(SpearError, match="another process trains in"):
+    with lock_run(tmp_path), pytest.raises(SpearError, match="another process trains in"):
         prepare(change(composed["none"], spear__seed=9), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
 

@@ -9,9 +9,8 @@ import pytest
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
 from spear_training.choices import GROUPS, list_choices
-from spear_training.cli import train
+from spear_training.cli import OVERRIDE, train
 from spear_training.launch import compose_config
-from spear_training.overrides import OVERRIDE
 from spear_training.planning.cli import plan
 from tests.spear_envs.test_completion import ask, ask_line
 

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 import numpy as np
 from PIL import Image
 
-from spear_training.plots import PANELS, plot_curves
+from spear_training.runs import PANELS, plot_curves
 from tests.agents.test_metrics import train, write_launch
 
 
@@ -76,7 +76,7 @@ def test_figures_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_success_is_smoothed_over_the_last_steps_alone() -> None:
-    from spear_training.plots import SMOOTH, smooth
+    from spear_training.runs import SMOOTH, smooth
 
     values = np.arange(10.0)
     found = smooth(values)

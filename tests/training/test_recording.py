@@ -11,7 +11,7 @@ from spear_agents.engines.base import Finish
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_envs.core.errors import SpearError
-from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
+from spear_training.settings import VALIDATIONS, EpisodeRecorder, RecordSettings
 
 IDENTITY = {"env_id": "env", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
 

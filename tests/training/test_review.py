@@ -13,7 +13,7 @@ from rich.console import Console
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from spear_agents.metrics import METRICS_FOLDER
+from spear_agents.records import METRICS_FOLDER
 from spear_training.algorithms import SpearSettings
 from spear_training.launch import CONFIG_FILE, compose_config
 from spear_training.review import WINDOW, advise, review_history, watch_metrics

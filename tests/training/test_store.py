@@ -25,11 +25,11 @@ from spear_training import store as store_module
 from spear_training.checkpoints import (
     MANIFEST,
     check_files,
+    finish_checkpoint,
     keep_best,
     list_whole,
     read_best,
     repair_tracker,
-    write_manifest,
 )
 from spear_training.store import CheckpointStore, Uploads, bring_config, fetch_newer, publish
 from tests.training.object_store import BUCKET, serve_s3
@@ -61,7 +61,7 @@ def start_run(out: Path, *steps: int) -> Path:
         (folder / "actor" / "huggingface").mkdir()
         (folder / "actor" / "huggingface" / "merges.txt").touch()
         (folder / "actor" / "large.bin").write_bytes(bytes([step]) * 12_000_000)
-        write_manifest(folder)
+        finish_checkpoint(folder)
     return out / "checkpoints"
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("psutil", reason="needs the extra 'train'")
 
 import psutil
 
-from spear_agents.metrics import METRICS_FOLDER
+from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import supervise
 from spear_training.supervise import (
@@ -30,8 +30,8 @@ from spear_training.supervise import (
     _end_all,
     _find_error,
     build_environment,
-    hold_lock,
     hold_run,
+    lock_run,
     supervise_training,
 )
 
@@ -310,7 +310,7 @@ def test_nothing_marked_nothing_to_do() -> None:
 # ---- one run a folder ------------------------------------------------------------------------------------------------
 def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> None:
     stand_in("")
-    with hold_lock(out), pytest.raises(SpearError, match=r"another process trains in .*name another --out"):
+    with lock_run(out), pytest.raises(SpearError, match=r"another process trains in .*name another --out"):
         run(out)
     run(out)
 
@@ -337,17 +337,17 @@ def test_metrics_of_a_launch_go_after_the_last_there_are(out: Path) -> None:
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
-    code = "from pathlib import Path\nfrom spear_training.supervise import hold_lock\n"
-    code += f"with hold_lock(Path({str(out)!r})):\n"
+    code = "from pathlib import Path\nfrom spear_training.supervise import lock_run\n"
+    code += f"with lock_run(Path({str(out)!r})):\n"
     code += "    print('held', flush=True)\n    import time\n    time.sleep(300)\n"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(SpearError), hold_lock(out):
+        with pytest.raises(SpearError), lock_run(out):
             pass
         holder.kill()
         holder.wait()
-        with hold_lock(out):
+        with lock_run(out):
             pass
     finally:
         holder.kill()

@@ -10,12 +10,14 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 from safetensors import SafetensorError, safe_open
 
-from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
-from spear_envs.core.modules import make_command
-from spear_training.checkpoints import BEST, check_files, draft_folder, list_whole, read_best, repair_tracker
+from spear_envs.core.machine import make_command
+from spear_envs.data.files import draft_folder, write_json
+from spear_sandbox.console import echo
+from spear_training.checkpoints import BEST, check_files, list_whole, read_best, repair_tracker
 
 WEIGHTS = "*.safetensors"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -103,3 +105,22 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
     return count, tuple(sorted(dtypes))
+
+
+@click.command("export")
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
+@click.option("--step", type=click.IntRange(1), help="Step of the checkpoint; the latest by default.")
+@click.option("--best", is_flag=True, help="The checkpoint that was best on the validation panel.")
+def export(run: Path, out: Path, step: int | None, best: bool) -> None:
+    """Write the policy of RUN as a folder that transformers, vLLM and `spear eval --model` load.
+
+    Weights are in safetensors; shards of several ranks are joined.
+
+    \b
+      spear export runs/alfworld --out runs/alfworld/model
+    """
+    if best and step is not None:
+        raise click.UsageError("give --step or --best, not both")
+    made = export_policy(run, out, step=step, best=best)
+    echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {', '.join(made.dtypes)})")

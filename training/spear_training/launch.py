@@ -24,12 +24,12 @@ from yaml import YAMLError
 
 from spear_agents.chat import check_taken_keywords
 from spear_agents.engines.vision import has_vision
-from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_agents.gateway.programs import resolve_program
-from spear_agents.models.catalogue import find_snapshot
-from spear_agents.models.getting import resolve_model
+from spear_agents.model_files import resolve_model
+from spear_agents.models import find_snapshot
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
@@ -57,7 +57,7 @@ from spear_training.sizing import WORKERS, check_numbers, check_queue, size_work
 from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
-from spear_training.supervise import hold_lock
+from spear_training.supervise import lock_run
 from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
 
@@ -383,7 +383,7 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
             compare_inputs(out, read_state(folder).get("inputs"), inputs)
 
     inputs = describe_inputs(config, training.environment, changeable=CHANGEABLE)
-    with nullcontext() if locked else hold_lock(out):  # the files of a running training must not change either
+    with nullcontext() if locked else lock_run(out):  # the files of a running training must not change either
         checked = store if training.settings.resume is not Resume.CHANGED else None
         if checked is not None and (stored := checked.read(CONFIG_FILE)) is not None:
             # Checkpoints of this run would replace those of another.

@@ -18,10 +18,10 @@ import click
 import psutil
 from rich.table import Table
 
-from spear_agents.files import write_json
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_envs.core.errors import SpearError
-from spear_envs.core.modules import make_command
+from spear_envs.core.machine import make_command
+from spear_envs.data.files import write_json
 from spear_envs.doctor import CARDS, find_version
 from spear_sandbox.terminal import Console
 from spear_training.checkpoints import is_finished

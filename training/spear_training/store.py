@@ -19,10 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from spear_agents.files import explain_unwritable, write_text
-from spear_agents.metrics import METRICS_FOLDER
+from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.files import put_folder
+from spear_envs.data.files import explain_unwritable, put_folder, write_text
 from spear_training.checkpoints import (
     BEST,
     MANIFEST,

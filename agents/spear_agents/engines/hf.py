@@ -23,15 +23,12 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from spear_agents.end_tokens import find_end_ids
-from spear_agents.engines.base import Finish, Generation, Request
+from spear_agents.engines.base import Finish, Generation, Request, StopFinder, find_end_ids
 from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.sampling import draw_tokens, uniform_at
-from spear_agents.engines.stops import StopFinder
+from spear_agents.engines.tensors import draw_tokens, uniform_at
 from spear_agents.engines.vision import ImageReader, has_vision, key_pictures, read_rows
 from spear_agents.engines.vllm_options import read_dtype
-from spear_agents.files import require_model_file
-from spear_agents.models.checking import explain_other
+from spear_agents.files import explain_other, require_model_file
 from spear_envs.core.errors import SpearError, one_line
 
 _COMPACT_BELOW = 0.75
@@ -107,7 +104,7 @@ class HFModel:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
+        """Ids that end a response by themselves (:func:`~spear_agents.engines.base.find_end_ids`)."""
         return read_end_ids(self.path)
 
     @property

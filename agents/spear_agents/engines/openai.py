@@ -1,7 +1,7 @@
 """Any server that speaks OpenAI's chat completions: vLLM's ``serve``, llama.cpp, a hosted API.
 
 These servers take and return text, not tokens. The episode's tokenizer is
-:class:`~spear_agents.engines.bytes.ChatByteTokenizer`, from whose ids the messages are recovered, and the record says
+:class:`~spear_agents.engines.base.ChatByteTokenizer`, from whose ids the messages are recovered, and the record says
 so (``Trajectory.tokens``). ``Turn.served`` has the server's data on its own tokens.
 """
 
@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import (
+    ChatByteTokenizer,
     ContextExceededError,
     Ending,
     EngineFault,
@@ -36,16 +37,24 @@ from spear_agents.engines.base import (
     Generation,
     Sampling,
     Served,
+    cut_at_stop,
 )
-from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.engines.refusals import LIMITS, Dialect, Refusal, read_refusal
-from spear_agents.engines.replies import BadReplyError, Prices, RefusedError, Reply, read_reply
-from spear_agents.engines.stops import cut_at_stop
+from spear_agents.engines.replies import (
+    LIMITS,
+    BadReplyError,
+    Dialect,
+    Prices,
+    Refusal,
+    RefusedError,
+    Reply,
+    read_refusal,
+    read_reply,
+)
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_sandbox.foreign import hide_secret, show_text
+from spear_sandbox.web.endpoints import bound_answers, read_retry_after
 from spear_sandbox.web.listening import is_loopback
-from spear_sandbox.web.replies import bound_answers, read_retry_after
 
 if TYPE_CHECKING:
     import httpx

@@ -21,11 +21,12 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
-from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
-from spear_agents.engines.vllm_log import EngineLog
 from spear_agents.engines.vllm_options import (
     SEED,
+    EngineLog,
     VLLMOptions,
+    find_semaphores,
+    find_shared_memory,
     read_dtype,
     read_lora_rank,
     require_vllm,
@@ -93,7 +94,7 @@ class VLLMEngine:
 
         self.path = require_model_file(path, "config.json").parent
         self.stop_token_ids = read_end_ids(self.path)
-        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
+        """Ids that end a response by themselves (:func:`~spear_agents.engines.base.find_end_ids`)."""
         self.options = options or VLLMOptions()
         self.counts = Counts()
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -147,13 +148,13 @@ class VLLMEngine:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights by ``state``, named and shaped as in the folder; raises as :meth:`load_file`. Linux."""
-        from spear_agents.engines.weights import select_weights, share_weights
+        from spear_agents.engines.tensors import select_weights, share_weights
 
         with share_weights(select_weights(self.path, state)) as path:
             self.load_file(path)
 
     def load_file(self, path: str) -> None:
-        """Replace the weights by those that :func:`~spear_agents.engines.weights.share_weights` has put at ``path``.
+        """Replace the weights by those that :func:`~spear_agents.engines.tensors.share_weights` has put at ``path``.
 
         The prefix cache is cleared, since it belongs to the old weights. Raises SpearError if answers are pending, the
         engine has an adapter or is closed, or vLLM refuses the weights, and EngineFault if vLLM has died.
@@ -184,7 +185,7 @@ class VLLMEngine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from spear_agents.engines.memory import trim_heap
+        from spear_agents.engines.tensors import trim_heap
 
         try:
             self._forget_prefixes()

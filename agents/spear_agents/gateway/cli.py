@@ -54,10 +54,9 @@ def gateway(
       spear gateway spear/WebShop-v0 --model smollm2-135m --engine vllm --out runs/gateway
     """
     from spear_agents.evaluation import prepare
-    from spear_agents.gateway.hosting import Host
-    from spear_agents.gateway.server import Gateway
+    from spear_agents.gateway.server import Gateway, Host
     from spear_agents.gateway.session import Limits
-    from spear_agents.policies import open_policy
+    from spear_agents.settings import open_policy
     from spear_envs.core.making import make_env
 
     settings = make_settings(env_id, {**options, "layout": Layout.CONVERSATION})

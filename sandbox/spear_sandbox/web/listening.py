@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
@@ -125,3 +128,17 @@ def read_token(variable: str) -> str | None:
     if token is not None:
         hide_secret(token, variable)
     return token
+
+
+LARGE = 64 << 10
+"""Bytes or characters from which work is done beside the event loop."""
+_aside = ThreadPoolExecutor(1, "large-work")
+"""One thread: several would take turns with each other before the event loop gets one."""
+Result = TypeVar("Result")
+
+
+async def work_aside(size: int, work: Callable[[], Result]) -> Result:
+    """Do this at once, or in a thread if it handles many bytes or characters."""
+    if size < LARGE:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_aside, work)

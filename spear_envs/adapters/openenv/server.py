@@ -33,7 +33,7 @@ from spear_envs.adapters.openenv.wire import (
     write_observation,
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
-from spear_sandbox.web.aside import work_aside
+from spear_sandbox.web.listening import work_aside
 from spear_sandbox.web.serving import make_server, stop_on_signals
 
 Result = TypeVar("Result")

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from spear_agents.baselines.forms import Method, make_form, wrap_reader
-from spear_agents.baselines.reflexion import Reflexion
-from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Sampling
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.baselines import Method, Reflexion, make_form, wrap_reader
+from spear_agents.engines.base import ChatByteTokenizer, ContextExceededError, EngineFault, EngineFaultKind, Sampling
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, Trajectory

@@ -22,12 +22,11 @@ from spear_agents.engines.base import (
     Sampling,
 )
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose_kind
-from spear_agents.engines.refusals import read_refusal
-from spear_agents.engines.replies import Prices
+from spear_agents.engines.replies import Prices, read_refusal
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
+from spear_agents.records import sum_usage
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
-from spear_agents.usage import sum_usage
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import TagParser
 from tests.agents.chat_server import GO, Answer, Handler, Script, complete, cut, drip, hang_up, say

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Sampling
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Sampling
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder

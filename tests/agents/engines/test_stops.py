@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Sampling
-from spear_agents.engines.bytes import ByteTokenizer
-from spear_agents.engines.stops import StopFinder, cut_at_stop
+from spear_agents.engines.base import ByteTokenizer, Sampling, StopFinder, cut_at_stop
 
 CLOSING = ("</search>", "</answer>")
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf", reason="needs the extra 'models'")
 
 from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
-from spear_agents.models.conversion import ORIGIN, convert_gguf  # noqa: E402
+from spear_agents.model_files import ORIGIN, convert_gguf  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from tests.agents.models.gguf_files import CHATML, LAYERS, write_gguf  # noqa: E402
 

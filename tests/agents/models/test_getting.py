@@ -23,12 +23,11 @@ from rich.console import Console
 pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
 
+from spear_agents import model_files as getting
 from spear_agents.engines.hf import load_tokenizer
 from spear_agents.evaluation import run_evaluation
-from spear_agents.models import getting
-from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder, name_model
-from spear_agents.models.cli import models
-from spear_agents.models.getting import get_model, resolve_model
+from spear_agents.model_files import get_model, resolve_model
+from spear_agents.models import KNOWN, PackagedModel, find_snapshot, models, models_folder, name_model
 from spear_agents.settings import EvalSettings
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile, digest_file
@@ -214,7 +213,7 @@ class Hub(BaseHTTPRequestHandler):
 
 def ask_hub(address: str, name: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own: the library reads its address once."""
-    program = "import sys; from spear_agents.models.cli import models; from spear_sandbox.console import run_command; "
+    program = "import sys; from spear_agents.models import models; from spear_sandbox.console import run_command; "
     program += "run_command(models, 'spear models', sys.argv[1:], explain=lambda error: None)"
     environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-c", program, "get", name]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spear_agents.replay.cli import play, view
+from spear_agents.replay.server import play, view
 from spear_envs.core.errors import SpearError
 
 
@@ -53,7 +53,7 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_the_page_needs_no_torch(sokoban_run: Path, tmp_path: Path, root: Path) -> None:
     code = (
-        "import sys; from spear_agents.replay.cli import view; "
+        "import sys; from spear_agents.replay.server import view; "
         f"view([{str(sokoban_run)!r}, '--export', {str(tmp_path / 'page.html')!r}], standalone_mode=False); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from spear_agents import evaluate
-from spear_agents.replay.overview import describe_sources
-from spear_agents.replay.page import export_page
-from spear_agents.replay.runs import Run
+from spear_agents.replay.runs import Run, describe_sources
+from spear_agents.replay.server import export_page
 from tests.agents.replay.chromium import Chromium
 from tests.agents.replay.conftest import serve
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.replay.page import escape_json, export_page, make_policy, render_page
 from spear_agents.replay.runs import Run
+from spear_agents.replay.server import escape_json, export_page, make_policy, render_page
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE
 

@@ -7,8 +7,7 @@ import pytest
 from spear_agents.replay.play import Game, Stage
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import StopReason, TokenKind, read_trajectories
-from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError
 from tests.agents.corridor import CorridorEnv
 from tests.agents.replay.conftest import play_expert
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spear_agents.replay.cli import play
-from spear_agents.replay.play import Game
-from spear_agents.replay.terminal import complete, play_in_terminal
+from spear_agents.replay.play import Game, complete, play_in_terminal
+from spear_agents.replay.server import play
 from spear_agents.trajectory import read_trajectories
 
 ESCAPE = "\x1b"
@@ -103,7 +102,7 @@ def test_completion_prefers_the_beginning() -> None:
 
 def test_tab_completes_in_a_real_terminal(tmp_path: Path, root: Path) -> None:
     pytest.importorskip("readline")
-    code = "from spear_agents.replay.cli import play; play()"
+    code = "from spear_agents.replay.server import play; play()"
     arguments = [sys.executable, "-c", code, "spear/ALFWorld-v0", "--out", str(tmp_path / "out")]
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "dumb", "INPUTRC": "/dev/null"}

@@ -17,7 +17,7 @@ from benchmarks.lab.comparison import Comparison, RunPlan, TrainerComparison
 from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import Registry, run_all
 from benchmarks.lab.trainer_runs import TrainerBench, find_end, list_overrides
-from spear_agents.metrics import METRICS_FOLDER, read_history
+from spear_agents.records import METRICS_FOLDER, read_history
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SettingsError
 from spear_training.launch import compose_config

@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
+from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld

@@ -14,7 +14,7 @@ import pytest
 
 from spear_envs.code.env import NO_CODE, NOT_RUN
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.info import INFO_KEYS
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.testing import check_spear_env
 from spear_sandbox.protocol import FaultKind, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from tests.spear_envs.code.conftest import Subprocess, call, make, make_asking, make_outcome

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, require_whole, suggest_name
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, choose_member, require_whole, suggest_name
 from spear_envs.core.parsing import ResponseFormat
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spear_envs.core.modules import import_file, make_command
+from spear_envs.core.machine import import_file, make_command
 
 PROGRAM = "import random, sys, mine_beside\nprint(random.randint(3, 3) + mine_beside.FOUR, sys.argv[1:], __name__)"
 

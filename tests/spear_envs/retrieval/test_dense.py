@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import MANIFEST
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import open_index
-from spear_envs.retrieval.manifest import EXPORT, INDEX, MANIFEST
+from spear_envs.retrieval.manifest import EXPORT, INDEX
 
 from .conftest import make_documents
 

@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.info import INFO_KEYS
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault
 from spear_envs.search.prompts import INVALID_ACTION, LAST_TURN
 from spear_envs.testing import check_spear_env

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_training.presets import FLAVOURS, list_presets, load_preset
+from spear_training.catalogue import FLAVOURS, list_presets, load_preset
 
 # tab:hyperparams_value of the paper
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")

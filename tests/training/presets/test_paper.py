@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spear_training.presets import list_presets, load_preset
+from spear_training.catalogue import list_presets, load_preset
 
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")
 

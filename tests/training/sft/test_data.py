@@ -15,8 +15,15 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
-from spear_training.sft.data import Preparation, open_store, prepare_samples, write_store
-from spear_training.sft.samples import Overlong, Sample, SampleReader
+from spear_training.sft.samples import (
+    Overlong,
+    Preparation,
+    Sample,
+    SampleReader,
+    open_store,
+    prepare_samples,
+    write_store,
+)
 from tests.agents.test_evaluation import SplitCorridor
 from tests.training.sft.conftest import write_lines
 

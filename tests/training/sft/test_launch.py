@@ -12,11 +12,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from click.testing import CliRunner
 from rich.console import Console
 
-from spear_agents.metrics import METRICS_FOLDER
+from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import precision
+from spear_training.cli import sft
 from spear_training.sft import launch
-from spear_training.sft.data import Preparation
 from spear_training.sft.launch import (
     SftSettings,
     compose_sft,
@@ -26,7 +26,7 @@ from spear_training.sft.launch import (
     read_progress,
     run_sft,
 )
-from spear_training.sft_cli import sft
+from spear_training.sft.samples import Preparation
 from tests.training.sft.conftest import write_lines
 
 QUIET = Console(quiet=True)

@@ -116,7 +116,7 @@ def compare_rollout(folder: str, dtype: str) -> dict[str, Any]:
     from spear_agents.engines.base import Request, Sampling
     from spear_agents.engines.hf import HFModel, load_tokenizer
     from spear_training.algorithms import RowTable
-    from spear_training.verl_plugin.columns import build_columns, find_predictions
+    from spear_training.verl_plugin.queue import build_columns, find_predictions
     from spear_training.verl_plugin.scoring import make_exact
     from tests.training.verl_plugin.engines import ask
 

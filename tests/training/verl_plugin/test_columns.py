@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_training.algorithms import RowTable
-from spear_training.verl_plugin.columns import (
+from spear_training.verl_plugin.queue import (
     FORWARD_COLUMNS,
+    PICTURES,
     build_columns,
     find_predictions,
     nest_flat,
     pad_rows,
 )
-from spear_training.verl_plugin.vision import PICTURES
 
 
 def unnest(column: torch.Tensor) -> list[list[float]]:

@@ -6,7 +6,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 
-from spear_training.verl_plugin.deaths import explain_death
+from spear_training.verl_plugin.rollout_servers import explain_death
 
 DIED = ActorDiedError()
 

@@ -16,7 +16,7 @@ from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings, weigh_rows
 from spear_training.verl_plugin.actor import STEERING, actor_loss
-from spear_training.verl_plugin.columns import build_columns, nest_flat
+from spear_training.verl_plugin.queue import build_columns, nest_flat
 
 ROWS, PADDING = 11, 1
 VOCABULARY = 13

@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from spear_training.algorithms import RowTable, SpearSettings
 from spear_training.step.loss import measure_loss
 from spear_training.verl_plugin.actor import STEERING, actor_loss
-from spear_training.verl_plugin.columns import build_columns, nest_flat
+from spear_training.verl_plugin.queue import build_columns, nest_flat
 from tests.training.step.batches import CASES, GAMMA, Batch, draw_batch, find_bounds
 
 

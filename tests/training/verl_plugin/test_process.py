@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
 from spear_training.launch import CONFIG_FILE, compose_config
-from spear_training.variables import SECRETS_FILE, divide_variables, is_secret, read_secrets
+from spear_training.supervise import SECRETS_FILE, divide_variables, is_secret, read_secrets
 from spear_training.verl_plugin import process
 
 Run = Callable[..., Any]

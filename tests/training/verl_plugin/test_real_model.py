@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder() -> str:
     """SmolLM2-135M-Instruct."""
-    getting = pytest.importorskip("spear_agents.models.getting")
+    getting = pytest.importorskip("spear_agents.model_files")
     try:
         return getting.resolve_model("smollm2-135m")
     except SpearError as error:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin.resharding import count_saved_ranks
+from spear_training.verl_plugin.workers import count_saved_ranks
 from tests.training.verl_plugin.real_engine import run_alone
 
 

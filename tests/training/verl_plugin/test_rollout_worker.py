@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 
 import tests.spear_envs.corridor  # registers the environment
-from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
+from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -317,7 +316,7 @@ def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueu
     plain = open_worker(walk, layout=Layout.CONVERSATION)
     asyncio.run(plain.play(orders, Sampling(), "train", keep=True))
     worker = open_worker(walk, layout=Layout.CONVERSATION)
-    worker._agent = "spear_agents.gateway.loop:play"
+    worker._agent = "spear_agents.gateway.programs:play"
 
     async def play_twice() -> None:
         for _ in range(2):
@@ -403,7 +402,7 @@ def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
 
 
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spear_envs.core.faults import EnvFault
+    from spear_envs.core.errors import EnvFault
 
     plain = CORRIDOR._act
 

@@ -58,7 +58,9 @@ def test_everything_is_registered_under_its_name() -> None:
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from spear_training.verl_plugin import platform, rollout_hf, rollout_vllm, trainer, workers
+    from spear_training.verl_plugin import platform, trainer, workers
+    from spear_training.verl_plugin import rollout_servers as rollout_hf
+    from spear_training.verl_plugin import rollout_servers as rollout_vllm
 
     assert PlatformRegistry._platforms["cpu"] is platform.PlatformCPU
     assert get_trainer_cls("spear") is trainer.SpearTrainer

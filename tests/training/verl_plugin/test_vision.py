@@ -17,9 +17,7 @@ from spear_agents.engines.hf import HFModel
 from spear_agents.engines.vision import pack_pictures
 from spear_training.algorithms import RowTable
 from spear_training.verl_plugin.attention import PACKED
-from spear_training.verl_plugin.columns import build_columns
-from spear_training.verl_plugin.queue import StepQueue
-from spear_training.verl_plugin.vision import PICTURES, add_vision_inputs
+from spear_training.verl_plugin.queue import PICTURES, StepQueue, add_vision_inputs, build_columns
 from tests.training.test_warmstart_vision import show
 from tests.training.verl_plugin.engines import ask, open_engine, run_engine
 

@@ -13,11 +13,11 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.memory import find_free_memory
+from spear_envs.core.machine import find_free_memory
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
-from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
+from spear_training.cli import CONFIG_DIR_OPTION, OVERRIDE
 
 GPU_GIB = 80.0
 """GiB of a GPU, unless another size is given."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from spear_agents.models.catalogue import find_snapshot, models_folder
-from spear_agents.models.checking import check_folder
+from spear_agents.files import check_folder
+from spear_agents.models import find_snapshot, models_folder
 from spear_envs.core.errors import SpearError, first_line
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spear_agents.end_tokens import require_end_ids
+from spear_agents.engines.base import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
-from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
-from spear_agents.metrics import read_history
-from spear_agents.models.getting import resolve_model
+from spear_agents.files import digest_model
+from spear_agents.model_files import resolve_model
+from spear_agents.records import read_history
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
 from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
@@ -28,8 +29,7 @@ from spear_training.launch import CONFIG_FILE, check_override, find_checkpoint, 
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
-from spear_training.sft.data import Preparation, prepare_samples
-from spear_training.sft.samples import Overlong, SampleReader
+from spear_training.sft.samples import Overlong, Preparation, SampleReader, prepare_samples
 from spear_training.supervise import LOG_FILE, hold_run, supervise_training
 
 SAMPLES = "samples"

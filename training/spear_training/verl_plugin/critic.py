@@ -17,8 +17,7 @@ from verl.utils.metric import AggregationType, Metric, reduce_metrics
 from spear_training.algorithms import RowTable, value_loss
 from spear_training.algorithms.settings import CriticSettings
 from spear_training.step.dealing import count_minibatches, deal_rows
-from spear_training.verl_plugin.columns import find_predictions, nest_flat
-from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
+from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, find_predictions, name_rows, nest_flat
 
 OLD_VALUES, RETURNS = "old_values", "returns"
 WEIGHT = "spear_value_weight"

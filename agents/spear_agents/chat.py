@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
 from spear_agents.engines.base import ByteTokenizer, Decoder
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, one_line
 from spear_envs.core.prompts import IMAGE
 
 _LOOK_EVERY_S = 0.25
@@ -222,10 +222,7 @@ class Chat:
                 )
         except Exception as error:  # a template is third-party code and may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise SpearError(
-                f"the chat template of this tokenizer refuses messages of {roles} ({' '.join(str(error).split())}): "
-                "take another model, prompt template or --layout"
-            ) from error
+            raise SpearError(f"the model's chat template refuses messages of {roles} ({one_line(error)})") from error
 
     @cached_property
     def longest_token(self) -> int | None:
@@ -331,18 +328,13 @@ def check_taken_keywords(keywords: Iterable[str]) -> None:
     """Raise SpearError if a keyword cannot be a variable of a chat template."""
     taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
     if taken:
-        raise SpearError(
-            f"{taken[0]} is not a variable of a chat template but an argument of apply_chat_template: leave it out"
-        )
+        raise SpearError(f"{taken[0]} is an argument of apply_chat_template, not a variable of a template")
 
 
 def _check_chat_template(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
     check_taken_keywords(keywords)
     if not getattr(tokenizer, "chat_template", True):
-        raise SpearError(
-            "the model's tokenizer has no chat template: take a chat (instruct) version of the model, or save a "
-            "template as chat_template.jinja in its folder"
-        )
+        raise SpearError("the model's tokenizer has no chat template: take a chat (instruct) version of the model")
     if not keywords:
         return
     if isinstance(tokenizer, ByteTokenizer):

@@ -211,9 +211,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
     if selection.isdigit():
         count = int(selection)
         if not 1 <= count <= len(tasks):
-            raise SpearError(
-                f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks, ask for 1 or more of them"
-            )
+            raise SpearError(f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks")
         return [tasks[i].id for i in range(count)]
     try:
         return list(dict.fromkeys(tasks.get(name.strip()).id for name in selection.split(",")))

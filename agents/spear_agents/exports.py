@@ -81,9 +81,7 @@ class Recorded:
                 for each in ChatByteTokenizer().read_messages(ids)
             ]
             if any(IMAGE in message["content"] for message in messages if message["role"] != "assistant"):
-                raise SpearError(
-                    f"{trajectory.env_id} shows pictures, which messages cannot hold: play with --env modality=text"
-                )
+                raise SpearError(f"{trajectory.env_id} shows pictures, which messages cannot hold: set modality=text")
             said.append(Said(messages, mend_text(turn.response)))
         return said
 
@@ -332,10 +330,7 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
         else:
             pairs = list(make_pairs(recorded, per_task))
             if not pairs:
-                raise SpearError(
-                    f"no task of {run} has a won and a lost episode that differ after one prompt: play several samples"
-                    " of each task (--episodes-per-task)."
-                )
+                raise SpearError(f"no task of {run} has a won and a lost episode that differ after one prompt")
             told = f"{write_lines(out, iter(pairs)):,} pairs of {len({p['task_id'] for p in pairs}):,} tasks"
     left_out = [f"{recorded.faults:,} that a fault cut short"] if recorded.faults else []
     if recorded.unrepeatable:

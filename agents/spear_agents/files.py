@@ -28,10 +28,7 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     if not path.is_file():
         is_folder = Path(folder).is_dir()
         found = f"does not contain {name}" if is_folder else "is a file" if path.parent.exists() else "does not exist"
-        raise SpearError(
-            f"{folder} {found}: give a Hugging Face folder, as `spear models get` and `spear warmstart` write; "
-            "--engine openai with --base-url asks a server"
-        )
+        raise SpearError(f"{folder} {found}: give a folder as `spear models get` and `spear warmstart` write")
     return path
 
 
@@ -74,10 +71,7 @@ def check_folder(folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         if (folder / "adapter_config.json").is_file():
-            raise SpearError(
-                f"{folder} holds an adapter (LoRA) without its model: name the model, and spear eval --engine vllm "
-                f"takes the adapter as --lora {folder}"
-            )
+            raise SpearError(f"{folder} holds an adapter (LoRA) without its model: give it as --lora, and the model")
         return
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -121,16 +115,12 @@ def _check_index(folder: Path) -> None:
         raise SpearError(f"{index} is not an index of weights: fetch or copy the model again") from error
     absent = sorted(file for file in files if not (folder / file).is_file())
     if absent:
-        raise SpearError(
-            f"{folder} lacks {len(absent)} of its {len(files)} files of weights ({absent[0]}): fetch or copy it again"
-        )
+        raise SpearError(f"{folder} lacks {len(absent)} of its {len(files)} files of weights ({absent[0]})")
 
 
 def explain_other(folder: Path, difference: str) -> SpearError:
     """The error for weights that do not fit their configuration."""
-    return SpearError(
-        f"the weights in {folder} are of another model than its config.json ({difference}): fetch or copy it again"
-    )
+    return SpearError(f"the weights in {folder} are of another model than its config.json ({difference})")
 
 
 def _read_header(file: Path) -> dict[str, Any]:

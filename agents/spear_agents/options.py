@@ -250,7 +250,5 @@ def _read_prices(text: str) -> Prices:
     except ValueError:
         values = []
     if len(values) not in (2, 3):
-        raise SpearError(
-            f"--price {text!r} is not IN,OUT or IN,OUT,CACHED: give prices of a million tokens, such as 1.5,6"
-        )
+        raise SpearError(f"--price {text!r} is not IN,OUT or IN,OUT,CACHED, of a million tokens")
     return Prices(*values)

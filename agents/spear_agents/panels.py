@@ -160,9 +160,7 @@ def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise SpearError(
-            f"{path} is not a panel ({type(error).__name__}: {error}): spear panel export writes one"
-        ) from error
+        raise SpearError(f"{path} is not a panel ({error!r}): spear panel export writes one") from error
     return panel, written
 
 
@@ -309,9 +307,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None, *, trust: b
     faults = 0
     with closing(make_env(env_id, split, {**kwargs, **(changes or {})})) as env:
         if not changes and env.tasks.fingerprint != episodes[0].fingerprint:
-            raise SpearError(
-                f"{run} was played on other tasks than {env_id} has here: install the version it was played with."
-            )
+            raise SpearError(f"{run} was played on other tasks than {env_id} has here")
         reading = wrap_reader(method, env)
         for episode in episodes:
             try:

@@ -323,9 +323,7 @@ class _Written:
         words = template.render if self._asked is None else template.follow_up
         text, shows_image = self._builder._write(words(disarm_context(context)), picture)
         if shows_image:
-            raise SpearError(
-                "the chat template rewrites earlier responses, and with them pictures: use layout per_turn"
-            )
+            raise SpearError("the chat template rewrites earlier responses and pictures: use layout per_turn")
         if self._runs_on:
             self._messages[-1]["content"] += text
         else:

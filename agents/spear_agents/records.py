@@ -241,10 +241,7 @@ class EpisodeLog:
         for model in sum_usage([trajectory]).models:
             self._model = self._model or model
             if model != self._model and not self.mixed_models:
-                raise SpearError(
-                    f"the server answers as {model!r}, and as {self._model!r} before: choose another folder, or accept"
-                    " both with --mixed-models"
-                )
+                raise SpearError(f"the server is {model!r}, and was {self._model!r}: --mixed-models accepts both")
         add_usage(self.spent, trajectory)
 
 

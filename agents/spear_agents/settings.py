@@ -121,9 +121,7 @@ class EvalSettings:
         if self.episodes_per_task is not None and not 1 <= self.episodes_per_task <= MAX_SAMPLES:
             raise SpearError(f"episodes per task must lie between 1 and {MAX_SAMPLES}, got {self.episodes_per_task}")
         if self.engine.has_folder and self.model is None:
-            raise SpearError(
-                f"engine {self.engine.value} needs a model folder: give --model DIR, or take --engine random or expert"
-            )
+            raise SpearError(f"engine {self.engine.value} needs a model folder: give --model DIR")
         if self.dtype is not None and (self.engine is not EngineKind.HF or self.dtype not in DTYPES):
             raise SpearError(f"dtype {self.dtype!r}: only engine hf takes one, of {', '.join(DTYPES)}")
         if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):

@@ -18,6 +18,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
+from spear_sandbox.errors import explain_invalid
 from spear_sandbox.guest.interpreter import MAX_REPLY
 from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
@@ -276,9 +277,7 @@ async def _read(kind: type[Given], body: bytes) -> Given:
     try:
         return await work_aside(len(body), partial(kind.model_validate_json, body))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the body"
-        raise BadRequestError(f"{place}: {first['msg']}.") from None
+        raise BadRequestError(explain_invalid(error)) from None
 
 
 def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) -> None:

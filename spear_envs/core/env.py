@@ -399,18 +399,14 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def _play(self, action: str) -> ActionResult:
         result = self._act(action)
         if not isinstance(result, ActionResult):
-            raise SpearError(
-                f"{type(self).__name__}._act returned a {type(result).__name__}: return an ActionResult, such as "
-                "ActionResult(True, 1.0, won=True)."
-            )
+            raise SpearError(f"{type(self).__name__}._act returned a {type(result).__name__}, not an ActionResult.")
         return result
 
     def _show(self, message: str) -> ObsType:
         observation = self._observe(message)
         if not isinstance(observation, (str, dict)):
             raise SpearError(
-                f"{type(self).__name__}._observe returned a {type(observation).__name__}: return the text, or a "
-                "dictionary with 'text' and 'image'."
+                f"{type(self).__name__}._observe returned a {type(observation).__name__}, not text or a dict."
             )
         return observation
 

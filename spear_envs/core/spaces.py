@@ -105,10 +105,7 @@ def _unflatten(space: PermissiveText, x: np.ndarray) -> str:  # type: ignore[mis
 @create_shared_memory.register(PermissiveText)
 def _refuse_shared_memory(space: PermissiveText, n: int = 1, ctx: Any = None) -> Any:
     """Refuse: gymnasium's form for texts would replace every character outside the alphabet."""
-    raise CustomSpaceError(
-        f"{space} cannot be in shared memory: make the vector environment with shared_memory=False, in gym.make_vec "
-        "with vector_kwargs={'shared_memory': False}."
-    )
+    raise CustomSpaceError(f"{space} cannot be in shared memory: pass shared_memory=False to the vector environment.")
 
 
 class RewardTerms(TypedDict):

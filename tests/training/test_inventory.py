@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
-from spear_agents.models import KNOWN, Place, find_cache, models, models_folder
+from spear_agents.model_files import models
+from spear_agents.models import KNOWN, Place, find_cache, models_folder
 from spear_envs.cli import ABSENT, SUMMARIES
 from spear_training import catalogue as inventory
 from spear_training.catalogue import Need, PresetListing, list_presets, presets, survey_models, survey_presets

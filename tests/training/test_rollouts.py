@@ -122,5 +122,5 @@ def test_episodes_run_ahead_only_where_the_engine_need_not_wait_for_the_trainer(
         SpearError, match=r"on cuda both take turns on the same devices: set spear\.rollout\.staleness=0"
     ):
         check_rollouts(compose_config((*gpu, "spear.rollout.staleness=1"), tmp_path, check=False))
-    with pytest.raises(SpearError, match=r"spear\.rollout\.staleness must be at least 0, not -1"):
+    with pytest.raises(SpearError, match=r"spear\.rollout\.staleness: .*-1"):
         compose_config(("preset=demo", model, "spear.rollout.staleness=-1"), tmp_path, check=False)

@@ -93,10 +93,7 @@ def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
     """Raise SpearError if ``attention`` does not exchange rows among the ``size`` ranks of a sequence."""
     kinds = (FLASH,) if vision else EXCHANGES
     if size > 1 and attention not in kinds:
-        raise SpearError(
-            f"ulysses_sequence_parallel_size={size} with {_KEY}={attention}{' and pictures' if vision else ''}: each "
-            f"rank would only attend to its own part of a row; take {' or '.join(kinds)}, or a size of 1"
-        )
+        raise SpearError(f"ulysses_sequence_parallel_size={size} needs {_KEY}={' or '.join(kinds)}, not {attention}")
 
 
 def _check_heads(path: Path, key: str, size: int) -> None:
@@ -105,9 +102,7 @@ def _check_heads(path: Path, key: str, size: int) -> None:
     heads = int(text.get("num_attention_heads") or size)
     groups = int(text.get("num_key_value_heads") or heads)
     if heads % size or (groups % size and size % groups):
-        raise SpearError(
-            f"{key}={size} does not divide the model's {heads} heads and {groups} key heads: take a size that does"
-        )
+        raise SpearError(f"{key}={size} does not divide the model's {heads} heads and {groups} key heads")
 
 
 def check_attention(command: str = "nvidia-smi") -> Iterator[Finding]:

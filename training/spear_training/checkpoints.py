@@ -79,7 +79,7 @@ class Resume(str, Enum):
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write nested plain data with tensors and arrays in it, as JSON and safetensors.
 
-    An earlier file stays unchanged if this raises OSError.
+    An earlier file stays unchanged if this raises SpearError, as for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
@@ -97,15 +97,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         plain = json.loads((folder / STATE).read_text("utf-8"))
         found = plain["format"] if isinstance(plain, dict) else None
         if found != FORMAT:
-            raise SpearError(
-                f"{folder / STATE} has format {reprlib.repr(found)}, this code reads {FORMAT}: start a new run folder"
-            )
+            raise SpearError(f"{folder / STATE} has format {reprlib.repr(found)}, this code reads {FORMAT}: {_ADVICE}")
         return _put_tensors(plain, load_file(folder / TENSORS))
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
-        raise SpearError(
-            f"the state in {folder} cannot be read ({type(error).__name__}): "
-            "remove the folder to resume from the previous checkpoint"
-        ) from error
+        raise SpearError(f"the state in {folder} cannot be read ({type(error).__name__}): {_ADVICE}") from error
 
 
 _REFERENCE = "$tensor"
@@ -270,10 +265,7 @@ def check_files(folder: Path) -> None:
         except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
             raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
         if names:
-            raise SpearError(
-                f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
-                "it was not loaded; take a checkpoint that you trust"
-            )
+            raise SpearError(f"{path} would run {', '.join(sorted(names)[:3])} when loaded: it is not ours")
 
 
 _ADVICE = "remove this checkpoint to resume from the previous one, or name another --out"

@@ -60,9 +60,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
 
     if not trained.is_dir():
-        raise SpearError(
-            f"{out} has been trained for more than {steps} steps: name another --out, or ask for more --steps"
-        )
+        raise SpearError(f"{out} has been trained for more than {steps} steps: ask for more --steps")
 
     _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
     after = f"after-{steps}-steps"  # a longer training keeps the evaluation of a shorter one

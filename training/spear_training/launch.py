@@ -204,10 +204,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
     if name is None and settings.makes_policy:
         return str((out / POLICY).resolve())
     if name is None:
-        raise SpearError(
-            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes), "
-            "or model=tiny for a dry run"
-        )
+        raise SpearError("no model: pass actor_rollout_ref.model.path=FOLDER, or model=tiny for a dry run")
     path = Path(str(name)).expanduser()
     is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
     if not is_hub_id or path.exists() or find_snapshot(str(name)) is not None:
@@ -220,10 +217,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
     if is_hub_id and config.trainer.device != "cpu":
         return str(name)
     if is_hub_id and not path.parent.exists():
-        raise SpearError(
-            f"{name} is a model of the hub, and on a CPU the rollouts read a folder: `spear models get {name}` "
-            "fetches it; or choose cluster=1gpu, 8gpu or 4x8gpu, or model=tiny for a dry run here"
-        )
+        raise SpearError(f"{name} is a model of the hub: on a CPU, `spear models get {name}` brings its folder")
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
@@ -283,10 +277,7 @@ def check_config(config: DictConfig) -> Training:
         if OmegaConf.select(config, key) != needed:
             raise SpearError(f"{key} can only be {needed!r} here: {advice}")
     if settings.algorithm.loss.aggregation is Aggregation.SUM_NORM:
-        raise SpearError(
-            "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
-            "take seq-mean-token-sum-norm (the same up to scale)"
-        )
+        raise SpearError("spear.loss.aggregation=sum-norm depends on the micro-batch: take seq-mean-token-sum-norm")
     check_numbers(config)
     for key, value in flatten_config(config).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -324,10 +315,7 @@ def check_config(config: DictConfig) -> Training:
     if settings.algorithm.curriculum.choice is not Choice.UNIFORM:
         check_tasks(tasks, train.split)
     if environment.shows_picture and not vision:
-        raise SpearError(
-            f"the prompt of {environment.id} shows a picture, which the model cannot read: "
-            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
-        )
+        raise SpearError(f"the prompt of {environment.id} shows a picture, and the model reads text")
     return Training(config, settings, environment)
 
 
@@ -349,8 +337,7 @@ def _check_hardware(config: DictConfig) -> None:
     ):
         if tokens * sequence < longest:
             raise SpearError(
-                f"a row may have {longest} tokens and a micro-batch takes {tokens * sequence}: "
-                f"set actor_rollout_ref.{key}={-(-longest // sequence)} or more"
+                f"a row has up to {longest} tokens: raise actor_rollout_ref.{key} to {-(-longest // sequence)}"
             )
 
 

@@ -104,10 +104,7 @@ def check_precision(config: DictConfig) -> None:
     """Raise SpearError unless rollouts and trainer of a training on a CPU compute alike."""
     node = config.actor_rollout_ref
     names = {"fp32": "float32", "bf16": "bfloat16"}
-    for part, settings in (("actor", node.actor.fsdp_config), ("ref", node.ref.fsdp_config)):
+    for settings in (node.actor.fsdp_config, node.ref.fsdp_config):
         given = str(settings.mixed_precision.param_dtype)
         if names.get(given, given) != node.rollout.dtype:
-            raise SpearError(
-                f"the trainer would compute in {given} and the rollouts in {node.rollout.dtype}: set {_ROLLOUT} alone, "
-                f"which actor_rollout_ref.{part}.{_TRAINER} follows"
-            )
+            raise SpearError(f"the trainer computes in {given}, the rollouts in {node.rollout.dtype}: set {_ROLLOUT}")

@@ -203,9 +203,7 @@ def prove_gpu(out: Path, device: str, only: tuple[str, ...]) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise SpearError(
-                "torch sees no GPU (`spear doctor` says why): --device cpu takes the same steps without one"
-            )
+            raise SpearError("torch sees no GPU (`spear doctor` says why): take --device cpu")
     table = Table(box=None, title=f"{prover.describe()['name']}", title_justify="left")
     for column in ("step", "", "s", "figures"):
         table.add_column(column)

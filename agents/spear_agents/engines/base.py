@@ -197,10 +197,7 @@ def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, 
     """:func:`find_end_ids`. Raises SpearError if no source names an end token: no response would end."""
     found = find_end_ids(folder, tokenizer)
     if not found:
-        raise SpearError(
-            f"neither the tokenizer nor the settings in {folder} name an end token: set eos_token_id in its "
-            "generation_config.json"
-        )
+        raise SpearError(f"{folder} names no end token: set eos_token_id in its generation_config.json")
     return found
 
 

@@ -65,9 +65,7 @@ class MicroBatcher:
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`. Raises what ``run_batch`` raised for this batch."""
         if self._deterministic and self.live == 0:
-            raise SpearError(
-                "deterministic batching needs announced callers: call generate inside MicroBatcher.session()"
-            )
+            raise SpearError("deterministic batching needs MicroBatcher.session() around generate")
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._pending.append((Request(prompt_ids, sampling, request_id, images), answer))
         self._consider()

@@ -42,9 +42,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its files are third-party data, and transformers may raise anything
-        raise SpearError(
-            f"the tokenizer in {folder} cannot be read ({one_line(error)}): fetch or copy the model again"
-        ) from error
+        raise SpearError(f"the tokenizer in {folder} cannot be read ({one_line(error)})") from error
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
@@ -85,9 +83,7 @@ class HFModel:
                     output_loading_info=True,
                 )
         except Exception as error:  # a configuration is third-party data, and transformers may raise anything
-            raise SpearError(
-                f"the model in {folder} cannot be loaded ({one_line(error)}): fetch or copy it again, or take another"
-            ) from error
+            raise SpearError(f"the model in {folder} cannot be loaded ({one_line(error)})") from error
         if drawn := find_drawn(found):
             raise explain_other(folder, f"{drawn[0]} is missing or of another shape")
         self.path = folder
@@ -127,8 +123,7 @@ class HFModel:
         missing, unknown = set(result.missing_keys) - tied, set(result.unexpected_keys)
         if missing or unknown:
             raise SpearError(
-                f"these weights are of another model than {self.path}: "
-                f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+                f"{self.path} has other weights: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
             )
 
     @torch.inference_mode()
@@ -400,9 +395,7 @@ def save_weights(model: PreTrainedModel, folder: Path) -> None:
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:
-        raise SpearError(
-            f"{folder} cannot be written ({one_line(error)}): choose another folder or free the disk"
-        ) from error
+        raise SpearError(f"{folder} cannot be written ({one_line(error)})") from error
 
 
 @contextmanager

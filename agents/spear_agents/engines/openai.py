@@ -142,9 +142,7 @@ def require_reachable(server: Server) -> None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((host, port), timeout=_REACH_S).close()
     except OSError as error:
-        raise SpearError(
-            f"{server.base_url} cannot be reached ({error}): start the server there, or give another --base-url"
-        ) from None
+        raise SpearError(f"{server.base_url} cannot be reached ({error}): give another --base-url") from None
 
 
 class OpenAIEngine:
@@ -180,10 +178,7 @@ class OpenAIEngine:
         """
         messages = self.tokenizer.read_messages(prompt_ids)
         if not messages or messages[-1]["role"] != "user":
-            raise SpearError(
-                "this conversation continues within the model's own message, which chat servers do not support: "
-                "use layout per_turn (with --history for the turns it shows)"
-            )
+            raise SpearError("chat servers cannot continue the model's own message: use layout per_turn")
         request = _write_request(self.server, messages, sampling, images)
         if self._free is None:
             self._free = asyncio.Semaphore(self.server.limit)
@@ -312,13 +307,10 @@ class OpenAIEngine:
             raise BadReplyError(str(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             if "WRONG_VERSION_NUMBER" in str(error):  # the same at every try
-                raise SpearError(
-                    f"{self.server.url} does not speak TLS: write http:// instead of https:// in --base-url"
-                ) from None
+                raise SpearError(f"{self.server.url} does not speak TLS: write http:// in --base-url") from None
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise SpearError(
-                    f"the certificate of {self.server.url} is not trusted ({error}): name its authority's file in "
-                    "SSL_CERT_FILE"
+                    f"the certificate of {self.server.url} is not trusted ({error}); see SSL_CERT_FILE"
                 ) from None
             raise _Unreachable(str(error) or type(error).__name__) from error
 

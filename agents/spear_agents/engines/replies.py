@@ -131,10 +131,7 @@ class Refusal:
     def explain(self, url: str, model: str, key_variable: str) -> SpearError:
         """The error for an answer that another try would not change."""
         if self.status in (401, 403):
-            return SpearError(
-                f"{url} refused the key ({self.status}): set the variable {key_variable} to a key of this server. "
-                f"It said: {self.message}"
-            )
+            return SpearError(f"{url} refused the key ({self.status}): set {key_variable}. It said: {self.message}")
         if self.status == 404:
             versioned = "" if "/v1/" in url else "; most servers' address ends in /v1"
             return SpearError(
@@ -144,9 +141,7 @@ class Refusal:
         if self.status in (402, 429):
             return SpearError(f"{url}: no credit is left ({self.message})")
         if 300 <= self.status < 400:
-            return SpearError(
-                f"{url} leads elsewhere ({self.status}): give the final address, perhaps https://, as --base-url"
-            )
+            return SpearError(f"{url} leads elsewhere ({self.status}): give the final address as --base-url")
         return SpearError(f"{url} refused the request ({self.status}): {self.message}")
 
 

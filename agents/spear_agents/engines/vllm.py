@@ -33,7 +33,7 @@ from spear_agents.engines.vllm_options import (
     size_cpu_cache,
 )
 from spear_agents.files import require_model_file
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -131,10 +131,7 @@ class VLLMEngine:
         if self._closing.locked():
             raise SpearError("this vLLM engine is closed: make a new one")
         if len(images) and not self.takes_images:
-            raise SpearError(
-                f'{request_id}: {self.path} is a text model; make the environment with modality="text", or take a '
-                "vision model"
-            )
+            raise SpearError(f"{request_id}: {self.path} is a text model: make the environment with modality=text")
         room = self.context_length - len(prompt_ids)
         if room < 1:
             raise ContextExceededError(f"{len(prompt_ids)} prompt tokens fill the context of {self.context_length}")
@@ -173,10 +170,7 @@ class VLLMEngine:
         except Exception as error:
             if isinstance(error, EngineDeadError) or self._is_ending():
                 raise self._explain_death() from error
-            raise SpearError(
-                f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
-                "Its weights are now undefined: start it again"
-            ) from error
+            raise SpearError(f"vLLM did not take the new weights: {one_line(error)}{self.log.keep()}") from error
 
     def release_memory(self) -> None:
         """Give the memory of the key-value cache back to the system until requests fill it again; on a CPU only.
@@ -303,10 +297,7 @@ class VLLMEngine:
         if 0 < sampling.temperature < _LEAST_TEMPERATURE:
             raise SpearError(f"vLLM samples at temperature 0 or from {_LEAST_TEMPERATURE}, got {sampling.temperature}")
         if not self._draws and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
-            raise SpearError(
-                "this version of vLLM gives log-probabilities after top-k and top-p only: leave --top-k and --top-p "
-                "out, or try with VLLM_USE_V2_MODEL_RUNNER=0"
-            )
+            raise SpearError("this version of vLLM cannot give log-probabilities with --top-k and --top-p")
         seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed
         return SamplingParams(
             temperature=sampling.temperature,

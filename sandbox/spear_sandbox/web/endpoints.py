@@ -120,10 +120,7 @@ def _read_url(url: str, service: Service) -> str:
         parts, port = urlsplit(""), None
     if "@" in url:  # every message about this service would show it
         host = url.rpartition("@")[2].partition("/")[0]
-        raise SpearError(
-            f"the address of the service at {host} has a name or password in it: take it out, and set "
-            f"{service.token_variable} to the service's token."
-        )
+        raise SpearError(f"the address of {host} has a name or password in it: set {service.token_variable} instead.")
     is_whole = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", parts.netloc + parts.path)
     if not is_whole or port == 0 or parts.query or parts.fragment:
         raise SpearError(f"{url!r} is not an address of {service.name}: {service.mend}")

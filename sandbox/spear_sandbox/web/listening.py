@@ -31,9 +31,7 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise SpearError(
-            f"{host!r} is not an address of this machine ({error}): give, for instance, 127.0.0.1."
-        ) from None
+        raise SpearError(f"{host!r} is not an address of this machine ({error}).") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,9 +43,7 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.close()
         reasons = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "it is reserved for the system"}
         reason = reasons.get(error.errno or 0, error.strerror)
-        raise SpearError(
-            f"cannot listen on {host} port {port} ({reason}): choose another --port, or 0 for a free one."
-        ) from None
+        raise SpearError(f"cannot listen on {host} port {port} ({reason}): choose another --port.") from None
     return listener
 
 

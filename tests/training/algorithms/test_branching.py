@@ -101,5 +101,5 @@ def test_a_saved_archive_goes_on_exactly() -> None:
 def test_its_settings_are_a_node_of_the_algorithm_s() -> None:
     made = SpearSettings.from_mapping({"branch": {"share": 0.25, "mode": "near_miss"}})
     assert made.branch.share == 0.25 and SpearSettings().branch.share == 0
-    with pytest.raises(SettingsError, match=r"spear\.branch\.mode cannot be 'wins'; choose success, near_miss"):
+    with pytest.raises(SettingsError, match=r"spear\.branch\.mode: .*'success'.*'wins'"):
         SpearSettings.from_mapping({"branch": {"mode": "wins"}})

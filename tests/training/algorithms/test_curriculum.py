@@ -53,7 +53,7 @@ def test_counts_fade_and_groups_may_have_fewer_episodes() -> None:
 
 def test_settings_are_checked() -> None:
     assert SpearSettings.from_mapping({"curriculum": {"choice": "thompson"}}).curriculum.forget == 0.9
-    with pytest.raises(SettingsError, match=r"spear\.curriculum\.choice cannot be 'tompson'; did you mean thompson"):
+    with pytest.raises(SettingsError, match=r"spear\.curriculum\.choice: .*Did you mean 'thompson'"):
         SpearSettings.from_mapping({"curriculum": {"choice": "tompson"}})
-    with pytest.raises(SettingsError, match=r"spear\.curriculum\.forget must be above 0"):
+    with pytest.raises(SettingsError, match=r"spear\.curriculum\.forget: .*greater than 0"):
         SpearSettings.from_mapping({"curriculum": {"forget": 0.0}})

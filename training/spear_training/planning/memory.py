@@ -101,9 +101,7 @@ class Architecture:
                 edges=sum(part.in_features + part.out_features for part in linear),
             )
         except Exception as error:  # a third-party configuration may raise anything
-            raise SpearError(
-                f"the sizes of a {kind} model cannot be computed ({first_line(error)}): name a causal language model"
-            ) from error
+            raise SpearError(f"the sizes of a {kind} model cannot be computed ({first_line(error)})") from error
 
 
 def find_architecture(name: str) -> Architecture:

@@ -87,10 +87,7 @@ def read_model(folder: Path) -> tuple[int, int]:
         vocabulary = int(text["vocab_size"])
         context = int(text.get("max_position_embeddings") or 2**31)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise SpearError(
-            f"{folder} is not a folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
-            "fetch one with `spear models get`"
-        ) from error
+        raise SpearError(f"{folder} is not a folder of a language model (config.json: {error})") from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
     return vocabulary, context

@@ -86,10 +86,7 @@ class SampleReader:
             sample = self._encode(_read_messages(record), _read_keywords(record))
         if sample is not None and not all(0 <= token < self.vocabulary for token in sample.ids):
             wrong = next(token for token in sample.ids if not 0 <= token < self.vocabulary)
-            raise SpearError(
-                f"token id {wrong} is outside the model's vocabulary of {self.vocabulary:,}: these are another "
-                "tokenizer's ids; run `spear collect --tokenizer MODEL`"
-            )
+            raise SpearError(f"token id {wrong} is outside the model's vocabulary of {self.vocabulary:,}")
         return sample
 
     def fits(self, sample: Sample, record: Mapping[str, Any]) -> bool:
@@ -205,9 +202,7 @@ def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
     flags = [name for name in _FLAGS if name in made]
     for name in flags:
         if made[name] not in (0, 1) or (made[name] and message["role"] != "assistant"):
-            raise SpearError(
-                f"{name}={made[name]!r} of a message of {message['role']!r}: it can be 0, and 1 for the assistant's"
-            )
+            raise SpearError(f"{name}={made[name]!r} of a {message['role']!r}: it is 0, or 1 for the assistant")
     if "tool_calls" in made:
         made["tool_calls"] = [_read_call(call) for call in made["tool_calls"]]
     return made
@@ -243,10 +238,7 @@ def _read_messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise SpearError("it has neither input_ids nor messages with a role and a text each")
     messages = [_complete(message) for message in messages]
     if record.get("joined") and "input_ids" not in record:
-        raise SpearError(
-            "its one response holds the environment's words too, and only token ids tell them apart: "
-            "run `spear collect --tokenizer MODEL`"
-        )
+        raise SpearError("its response holds the environment's words too: run `spear collect --tokenizer MODEL`")
     return messages
 
 

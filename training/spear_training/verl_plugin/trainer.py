@@ -310,9 +310,7 @@ class SpearTrainer(PPOTrainerSync):
         if name is None or not is_finished(folder):
             return
         if f"val/{name}" not in metrics:
-            raise SpearError(
-                f"spear.keep_best={name} is not a metric of the validation; there are {', '.join(metrics)}"
-            )
+            raise SpearError(f"spear.keep_best={name} is not a metric of the validation: {', '.join(metrics)}")
         keep_best(folder, name, metrics[f"val/{name}"])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------

@@ -163,10 +163,7 @@ def make_tokenizer(template: PromptTemplate, texts: Iterable[str]) -> PreTrained
     tiny models.
     """
     if template.token_pattern is None:
-        raise SpearError(
-            f"the prompt template {template.name!r} lacks a token_pattern, so it is not for tiny models: "
-            "take another one, such as 'compact'"
-        )
+        raise SpearError(f"tiny models need a template with a token_pattern, such as 'compact', not {template.name!r}")
     cut = pre_tokenizers.Split(Regex(template.token_pattern), behavior="isolated")
     words = {piece for text in set(texts) for piece, _ in cut.pre_tokenize_str(text)}
     vocabulary = {word: i for i, word in enumerate([*SPECIALS, *sorted(words - set(SPECIALS))])}

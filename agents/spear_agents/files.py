@@ -28,7 +28,7 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     if not path.is_file():
         is_folder = Path(folder).is_dir()
         found = f"does not contain {name}" if is_folder else "is a file" if path.parent.exists() else "does not exist"
-        raise SpearError(f"{folder} {found}: give a folder as `spear models get` and `spear warmstart` write")
+        raise SpearError(f"{folder} {found}: give a folder of a model, or --engine openai for a server")
     return path
 
 

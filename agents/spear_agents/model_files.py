@@ -146,7 +146,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
     if HUB_ID.fullmatch(name) and not path.parent.exists():
         snapshot = find_snapshot(name)
         if snapshot is None:
-            raise SpearError(f"{name} is not here: `spear models get {name}` fetches it from the hub of Hugging Face")
+            raise SpearError(f"{name} is not here: `spear models get {name}` fetches it; --engine openai asks a server")
         return str(snapshot)
     if near := _suggest(name):
         raise SpearError(f"there is no model folder {name}, nor a model of this name.{near}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_sandbox.web.endpoints import Backoff
 
 _SHARE = 0.9
 """Usable share of the cache: its blocks are never all full, and a response grows while it is written."""
@@ -162,7 +164,7 @@ class Retrying:
                 return played
             self.retried += 1
             self.discarded += len(played.turns)
-            await asyncio.sleep(self.wait_s * 2 ** (attempt - 1))
+            await asyncio.sleep(Backoff(self.wait_s, math.inf, jitter=0).choose_wait(attempt))
             attempt += 1
 
 

@@ -44,6 +44,7 @@ MOST_RETRY_S = 60.0
 SERVICE = Service("a sandbox", "/run_code", 8080, TOKEN_VARIABLE)
 LEFT_OUT = Backoff(first=2.0, longest=2.0, jitter=0.0)
 """How long a server that failed comes last."""
+BETWEEN = Backoff(first=1.0, longest=math.inf)
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,8 @@ class Retries:
     """Further tries after 504, and 503 with ``Retry-After``: all places of the server were taken."""
     broken: int = 1
     """Further tries after a connection that could not be made or broke, other 502 and 503, and a run that was lost."""
-    first_wait_s: float = 1.0
-    """Seconds before the first further try; doubled for each later one, less a random part of up to a half."""
-
-    def choose_wait(self, number: int, rng: random.Random) -> float:
-        """Seconds before the further try of this number, at least 1."""
-        return Backoff(self.first_wait_s, math.inf).choose_wait(number, rng)
+    backoff: Backoff = BETWEEN
+    """Wait before each further try."""
 
 
 class HttpExecutor:
@@ -193,7 +190,7 @@ class HttpExecutor:
                     raise SandboxFault(failure.kind, f"{failure} (try {tries}, the last)") from None
                 left[failure.kind] -= 1
                 wait_s = failure.wait_s
-            await asyncio.sleep(max(wait_s, self.retries.choose_wait(tries, self._rng)))
+            await asyncio.sleep(max(wait_s, self.retries.backoff.choose_wait(tries, self._rng)))
 
     async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
         """One try. Raises _Passing if another may do better, else SandboxFault or ValueError."""

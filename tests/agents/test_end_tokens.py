@@ -157,7 +157,7 @@ def test_a_model_without_a_chat_template_is_one_line() -> None:
     with pytest.raises(SpearError, match=r"no chat template: take a chat \(instruct\) version"):
         PromptBuilder(tokenizer, CompactTemplate())
     tokenizer.chat_template = "{{ raise_exception('Only the user speaks') }}"
-    with pytest.raises(SpearError, match=r"refuses messages of user.* \(Only the user speaks\): take another model"):
+    with pytest.raises(SpearError, match=r"refuses messages of user.* \(Only the user speaks\)"):
         PromptBuilder(tokenizer, CompactTemplate())
     tokenizer.chat_template = "a template that shows nothing"
     with pytest.raises(SpearError, match="drops messages of user: take another model"):

@@ -375,8 +375,8 @@ def test_variables_of_the_chat_template_reach_every_prompt(tiny_model: Path, lay
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"tokenize": True}, "tokenize is not a variable of a chat template but an argument"),
-        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is not a variable"),
+        ({"tokenize": True}, "tokenize is an argument of apply_chat_template"),
+        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is an argument"),
         ({"enable_thinkin": False}, "the chat template of this tokenizer does not use 'enable_thinkin'"),
     ],
 )

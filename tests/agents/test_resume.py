@@ -261,7 +261,7 @@ def test_the_hash_is_of_everything_that_figures_depend_on(settings: EvalSettings
 def test_comparing_needs_the_same_tasks(settings: EvalSettings, tmp_path: Path) -> None:
     run_evaluation(settings, tmp_path / "a")
     run_evaluation(replace(settings, env_kwargs={"lengths": [5, 5]}), tmp_path / "b")
-    with pytest.raises(SpearError, match="fingerprints"):
+    with pytest.raises(SpearError, match="same task set"):
         compare_runs(tmp_path / "a", tmp_path / "b")
     with pytest.raises(SpearError, match="does not exist"):
         compare_runs(tmp_path / "a", tmp_path / "absent")

@@ -153,7 +153,7 @@ def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> N
         ({"template_kwarg": {}}, "Did you mean 'template_kwargs'?"),
         ({"temperature": "warm"}, "temperature='warm': 'warm' is not a valid float"),
         ({"method": "react!"}, "not one of 'plain', 'io', 'react'"),
-        ({"tasks": 0}, "ask for 1 or more"),
+        ({"tasks": 0}, "has 256 tasks"),
         ({"tasks": [0, 1]}, "Unknown task '0'"),
         ({"seed": -1}, "seed=-1: -1 is not in the range x>=0"),
         ({"history": -1}, "history=-1"),

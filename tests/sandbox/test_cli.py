@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from spear_sandbox.web.endpoints import Backoff
+
 pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
@@ -31,7 +33,7 @@ from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until
 from tests.sandbox.service import ask, find_free_port, find_processes, need_isolation, run_command, run_scripted
 
-QUICK = Retries(first_wait_s=0.5)
+QUICK = Retries(backoff=Backoff(0.5))
 
 
 def run_once(url: str, code: str, **keywords: Any) -> Outcome:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from spear_sandbox.web.endpoints import Backoff
+
 pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 'data')")
 
 from spear_sandbox.client import HttpExecutor, Retries
@@ -22,7 +24,7 @@ from spear_sandbox.wire import TOKEN_VARIABLE, write_reply
 from tests.commands import wait_until
 from tests.sandbox.service import find_free_port, make_outcome, run_scripted
 
-QUICK = Retries(first_wait_s=0.01)
+QUICK = Retries(backoff=Backoff(0.01))
 Answer = Callable[[bytes], bytes | None]
 
 
@@ -205,7 +207,7 @@ class TestRetries:
     def test_waits_grow(self) -> None:
         import random
 
-        waits = [Retries().choose_wait(number, random.Random(1)) for number in (1, 2, 3)]
+        waits = [Retries().backoff.choose_wait(number, random.Random(1)) for number in (1, 2, 3)]
         assert 0.5 <= waits[0] <= 1 and 1 <= waits[1] <= 2 and 2 <= waits[2] <= 4
 
 

@@ -280,7 +280,7 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("spear.deterministic", "maybe", "spear.deterministic must be true or false, not 'maybe'"),
         ("spear.seed", "one", "spear.seed must be a whole number, not 'one'"),
         ("spear.seed", None, "spear.seed must be a whole number"),
-        ("data.apply_chat_template_kwargs", {"tokenize": True}, "tokenize is not a variable of a chat template"),
+        ("data.apply_chat_template_kwargs", {"tokenize": True}, "tokenize is an argument"),
         ("trainer.log_val_generations", -1, "trainer.log_val_generations must be a whole number, 0 or more, not -1"),
         ("spear.seed", -3, "spear.seed must be at least 0, not -3"),
         ("trainer.total_training_steps", None, "trainer.total_training_steps must be a whole number, 1 or more"),

@@ -5,11 +5,10 @@ Files are read without Hydra, torch or verl, so that a listing starts quickly.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,11 @@ from spear_agents.models import KNOWN, ModelListing, Place, describe_hub, descri
 from spear_agents.tables import print_rows
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
-from spear_envs.core.errors import SpearError
 from spear_envs.data.space import format_bytes
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.choices import (
     CONFIG,
-    OFFICIAL,
     find_user_folder,
     list_algorithms,
     list_choices,
@@ -37,98 +34,10 @@ from spear_training.choices import (
 from spear_training.cli import CONFIG_DIR_OPTION
 from spear_training.planning.memory import read_known
 
-FLAVOURS = ("paper", OFFICIAL)
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-
-KEY_OF_ROW: Mapping[str, str] = {
-    "train_batch_size": "data.train_batch_size",
-    "val_data_size": "data.val_max_samples",
-    "max_prompt_length": "data.max_prompt_length",
-    "max_response_length": "data.max_response_length",
-    "max_turns": "spear.env.kwargs.max_turns",
-    "group_size": f"{_ROLLOUT}.n",
-    "rollout_temperature": f"{_ROLLOUT}.temperature",
-    "rollout_top_p": f"{_ROLLOUT}.top_p",
-    "validation_temperature": f"{_ROLLOUT}.val_kwargs.temperature",
-    "validation_top_p": f"{_ROLLOUT}.val_kwargs.top_p",
-    "tensor_parallel_size": f"{_ROLLOUT}.tensor_model_parallel_size",
-    "sequence_parallel_size": f"{_ACTOR}.ulysses_sequence_parallel_size",
-    "learning_rate": f"{_ACTOR}.optim.lr",
-    "warmup_steps": "spear.sil.warmup_steps",
-    "decay_steps": "spear.reward.decay_steps",
-    "replay_capacity": "spear.replay.capacity",
-    "baseline_capacity": "spear.baseline.capacity",
-    "cov_lower": "spear.cov.lower",
-    "cov_upper": "spear.cov.upper",
-    "cov_ratio": "spear.cov.ratio",
-    "clip_low": "spear.clip.low",
-    "clip_high": "spear.clip.high",
-    "dual_clip": "spear.clip.dual",
-    "kl_coefficient": "spear.kl.coefficient",
-    "normalize_std": "spear.advantage.normalize_std",
-    "filter_ratio": "spear.filter.groups",
-    "loss_aggregation": "spear.loss.aggregation",
-}
-"""Key of each row in the configuration; :func:`_read_others` computes the other rows."""
-EPOCHS = {"spear/CodeInterpreter-v0": 1, "spear/SearchR1-v0": 20}
-"""``max_epochs`` of presets limited by ``num_steps``, which have no such key."""
-
 
 def list_presets() -> list[str]:
     """Names of the paper's presets, sorted; each exists in both flavours."""
     return [name.rpartition("/")[2] for name in list_official()]
-
-
-def load_preset(name: str, flavour: str = "paper") -> dict[str, Any]:
-    """Hyper-parameters of an experiment as a flat mapping (``tab:hyperparams_value``).
-
-    Args:
-        name: one of :func:`list_presets`, such as ``"alfworld_qwen2.5_7b"``; ``"alfworld"`` is its column.
-        flavour: ``"paper"`` for the values of the paper, ``"official"`` for those of the authors' published code.
-
-    Raises:
-        SpearError: the name or the flavour is unknown.
-    """
-    names = list_presets()
-    if name not in names:
-        near = difflib.get_close_matches(str(name), names, 1)
-        hint = f"did you mean {near[0]}? There are" if near else "choose one of"
-        raise SpearError(f"there is no preset {name!r}; {hint} {', '.join(names)}")
-    if flavour not in FLAVOURS:
-        raise SpearError(f"unknown flavour {flavour!r}; choose {' or '.join(FLAVOURS)}")
-    return dict(_read_rows(f"{OFFICIAL}/{name}" if flavour == OFFICIAL else name))
-
-
-@cache
-def _read_rows(choice: str) -> dict[str, Any]:
-    from omegaconf import OmegaConf  # with Hydra, and torch for the settings' types
-
-    from spear_training.launch import compose_config
-
-    # The user's choices would override the preset's.
-    config = compose_config((f"preset={choice}", "cluster=8gpu"), Path(choice), check=False)
-    rows = {row: OmegaConf.select(config, key) for row, key in KEY_OF_ROW.items()}
-    return rows | _read_others(config, rows["max_prompt_length"] + rows["max_response_length"])
-
-
-def _read_others(config: Any, row_tokens: int) -> dict[str, Any]:
-    """Rows that verl counts differently: the table counts rows, verl tasks and tokens."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    steps, epochs = config.trainer.total_training_steps, EPOCHS.get(config.spear.env.id)
-    of_rows = epochs is None
-    others = {
-        "ppo_mini_batch_size": actor.ppo_mini_batch_size * (rollout.n if of_rows else 1),
-        "max_epochs": steps if of_rows else epochs,
-        "total_steps": None if of_rows else steps,
-        "use_dynamic_batch": not of_rows,
-    }
-    for what, tokens in (
-        ("ppo", actor.ppo_max_token_len_per_gpu),
-        ("log_prob", rollout.log_prob_max_token_len_per_gpu),
-    ):
-        others[f"{what}_micro_batch_size_per_gpu"] = tokens // row_tokens if of_rows else None
-        others[f"{what}_max_token_len_per_gpu"] = None if of_rows else tokens
-    return others
 
 
 @dataclass(frozen=True)

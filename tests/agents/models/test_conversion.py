@@ -73,9 +73,7 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        with pytest.raises(
-            SpearError, match=r"made cannot be written \(.*: choose another folder or free the disk"
-        ) as error:
+        with pytest.raises(SpearError, match=r"made cannot be written \(") as error:
             convert_gguf(path, tmp_path / "made", {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -122,7 +122,7 @@ def test_values_of_other_types_are_one_error_or_harmless(tmp_path: Path, changes
     try:
         json.dumps(Run(tmp_path).read_episode(0), allow_nan=False)
     except SpearError as error:
-        assert "episodes.jsonl, byte 0" in str(error) and "remove the line" in str(error)
+        assert "episodes.jsonl, byte 0" in str(error)
 
 
 def test_there_must_be_something_to_show(tmp_path: Path) -> None:

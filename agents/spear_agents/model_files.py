@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 
-from spear_agents.files import check_folder
 from spear_agents.models import (
     KNOWN,
     PackagedModel,
     Place,
+    check_folder,
     find_cache,
     find_snapshot,
     list_fetched,

@@ -20,8 +20,8 @@ from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import Number
 from spear_sandbox.terminal import Console
-from spear_sandbox.web.options import Number
 
 REFLEXION_TRIALS = 3
 F = TypeVar("F", bound=Callable[..., Any])

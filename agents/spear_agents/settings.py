@@ -20,8 +20,8 @@ from spear_agents.engines.openai import OpenAIEngine, Server, require_reachable
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy, scripted_policy
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions, require_vllm
-from spear_agents.files import digest_model, has_words
 from spear_agents.model_files import resolve_model
+from spear_agents.models import digest_model, has_words
 from spear_agents.prompting import Overlong, PromptBuilder, find_image_mark
 from spear_agents.rollout import Job
 from spear_agents.tables import choose_samples

@@ -16,7 +16,7 @@ from typing import Any
 
 import spear_envs
 from spear_agents.evaluation import run_evaluation
-from spear_agents.files import digest_model
+from spear_agents.models import digest_model
 from spear_agents.panels import OFFICIAL, Panel, estimate_outcomes, format_percent, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings

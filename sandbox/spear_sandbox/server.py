@@ -16,7 +16,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
 from spear_sandbox.cells import CellService, SessionOpener, SessionTable, add_routes, turn_away
-from spear_sandbox.languages import find_languages, run_language
+from spear_sandbox.installation import find_languages, run_language
 from spear_sandbox.protocol import (
     Executor,
     FaultKind,

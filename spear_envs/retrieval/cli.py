@@ -12,9 +12,8 @@ from click.core import ParameterSource
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
-from spear_sandbox.console import echo
+from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.service import Load, ServiceSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spear_agents.files import digest_model, has_words
+from spear_agents.models import digest_model, has_words
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import write_json
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spear_agents.engines.base import ByteTokenizer, Finish, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, Retrying, play_many

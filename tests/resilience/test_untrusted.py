@@ -86,7 +86,7 @@ def test_a_checkpoint_with_a_program_is_neither_exported_nor_resumed(tmp_path: P
     import torch
 
     from spear_training.checkpoints import check_files, finish_checkpoint
-    from spear_training.export import export_policy
+    from spear_training.store import export_policy
     from tests.training.trainings import save_small_checkpoint
 
     trace = tmp_path / "trace"

@@ -26,8 +26,7 @@ pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 
 
 from spear_envs import cli
 from spear_sandbox.client import HttpExecutor, Retries
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
 
 ROOT = Path(__file__).resolve().parents[2]

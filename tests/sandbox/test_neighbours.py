@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, SandboxFault
 from spear_sandbox.warm import WarmBackend
 

@@ -14,8 +14,8 @@ pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_envs.doctor import Verdict
-from spear_training import attention
-from spear_training.attention import AUTO, FLASH, SDPA, check_attention, check_sequence_parallel, choose_attention
+from spear_training import computing as attention
+from spear_training.computing import AUTO, FLASH, SDPA, check_attention, check_sequence_parallel, choose_attention
 from spear_training.launch import check_config, compose_config, compose_training
 from tests.training.conftest import TINY_CONFIG
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("omegaconf", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_training.precision import load_earlier
+from spear_training.computing import load_earlier
 
 
 @pytest.mark.parametrize("text", ["", "null", "a: 1", "actor: {}"])

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 from spear_agents.trajectory import Trajectory, read_trajectories  # noqa: E402
 from spear_envs.core.rewards import cosine_decay, cosine_warmup  # noqa: E402
 from spear_training.checkpoints import BEST, check_files, finish_checkpoint, is_finished, read_best, read_state  # noqa: E402
-from spear_training.export import export_policy  # noqa: E402
+from spear_training.store import export_policy  # noqa: E402
 from spear_training.supervise import MARK  # noqa: E402
 from tests.training.trainings import finish, get_steps, start_training  # noqa: E402
 

@@ -179,7 +179,7 @@ def test_a_tiny_vision_policy_trains_on_pictures(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     from spear_agents.engines.hf import HFModel
-    from spear_training.export import export_policy
+    from spear_training.store import export_policy
 
     out = tmp_path / "run"
     steps = run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl", "trainer.save_freq=2")

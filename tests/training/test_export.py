@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import finish_checkpoint, keep_best
-from spear_training.export import export, export_policy
+from spear_training.cli import export
+from spear_training.store import export_policy
 from tests.training.trainings import save_small_checkpoint
 
 

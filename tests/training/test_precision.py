@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_training import precision  # noqa: E402
+from spear_training.computing import TINY, choose_dtype, keep_dtype, measure_weights, prefers_bfloat16  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
-from spear_training.precision import TINY, choose_dtype, keep_dtype, measure_weights, prefers_bfloat16  # noqa: E402
 from tests.training.conftest import TINY_CONFIG  # noqa: E402
 
 DTYPE = "actor_rollout_ref.rollout.dtype"

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_training import rollouts
+from spear_training import computing as rollouts
+from spear_training.computing import check_rollouts, require_backend
 from spear_training.launch import compose_config
-from spear_training.rollouts import check_rollouts, require_backend
 from tests.training.conftest import TINY_CONFIG
 
 MODEL = "actor_rollout_ref.model.path"

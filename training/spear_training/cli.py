@@ -14,9 +14,8 @@ from rich.text import Text
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
-from spear_sandbox.console import echo
+from spear_sandbox.console import Number, echo
 from spear_sandbox.terminal import Console
-from spear_sandbox.web.options import Number
 from spear_training.choices import CONFIG_DIR, GROUPS, OFFICIAL, list_choices, list_official
 
 
@@ -245,3 +244,24 @@ def warmstart(
             soft_wrap=True,
         )
     console.print(f"policy: {out}", soft_wrap=True)
+
+
+@click.command("export")
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
+@click.option("--step", type=click.IntRange(1), help="Step of the checkpoint; the latest by default.")
+@click.option("--best", is_flag=True, help="The checkpoint that was best on the validation panel.")
+def export(run: Path, out: Path, step: int | None, best: bool) -> None:
+    """Write the policy of RUN as a folder that transformers, vLLM and `spear eval --model` load.
+
+    Weights are in safetensors; shards of several ranks are joined.
+
+    \b
+      spear export runs/alfworld --out runs/alfworld/model
+    """
+    from spear_training.store import export_policy
+
+    if best and step is not None:
+        raise click.UsageError("give --step or --best, not both")
+    made = export_policy(run, out, step=step, best=best)
+    echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {', '.join(made.dtypes)})")

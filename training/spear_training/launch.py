@@ -34,7 +34,6 @@ from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
-from spear_training.attention import check_sequence_parallel, resolve_attention
 from spear_training.checkpoints import (
     OVERRIDE,
     Resume,
@@ -45,13 +44,20 @@ from spear_training.checkpoints import (
     repair_tracker,
 )
 from spear_training.choices import GROUPS, check_choice, find_user_folder, search_configs
+from spear_training.computing import (
+    check_precision,
+    check_rollouts,
+    check_sequence_parallel,
+    measure_weights,
+    require_backend,
+    resolve_attention,
+    resolve_dtype,
+)
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.inputs import TASKS_FILE, compare_inputs, describe_inputs
 from spear_training.planning.fitting import Fit, find_room, fit_training
-from spear_training.precision import check_precision, measure_weights, resolve_dtype
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
-from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
 from spear_training.sizing import WORKERS, check_numbers, check_queue, size_workers
 from spear_training.step.branching import check_branching

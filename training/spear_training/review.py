@@ -18,8 +18,8 @@ from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import FormatMode
 from spear_training.algorithms.settings import SpearSettings
+from spear_training.computing import load_earlier
 from spear_training.launch import CONFIG_FILE
-from spear_training.precision import load_earlier
 from spear_training.settings import RunSettings
 from spear_training.supervise import Observer
 

@@ -24,11 +24,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from spear_agents.engines.base import Finish, Generation, Request, StopFinder, find_end_ids
-from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.tensors import draw_tokens, uniform_at
+from spear_agents.engines.tensors import MicroBatcher, draw_tokens, uniform_at
 from spear_agents.engines.vision import ImageReader, has_vision, key_pictures, read_rows
 from spear_agents.engines.vllm_options import read_dtype
-from spear_agents.files import explain_other, require_model_file
+from spear_agents.models import explain_other, require_model_file
 from spear_envs.core.errors import SpearError, one_line
 
 _COMPACT_BELOW = 0.75

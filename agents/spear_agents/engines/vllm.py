@@ -32,7 +32,7 @@ from spear_agents.engines.vllm_options import (
     require_vllm,
     size_cpu_cache,
 )
-from spear_agents.files import require_model_file
+from spear_agents.models import require_model_file
 from spear_envs.core.errors import SpearError, one_line
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from spear_agents.engines.base import Finish, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.tensors import MicroBatcher
 from spear_envs.core.errors import SpearError
 
 FOREVER = 3600.0

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from spear_agents.evaluation import run_evaluation
-from spear_agents.files import check_folder
+from spear_agents.models import check_folder
 from spear_agents.settings import EvalSettings
 from spear_envs.core.errors import SpearError
 

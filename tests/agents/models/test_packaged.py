@@ -10,9 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
 
 from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
-from spear_agents.files import check_folder  # noqa: E402
 from spear_agents.model_files import get_model  # noqa: E402
-from spear_agents.models import KNOWN  # noqa: E402
+from spear_agents.models import KNOWN, check_folder  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 
 

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from spear_sandbox.web.options import Number
+from spear_sandbox.console import Number
 
 
 @pytest.mark.parametrize(

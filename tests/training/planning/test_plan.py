@@ -12,7 +12,7 @@ from click.testing import CliRunner
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_training import precision
+from spear_training import computing as precision
 from spear_training.planning.cli import plan
 from spear_training.planning.fitting import GPU_SHARE
 from spear_training.planning.memory import Trainer, find_architecture, read_known

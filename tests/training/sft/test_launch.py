@@ -14,7 +14,7 @@ from rich.console import Console
 
 from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
-from spear_training import precision
+from spear_training import computing as precision
 from spear_training.cli import sft
 from spear_training.sft import launch
 from spear_training.sft.launch import (

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings, aggregate_loss, value_loss
-from spear_training.verl_plugin import critic
-from spear_training.verl_plugin.critic import VerlCritic, critic_loss
+from spear_training.verl_plugin import actor as critic
+from spear_training.verl_plugin.actor import VerlCritic, critic_loss
 from spear_training.verl_plugin.queue import StepQueue, build_columns, nest_flat
 from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.verl_plugin.fakes import FakeQueue

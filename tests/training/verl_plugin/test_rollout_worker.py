@@ -17,8 +17,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 import tests.spear_envs.corridor  # registers the environment
 from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.branching import BranchSettings

@@ -14,9 +14,8 @@ from rich.table import Table
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import find_free_memory
-from spear_sandbox.console import echo
+from spear_sandbox.console import Number, echo
 from spear_sandbox.terminal import Console
-from spear_sandbox.web.options import Number
 from spear_training.cli import CONFIG_DIR_OPTION, OVERRIDE
 
 GPU_GIB = 80.0
@@ -47,10 +46,10 @@ def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, 
 
     ``given`` may have ``turns`` of an episode, and tokens of a row: ``prompt``, ``response``, and ``written`` of these.
     """
+    from spear_training.computing import measure_weights, resolve_dtype
     from spear_training.environments import count_turns
     from spear_training.planning.fitting import fit_training
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
-    from spear_training.precision import measure_weights, resolve_dtype
     from spear_training.settings import RunSettings
     from spear_training.sizing import RunShape, check_numbers
     from spear_training.step.dealing import count_minibatches

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import find_free_memory
+from spear_training.computing import load_earlier
 from spear_training.planning.memory import (
     GIB,
     Item,
@@ -24,7 +25,6 @@ from spear_training.planning.memory import (
     size_rollout_on_cpu,
     sum_bytes,
 )
-from spear_training.precision import load_earlier
 
 ENOUGH = 2048
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from spear_agents.files import check_folder
-from spear_agents.models import find_snapshot, models_folder
+from spear_agents.models import check_folder, find_snapshot, models_folder
 from spear_envs.core.errors import SpearError, first_line
 
 if TYPE_CHECKING:

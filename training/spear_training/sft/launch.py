@@ -16,18 +16,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spear_agents.engines.base import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
-from spear_agents.files import digest_model
 from spear_agents.model_files import resolve_model
+from spear_agents.models import digest_model
 from spear_agents.records import read_history
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
-from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.choices import search_configs
+from spear_training.computing import AUTO, check_exchange, choose_dtype, keep_dtype, measure_weights, resolve_attention
 from spear_training.launch import CONFIG_FILE, check_override, find_checkpoint, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
-from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
 from spear_training.sft.samples import Overlong, Preparation, SampleReader, prepare_samples
 from spear_training.supervise import LOG_FILE, hold_run, supervise_training
@@ -61,7 +60,7 @@ class SftSettings:
         max_length: longest sample in tokens; the model's context where that is shorter.
         keep_lost: learn from lost episodes too.
         seed: of the order of the samples.
-        dtype: of the computation on a CPU, see :func:`spear_training.precision.choose_dtype`.
+        dtype: of the computation on a CPU, see :func:`spear_training.computing.choose_dtype`.
         overrides: Hydra-style, of any key of verl's configuration.
     """
 

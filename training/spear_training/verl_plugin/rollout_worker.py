@@ -33,7 +33,7 @@ from spear_agents.engines.base import (
     StopFinder,
     require_end_ids,
 )
-from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.episode import play_episode
 from spear_agents.gateway.programs import open_program
@@ -42,9 +42,9 @@ from spear_agents.records import sum_usage
 from spear_agents.rollout import Job, Play, Retrying, open_session, play_many
 from spear_agents.snapshots import Snapshot
 from spear_training.algorithms import RowTable
+from spear_training.computing import HF, VLLM_CPU
 from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import make_environment
-from spear_training.rollouts import HF, VLLM_CPU
 from spear_training.settings import RunSettings
 from spear_training.sizing import MOST_EPISODES
 from spear_training.step.branching import list_walks

@@ -39,8 +39,7 @@ from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
 from spear_training.store import CheckpointStore, Uploads
-from spear_training.verl_plugin.actor import VerlActor, actor_loss
-from spear_training.verl_plugin.critic import VerlCritic, critic_loss
+from spear_training.verl_plugin.actor import VerlActor, VerlCritic, actor_loss, critic_loss
 from spear_training.verl_plugin.queue import PARTITION, StepQueue
 from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers, explain_death
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager

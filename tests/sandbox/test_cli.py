@@ -252,7 +252,7 @@ class TestFailedStarts:
             port = taken.getsockname()[1]
             found = call(capsys, "serve", "--port", str(port))
         sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
-        assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
+        assert found == (1, "", f"Error: {sentence}: choose another --port.\n")
 
     def test_a_missing_package_is_named_with_its_extra(self) -> None:
         code = "import sys; sys.modules['uvicorn'] = None; from spear_envs import cli; cli.main(['sandbox', 'serve'])"

@@ -238,7 +238,7 @@ def test_a_network_that_falls_silent_stops_an_upload_and_no_training(
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("s3://key:word@bucket/run", "must not carry credentials"),
+        ("s3://key:word@bucket/run", "must not hold credentials"),
         ("runs/store", "not an address"),
         ("s3:///", "not an address"),
         ("nosuch://bucket/run", "cannot be reached: Protocol not known"),

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from spear_agents import panels as panel
-from spear_agents import panels as rescore
 from spear_agents.cli import evaluate
 from spear_agents.exports import export_data
-from spear_agents.panels import OFFICIAL, digest_panel, write_panel
+from spear_agents.panels import OFFICIAL, digest_panel, panel, rescore, write_panel
 from spear_agents.records import EPISODES, SETTINGS
 from spear_agents.replay.runs import Run
 from spear_agents.shortcuts import evaluate as run

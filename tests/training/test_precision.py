@@ -10,7 +10,7 @@ pytest.importorskip("hydra", reason="needs the extra 'train'")
 torch = pytest.importorskip("torch")
 
 from spear_envs.core.errors import SpearError  # noqa: E402
-from spear_training import precision  # noqa: E402
+from spear_training import computing as precision  # noqa: E402
 from spear_training.computing import TINY, choose_dtype, keep_dtype, measure_weights, prefers_bfloat16  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
 from tests.training.conftest import TINY_CONFIG  # noqa: E402
@@ -98,7 +98,7 @@ def test_a_tiny_policy_stays_float32_by_itself(tmp_path: Path, monkeypatch: pyte
 def test_rollouts_and_trainer_that_compute_otherwise_are_refused(tmp_path: Path, override: str) -> None:
     model = make_folder(tmp_path / "model", 4096)
     overrides = ("preset=demo", f"actor_rollout_ref.model.path={model}", "spear.kl.coefficient=0.1", override)
-    with pytest.raises(SpearError, match=f"would compute in bf16 and the rollouts in float32: set {DTYPE} alone"):
+    with pytest.raises(SpearError, match=f"computes in bf16, the rollouts in float32: set {DTYPE} alone"):
         compose_config(overrides, tmp_path / "run")
 
 

@@ -161,7 +161,7 @@ def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
 
     manifest = (place / MANIFEST).read_bytes()
     (place / "data.pt").write_bytes(b"torn")
-    with pytest.raises(SpearError, match=r"data\.pt is missing, torn or changed"):
+    with pytest.raises(SpearError, match=r"data\.pt is damaged"):
         fetch_newer(store, other, trust)
     assert list_whole(other / "checkpoints") == []
 

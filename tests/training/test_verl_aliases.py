@@ -130,7 +130,7 @@ def test_every_alias_leads_to_a_setting() -> None:
         (("data.seed=1", f"{ACTOR}.data_loader_seed=2"), "both set spear.seed: give one of them"),
         (("spear.clip.high=0.2", f"{ACTOR}.clip_ratio=0.3"), "both set spear.clip.high"),
         (("algorithm.adv_estimator=opo",), "spear.advantage.estimator cannot be 'opo'; "),
-        ((f"{ACTOR}.loss_agg_mode=token-sum",), "spear.loss.aggregation cannot be 'token-sum'; did you mean"),
+        ((f"{ACTOR}.loss_agg_mode=token-sum",), "(it is 'token-sum'). Did you mean"),
         ((f"{ACTOR}.kl_loss_type=mse",), "kl_loss_type cannot be changed here: only low_var_kl (k3) is supported"),
         (("algorithm.lam=0.9",), "algorithm.lam cannot be changed here: it takes spear.advantage.estimator=gae"),
         (("~data.seed",), "data.seed cannot be changed here: set spear.seed"),

@@ -243,7 +243,9 @@ def check_rollouts(config: DictConfig) -> None:
         raise SpearError(f"rollouts by {name} take full weights: set actor_rollout_ref.model.lora.merge=true")
     ahead = config.spear.rollout.staleness
     if ahead > 0 and device != "cpu":
-        raise SpearError(f"spear.rollout.staleness={ahead} needs a CPU's engine, not {device}: set it to 0")
+        raise SpearError(
+            f"spear.rollout.staleness={ahead} has no device of its own on {device}: set spear.rollout.staleness=0"
+        )
     if name != VLLM_CPU:
         return
     own = OmegaConf.to_container(rollout.engine_kwargs.get(VLLM_CPU) or {}, resolve=True)

@@ -210,7 +210,9 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
     if name is None and settings.makes_policy:
         return str((out / POLICY).resolve())
     if name is None:
-        raise SpearError("no model: pass actor_rollout_ref.model.path=FOLDER, or model=tiny for a dry run")
+        raise SpearError(
+            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes one), or model=tiny"
+        )
     path = Path(str(name)).expanduser()
     is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
     if not is_hub_id or path.exists() or find_snapshot(str(name)) is not None:

@@ -61,7 +61,7 @@ def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"vocab_size": null}'])
 def test_a_folder_that_is_no_model_is_said(tmp_path: Path, text: str) -> None:
-    with pytest.raises(SpearError, match=r"not a folder of a language model .*`spear models get"):
+    with pytest.raises(SpearError, match=r"not a folder of a language model"):
         read_model(tmp_path)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(SpearError, match="not a folder of a language model"):

@@ -72,5 +72,5 @@ def test_difficulty_is_the_length_of_a_solution_or_the_subtask() -> None:
 
 def test_a_split_without_end_needs_a_limit() -> None:
     check_tasks(2**16, "train")
-    with pytest.raises(SpearError, match=r"set data\.train_max_samples to 65,536 or fewer"):
+    with pytest.raises(SpearError, match=r"set data\.train_max_samples"):
         check_tasks(2**16 + 1, "train")

@@ -106,7 +106,7 @@ def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
 def test_another_format_is_told(tmp_path: Path) -> None:
     state = SpearState(choose(), 0)
     state.save(tmp_path, {"format": 7})
-    with pytest.raises(SpearError, match=r"format 7, this code reads \d+: start"):
+    with pytest.raises(SpearError, match=r"format 7, this code reads \d+"):
         state.load(tmp_path)
 
 

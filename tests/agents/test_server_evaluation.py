@@ -83,7 +83,7 @@ def test_a_server_that_never_answers_is_an_error_and_no_figure(script: Script, t
     script.answers = [say({}, 500)]
     result = run(script, "--tries", "1", "--out", str(tmp_path / "out"))
     assert isinstance(result.exception, SpearError) and "no episode could be played" in str(result.exception)
-    assert "read the server's log" in str(result.exception)
+    assert "engine_server_error" in str(result.exception)
     assert not (tmp_path / "out" / "summary.json").exists()
 
 

@@ -12,15 +12,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from spear_sandbox.admission import Admission
+from spear_sandbox.backends import BwrapBackend, WarmBackend, WeakBackend
 from spear_sandbox.cgroups import Groups, choose_places, find_memory_limit
-from spear_sandbox.cold import BwrapBackend, WeakBackend
 from spear_sandbox.guest.job import Job
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.runs import Backend, carry_out, make_job
 from spear_sandbox.selftest import Probe, probe_backend
 from spear_sandbox.sessions import LocalSession
-from spear_sandbox.warm import WarmBackend
 from spear_sandbox.zygotes import LostRunError, RefusedError, lack_memory
 
 logger = logging.getLogger(__name__)

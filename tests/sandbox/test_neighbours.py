@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from spear_sandbox.backends import WarmBackend
 from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, SandboxFault
-from spear_sandbox.warm import WarmBackend
 
 ORPHANS = """
 import os

@@ -19,7 +19,7 @@ from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.significance import Judgement, explain_comparison, judge_comparison
 from spear_agents.statistics import Comparison, Estimate, Metric
 from spear_envs.core.errors import SpearError
-from spear_envs.data.showing import show_table
+from spear_envs.data.progress import show_table
 
 _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 

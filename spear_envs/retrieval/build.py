@@ -18,9 +18,9 @@ import numpy as np
 
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import check_space
 from spear_envs.data.processes import explain_build, hold_folder, replace_folder
 from spear_envs.data.progress import Show
-from spear_envs.data.space import check_space
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.dense import DenseRetriever
 from spear_envs.retrieval.encoders import EXPORT_FILES, TorchEncoder, export_onnx

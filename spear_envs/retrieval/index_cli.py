@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.progress import Show, format_seconds, say, show_rows
-from spear_envs.data.showing import show_table
-from spear_envs.data.space import format_bytes
+from spear_envs.data.files import format_bytes
+from spear_envs.data.progress import Show, format_seconds, say, show_rows, show_table
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.kinds import EF_CONSTRUCTION, EXAMPLES, parse_type
 from spear_envs.retrieval.manifest import MANIFEST, Manifest, Part, check_digests, open_manifest

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
-from spear_envs.data.space import format_bytes
+from spear_envs.data.files import format_bytes
 from spear_envs.retrieval.kinds import Family, IndexType, parse_type
 
 WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768

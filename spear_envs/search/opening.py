@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.tasks import TaskSet, check_split
-from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
+from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
 from spear_envs.retrieval.searcher import LocalSearcher, Searcher
 from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
 from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base

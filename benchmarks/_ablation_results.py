@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks._ablation_plan import BASES, Scenario
 from benchmarks._ablation_run import choose_rates, read_result
-from spear_agents.crossed import estimate_crossed
+from spear_agents.significance import estimate_crossed
 from spear_agents.statistics import Estimate, estimate_difference
 
 __all__ = ["ArmResult", "Beside", "compare_arms", "compare_with_start", "pool_seeds", "read_arms"]

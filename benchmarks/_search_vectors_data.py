@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.retrieval.build import DenseBuild, assemble_index
+from spear_envs.retrieval.build import SHARD_ROWS, DenseBuild, VectorFiles, assemble_index
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.kinds import parse_type
-from spear_envs.retrieval.models import MINILM, describe_model, find_model
-from spear_envs.retrieval.vectors import SHARD_ROWS, VectorFiles
+from spear_envs.retrieval.manifest import MINILM, describe_model, find_model
+from spear_envs.retrieval.plan import parse_type
 
 __all__ = ["BuildCost", "build_index", "open_passages", "read_questions", "write_mixtures"]
 

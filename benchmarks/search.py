@@ -27,8 +27,8 @@ from statistics import median
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, measure_cpu, run_benchmark
 from benchmarks._search_wiki import measure_wiki
-from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.indexes import BM25Index
 from spear_envs.retrieval.plan import WIKI18_ROWS
 from spear_envs.search.embedded import SPLITS, open_base
 from spear_envs.search.env import SearchR1Env
@@ -108,7 +108,7 @@ def read_material() -> Material:
 def open_ours(texts: Sequence[str]) -> Find:
     """Our BM25 as the retriever that the environment and the service use."""
     corpus = Corpus.in_memory([{"id": str(row), "contents": text} for row, text in enumerate(texts)])
-    retriever = BM25Retriever(corpus)
+    retriever = BM25Index(corpus)
     return lambda query, k: [row for row, _ in retriever.search([query], k)[0]]
 
 

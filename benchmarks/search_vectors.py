@@ -27,14 +27,11 @@ import numpy.typing as npt
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from benchmarks._search_vectors_data import BuildCost, build_index, open_passages, read_questions, write_mixtures
-from spear_envs.retrieval.build import DenseBuild, build_dense
-from spear_envs.retrieval.dense import DenseRetriever
+from spear_envs.retrieval.build import DenseBuild, EncoderSource, VectorFiles, build_dense, encode_corpus
+from spear_envs.retrieval.dense import DenseIndex, VectorIndex
 from spear_envs.retrieval.encoders import Encoder, OnnxEncoder, TorchEncoder
-from spear_envs.retrieval.kinds import Family, parse_type
-from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, Part
-from spear_envs.retrieval.models import MINILM, describe_model, find_model
-from spear_envs.retrieval.vector_index import VectorIndex
-from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
+from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, MINILM, Part, describe_model, find_model
+from spear_envs.retrieval.plan import parse_type
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 BARS = (
@@ -118,7 +115,7 @@ def build_apart(files: VectorFiles, kind: str, folder: Path) -> BuildCost:
 def open_index(way: Way, files: VectorFiles, folder: Path) -> VectorIndex:
     """An index that :func:`build_index` wrote."""
     kind = parse_type(way.kind).resolve(files.rows, files.dimension)
-    effort = {"ef_search" if kind.family is Family.HNSW else "nprobe": way.effort} if way.effort else {}
+    effort = {"ef_search" if kind.family == "HNSW" else "nprobe": way.effort} if way.effort else {}
     return VectorIndex(folder / INDEX, kind, exact=folder / EXACT if kind.needs_exact else None, **effort)
 
 
@@ -141,7 +138,7 @@ def measure_encoders(torch: Encoder, onnx: Encoder, questions: list[str], quick:
     yield Figure(name, float(cosines.min()), note=f"{len(some)} questions")
 
 
-def measure_search(retriever: DenseRetriever, questions: list[str]) -> Iterator[Figure]:
+def measure_search(retriever: DenseIndex, questions: list[str]) -> Iterator[Figure]:
     """CPU time of a question from text to rows in this process; batches as a service makes them, by length."""
     questions = sorted(questions, key=len)
     for batch in BATCHES:
@@ -251,7 +248,7 @@ def measure_vectors(work: Path, quick: bool, million: int) -> Iterator[Figure]:
     spec = describe_model(model)
     build = DenseBuild(type=parse_type("hnsw"), model=model, spec=spec, processes=1, vectors=work / "vectors")
     build_dense(corpus, work / "index", build, on_progress=lambda what, done, total: None)
-    retriever = DenseRetriever(corpus, work / "index")
+    retriever = DenseIndex(corpus, work / "index")
     export = work / "index" / Part.DENSE.value / EXPORT
     onnx = OnnxEncoder(export, spec)
     yield from measure_encoders(TorchEncoder(model, spec), onnx, questions, quick)

@@ -19,6 +19,7 @@ from spear_envs.core.registration import ENVIRONMENTS, PREFIX, EnvEntry
 from spear_envs.data.cli import DATASETS, Collection, Dataset
 from spear_envs.data.files import data_folder
 from spear_envs.doctor import find_version, read_requirements
+from spear_sandbox.console import echo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,15 +138,15 @@ def envs(modules: tuple[str, ...], as_json: bool) -> None:
         listings += found
     if as_json:
         facts = {"data_folder": str(data_folder()), "environments": [asdict(listing) for listing in listings]}
-        click.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
     console = Console()
     console.print(_make_table(listings, console.width))
     console.print()
     for line in FOOTER:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, highlight=False)
 
 
 def _make_table(listings: list[EnvListing], width: int) -> Table:

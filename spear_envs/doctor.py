@@ -24,6 +24,7 @@ from packaging.version import Version
 from spear_envs.core.errors import suggest_name
 from spear_envs.core.modules import make_command
 from spear_envs.data.files import data_folder, format_bytes, is_offline
+from spear_sandbox.console import echo
 
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
 """Our distributions; the first two are always installed."""
@@ -114,7 +115,7 @@ def doctor(names: tuple[str, ...], as_json: bool) -> None:
     findings = [finding for name in names or checks for finding in examine(checks[name])]
     problems = sum(finding.verdict is Verdict.PROBLEM for finding in findings)
     if as_json:
-        click.echo(json.dumps({"ok": not problems, "findings": [finding.describe() for finding in findings]}))
+        echo(json.dumps({"ok": not problems, "findings": [finding.describe() for finding in findings]}))
     else:
         _show(findings)
     if problems:
@@ -151,9 +152,10 @@ def _defer(point: EntryPoint) -> Check:
 
 def _show(findings: list[Finding]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from spear_sandbox.terminal import Console
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("what", "verdict", "found"):

@@ -12,7 +12,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from spear_agents.engines.base import Finish
@@ -27,7 +26,9 @@ from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
-from spear_sandbox.console import show_text
+from spear_sandbox.console import echo
+from spear_sandbox.foreign import show_entry
+from spear_sandbox.terminal import Console
 
 _SHOWN = 200
 """Characters of a malformed response."""
@@ -80,7 +81,7 @@ def evaluate(
     others: dict[str, Part] = {}
     missing: list[str] = []
     if settings.server is not None and out is None:
-        click.echo("Nothing of this evaluation will be kept: --out FOLDER keeps it.", err=True)
+        echo("Nothing of this evaluation will be kept: --out FOLDER keeps it.", err=True)
     with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
         evaluation = run_evaluation(
             settings,
@@ -100,13 +101,13 @@ def evaluate(
     if out is not None and others:
         write_summary(out, evaluation, others)
     if as_json:
-        click.echo(json.dumps(evaluation.to_json(others), indent=2))
+        echo(json.dumps(evaluation.to_json(others), indent=2))
     elif as_latex:
-        click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells, intervals=intervals))
+        echo(format_latex(row_name or evaluation.row_name, evaluation.cells, intervals=intervals))
     else:
         show_evaluation(console, evaluation, others, out)
     for sentence in missing:
-        click.echo(sentence, err=True)
+        echo(sentence, err=True)
     if lost := describe_losses(evaluation, out):
         raise SpearError(lost)
 
@@ -129,9 +130,9 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
     if usage.dropped_turns:
         say(f"{usage.dropped_turns:,} prompts left out a part of the history")
     if len(usage.models) > 1:
-        say(show_text(f"The server answered as several models: {', '.join(usage.models)}"), markup=False)
+        say(f"The server answered as several models: {show_entry(', '.join(usage.models))}")
     if usage.dropped_fields:
-        say(f"The server refused {', '.join(usage.dropped_fields)}: the requests went without", markup=False)
+        say(f"The server refused {', '.join(usage.dropped_fields)}: the requests went without")
     if usage.filtered:
         say(f"{usage.filtered:,} responses were withheld by the server's filter")
     if usage.tool_calls:
@@ -139,7 +140,7 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
     if ended := evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0):
         say(f"{ended:,} episodes ended because their prompt grew too long (--overlong)")
     for sentence in _describe_bad_responses(evaluation):
-        say(sentence, markup=False, highlight=False)
+        say(sentence, highlight=False)
     say(f"task fingerprint {evaluation.fingerprint}")
     if out is not None:
         say(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them")

@@ -10,16 +10,23 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from spear_agents.crossed import CrossedComparison, compare_pairs, count_pairs
 from spear_agents.evaluation import compare_runs
 from spear_agents.records import EPISODES, read_last, read_settings
-from spear_agents.significance import Judgement, explain_comparison, judge_comparison
+from spear_agents.significance import (
+    CrossedComparison,
+    Judgement,
+    compare_pairs,
+    count_pairs,
+    explain_comparison,
+    judge_comparison,
+)
 from spear_agents.statistics import Comparison, Estimate, Metric
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 
 _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 
@@ -63,14 +70,14 @@ def compare(
     sentences = explain_comparison(comparison, judgement, *names)
     if as_json:
         found = comparison.to_json() | {"metric": metric, "settings": changes, "sentences": sentences}
-        click.echo(json.dumps(found | {"judgement": judgement.to_json()}, indent=2))
+        echo(json.dumps(found | {"judgement": judgement.to_json()}, indent=2))
         return
     console = Console()
     show_table(console, make_table(comparison, judgement, names, Metric(metric)))
     for key, (old, new) in changes.items():
-        console.print(f"{key}: {old!r} -> {new!r}", soft_wrap=True, markup=False)
+        console.print(f"{key}: {old!r} -> {new!r}", soft_wrap=True)
     for sentence in sentences:
-        console.print(sentence, soft_wrap=True, markup=False)
+        console.print(sentence, soft_wrap=True)
 
 
 def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
@@ -81,7 +88,7 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
     found = compare_pairs(runs, metric)
     sentences = explain_pairs(found)
     if as_json:
-        click.echo(json.dumps(found.to_json() | {"metric": metric.value, "sentences": sentences}, indent=2))
+        echo(json.dumps(found.to_json() | {"metric": metric.value, "sentences": sentences}, indent=2))
         return
     table = Table(
         title=f"{metric.value}, {len(folders)} seeds × {found.difference.tasks} tasks", box=SIMPLE_HEAD, min_width=60
@@ -98,7 +105,7 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
     console = Console()
     show_table(console, table)
     for sentence in sentences:
-        console.print(sentence, soft_wrap=True, markup=False)
+        console.print(sentence, soft_wrap=True)
 
 
 def explain_pairs(found: CrossedComparison) -> list[str]:

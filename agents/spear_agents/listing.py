@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from spear_sandbox.terminal import Console
 
 READABLE = 50
 """Columns that a text needs next to a table; with fewer, it goes below its row."""

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
 from spear_agents.baselines.forms import Method
 from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind, choose_kind
@@ -21,6 +20,7 @@ from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
 from spear_envs.core.errors import SpearError
+from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
 
 REFLEXION_TRIALS = 3

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spear_agents.chat import RENDER_S, Chat, Message, Tokenizer, disarm_places
-from spear_agents.deadline import within
+from spear_agents.chat import RENDER_S, Chat, Message, Tokenizer, disarm_places, within
 from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.trajectory import Layout

@@ -87,10 +87,16 @@ def open_log(path: Path, env_id: str, fingerprint: str, *, mixed_models: bool = 
             yield log
 
 
+def is_of(trajectory: Trajectory, env_id: str, fingerprint: str) -> bool:
+    """Whether an episode is of these tasks; the module before an id, which registers it, does not count."""
+    names = (trajectory.env_id.rpartition(":")[2], env_id.rpartition(":")[2])
+    return names[0] == names[1] and trajectory.fingerprint == fingerprint
+
+
 def read_own(path: Path, env_id: str, fingerprint: str) -> Iterator[Trajectory]:
     """Read the episodes of an evaluation. Raises SpearError as :func:`read_trajectories`, or for one of another."""
     for number, trajectory in enumerate(read_trajectories(path), start=1):
-        if (trajectory.env_id, trajectory.fingerprint) != (env_id, fingerprint):
+        if not is_of(trajectory, env_id, fingerprint):
             raise SpearError(
                 f"{path}, line {number}, is of {trajectory.env_id} with tasks {trajectory.fingerprint[:12]},"
                 f" not {env_id} with {fingerprint[:12]}: choose another folder or remove the line"

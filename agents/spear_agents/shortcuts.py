@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from spear_agents.evaluation import Evaluation, run_evaluation
 from spear_agents.options import add_playing_options, add_program_options, make_settings
@@ -19,6 +18,7 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.watching import watch_episodes
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.making import find_splits
+from spear_sandbox.terminal import Console
 
 
 def evaluate(

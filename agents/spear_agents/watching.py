@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from spear_agents.engines.base import Generation
 from spear_agents.trajectory import Trajectory
+from spear_sandbox.terminal import Console
 
 
 class _Responses(ProgressColumn):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lab.comparison import Comparison
-from spear_agents.crossed import count_pairs, estimate_crossed
 from spear_agents.files import write_text
+from spear_agents.significance import count_pairs, estimate_crossed
 from spear_agents.statistics import Estimate
 from spear_envs.core.errors import SpearError
 

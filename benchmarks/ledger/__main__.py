@@ -11,7 +11,7 @@ from benchmarks.ledger.pages import fill_page, format_leaderboard
 from spear_agents.files import write_text
 from spear_agents.panels.rescore import format_percent
 from spear_envs.core import SpearError
-from spear_sandbox.console import run_command
+from spear_sandbox.console import echo, run_command
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LEDGER = click.option("--ledger", type=FOLDER, default=Path("results"), help="Folder of the entries.")
@@ -36,7 +36,7 @@ def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, pu
     \b
       python -m benchmarks.ledger add runs/first --panel sokoban-tiny --name my-model-1
     """
-    click.echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes, publish=publish))
+    echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes, publish=publish))
 
 
 @ledger.command("verify")
@@ -73,14 +73,14 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
             told.append(words)
         failed += bool(told)
         holds = f"holds, {format_percent(entry.recompute())}" + (f" ({words})" if words else "")
-        click.echo(f"{entry.name}: {'; '.join(told) or holds}")
+        echo(f"{entry.name}: {'; '.join(told) or holds}")
     if run is not None:
         fits, words = check_run(entries[0], run)
         failed += not fits
-        click.echo(f"{run}: {words}")
+        echo(f"{run}: {words}")
     if page is not None and page.read_text(encoding="utf-8") != format_leaderboard(every):
         failed += 1
-        click.echo(f"{page} does not match this ledger: run python -m benchmarks.ledger page --out {page}")
+        echo(f"{page} does not match this ledger: run python -m benchmarks.ledger page --out {page}")
     if failed:
         raise SystemExit(1)
 
@@ -102,7 +102,7 @@ def fill(page: Path, ledger: Path) -> None:
     filled = fill_page(text, {entry.name: entry for entry in read_entries(ledger)})
     if filled != text:
         write_text(page, filled)
-    click.echo(f"{page}: {'updated' if filled != text else 'unchanged'}")
+    echo(f"{page}: {'updated' if filled != text else 'unchanged'}")
 
 
 @ledger.command("page")
@@ -116,7 +116,7 @@ def write_leaderboard(ledger: Path, out: Path | None) -> None:
     """
     text = format_leaderboard(list(read_entries(ledger)))
     if out is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         write_text(out, text)
 

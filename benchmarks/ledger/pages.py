@@ -11,7 +11,7 @@ from spear_agents.panels.panel import open_panel
 from spear_agents.panels.rescore import format_percent
 from spear_agents.statistics import Estimate, estimate_difference, estimate_mean, split_numbers
 from spear_envs.core import SpearError
-from spear_sandbox.console import show_text
+from spear_sandbox.foreign import show_text
 
 _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)", re.S)
 """A table: a comment with the names of its entries, and one that ends it."""

@@ -21,7 +21,7 @@ from spear_sandbox.guest.interpreter import MAX_REPLY
 from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
 from spear_sandbox.table import SessionTable, TooManySessionsError
-from spear_sandbox.web.answering import work_for, write_json
+from spear_sandbox.web.answering import work_for, write_json, write_pieces
 from spear_sandbox.web.aside import work_aside
 from spear_sandbox.wire import MAX_FILES, BadRequestError, check_name, dump_json, read_files
 
@@ -195,7 +195,7 @@ def _describe_notebook(
 
 
 async def _write(content: Any, characters: int) -> Response:
-    return Response(await work_aside(characters, lambda: dump_json(content)), media_type="application/json")
+    return write_pieces(await work_aside(characters, lambda: dump_json(content)), "application/json")
 
 
 async def _read(kind: type[Given], body: bytes) -> Given:
@@ -294,7 +294,7 @@ async def _answer(work: Awaitable[Any], status: int = 200, request: Request | No
             raise HTTPException(410, str(fault)) from None
         raise HTTPException(502, str(fault)) from None
     if isinstance(content, bytes):
-        return Response(content, status, media_type="application/octet-stream")
+        return write_pieces([content], "application/octet-stream", status)
     if isinstance(content, Response):
         return content
     return write_json(status, content if content is not None else {})

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from spear_sandbox.cgroups import Groups, choose_places, find_memory_limit
+from spear_sandbox.console import echo
 from spear_sandbox.installation import PACKAGES, find_installation
 from spear_sandbox.languages import LANGUAGES
 from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
@@ -187,7 +188,7 @@ def serve_runs(
         executor = await _start(make, isolation, weak)
         try:
             if self_test_only:
-                click.echo(f"the isolation {executor.health().level.value!r} holds.")
+                echo(f"the isolation {executor.health().level.value!r} holds.")
                 return
             from spear_sandbox.server import ServiceSettings
 
@@ -220,8 +221,9 @@ async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str,
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, settings.token, allows="run code", variable=TOKEN_VARIABLE)
     level = executor.health().level.value
-    click.echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
+    echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
     return_large_blocks()
+    sys.setswitchinterval(0.001)  # the event loop waits this long for the thread that handles large answers
     service = RunService(executor, settings)
     server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
     with listener, stop_on_signals(server):
@@ -252,7 +254,7 @@ async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str
 
 
 def _warn(text: str) -> None:
-    click.echo(f"Warning: {text}", err=True)
+    echo(f"Warning: {text}", err=True)
 
 
 @sandbox.command()
@@ -275,7 +277,7 @@ def doctor(as_json: bool) -> None:
         levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
         about = {"version": version("spear-sandbox"), "kernel": platform.release(), "python": sys.executable}
         tools = {language.name: language.find() for language in LANGUAGES}
-        click.echo(
+        echo(
             json.dumps(
                 {"ok": strong, **about, "levels": levels, "languages": tools, "control_groups": groups is not None}
             )
@@ -284,8 +286,8 @@ def doctor(as_json: bool) -> None:
         _show_levels(found)
         for language in LANGUAGES:
             place = language.find() or f"not installed ({language.tool or language.module})"
-            click.echo(f"language {language.name}: {place}")
-        click.echo(f"memory: {_IN_GROUPS if groups is not None else _WITHOUT_GROUPS}")
+            echo(f"language {language.name}: {place}")
+        echo(f"memory: {_IN_GROUPS if groups is not None else _WITHOUT_GROUPS}")
     if not strong:
         sys.exit(EXIT_CODE)
 
@@ -298,9 +300,10 @@ _WITHOUT_GROUPS = (
 
 
 def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from spear_sandbox.terminal import Console
 
     table = Table(title="isolation on this machine")
     table.add_column("level")
@@ -361,14 +364,14 @@ def run_file(
     try:
         outcome = asyncio.run(work())
     except SandboxFault as fault:
-        click.echo(f"Error: {fault}", err=True)
+        echo(f"Error: {fault}", err=True)
         sys.exit(FAULT)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         names = ("status", "return_code", "stdout", "stderr", "reason", "truncated", "wall_s", "cpu_s", "peak_rss_kb")
         found = {name: getattr(outcome, name) for name in (*names, "level")}
-        click.echo(json.dumps({name: each.value if isinstance(each, Enum) else each for name, each in found.items()}))
+        echo(json.dumps({name: each.value if isinstance(each, Enum) else each for name, each in found.items()}))
     else:
         _print_outcome(outcome, timeout)
     sys.exit(_choose_code(outcome))
@@ -431,7 +434,7 @@ def serve_mcp(
     listener = bind_socket(host, port)
     address = write_url(host, listener.getsockname()[1])
     warn_of_open_address(address, host, token, allows="run code", variable=TOKEN_VARIABLE)
-    click.echo(f"ready: tools at {address}/mcp")
+    echo(f"ready: tools at {address}/mcp")
     serve_http(server, listener, host=host, token=token, names=hosts)
 
 
@@ -441,8 +444,8 @@ def _read_text(file: BinaryIO) -> str:
 
 
 def _print_outcome(outcome: Outcome, timeout: float) -> None:
-    click.echo(outcome.stdout.encode("utf-8", "replace"), nl=False)
-    click.echo(outcome.stderr.encode("utf-8", "replace"), nl=False, err=True)
+    echo(outcome.stdout.encode("utf-8", "replace"), nl=False)
+    echo(outcome.stderr.encode("utf-8", "replace"), nl=False, err=True)
     if outcome.status is RunStatus.TIME_LIMIT:
         _warn(f"killed after {timeout:g} s; --timeout gives more.")
     elif outcome.truncated:

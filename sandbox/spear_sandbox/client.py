@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Retries:
 
     def choose_wait(self, number: int, rng: random.Random) -> float:
         """Seconds before the further try of this number, at least 1."""
-        return self.first_wait_s * 2.0 ** (number - 1) * (1 - rng.random() / 2)
+        return Backoff(self.first_wait_s, math.inf).choose_wait(number, rng)
 
 
 class HttpExecutor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,38 +12,23 @@ from typing import NoReturn
 import click
 
 from spear_sandbox.errors import SpearError
+from spear_sandbox.foreign import guard_logs, show_entry, show_text
 
 DEBUG = "SPEAR_DEBUG"
 """Environment variable; if set, an error shows its traceback."""
-
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
-"""What moves the cursor, clears the screen, sets the title or clipboard, or turns the direction of writing."""
-_SECRET = re.compile("(KEY|TOKEN|SECRET|PASSWORD)$")
-_SHORTEST_SECRET = 8
-_secrets: dict[str, str] = {}
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk."""
 
 
-def show_text(text: str) -> str:
-    """Make text of others safe for a terminal or a log: controls become escapes, and keys the names of their variables.
-
-    Line ends and tabs stay. A key is what :func:`hide_secret` has had, or a variable of the environment whose name says
-    so.
-    """
-    named = {value: name for name, value in os.environ.items() if _SECRET.search(name)}
-    for value, name in {**named, **_secrets}.items():
-        if len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, f"[{name}]")
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def hide_secret(value: str, name: str) -> None:
-    """Have :func:`show_text` write ``[name]`` instead of this value."""
-    _secrets[value] = name
+def echo(message: object = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print safely, as all commands do; bytes go unchanged to files and pipes, for programs that read them."""
+    stream = sys.stderr if err else sys.stdout
+    if isinstance(message, bytes) and not stream.isatty():
+        click.echo(message, nl=nl, err=err)  # noqa: TID251
+        return
+    text = message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message)
+    click.echo(show_text(text), nl=nl, err=err)  # noqa: TID251
 
 
 def run_command(
@@ -59,9 +43,13 @@ def run_command(
     ``name`` is what it is called in its help, ``args`` are those of this process by default, and ``explain`` gives the
     line for a missing package, or None for a bug, which is raised.
     """
+    guard_logs()
+    sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), nl=False, err=True)
     try:
         code = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
     except click.ClickException as error:
+        message = show_entry(error.format_message())
+        error.format_message = lambda: message  # type: ignore[method-assign]
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt) as error:
@@ -89,6 +77,6 @@ def explain_missing(error: ImportError, requirement: str) -> str:
 
 def _fail(line: str, code: int = 1) -> NoReturn:
     if os.environ.get(DEBUG):
-        traceback.print_exc()
-    click.echo(show_text(line), err=True)
+        echo(traceback.format_exc(), nl=False, err=True)
+    echo(show_entry(line), err=True)
     sys.exit(code)

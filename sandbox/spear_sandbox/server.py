@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from spear_sandbox.protocol import (
     SandboxFault,
 )
 from spear_sandbox.table import SessionOpener, SessionTable
-from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, work_for, write_json
+from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, work_for, write_json, write_pieces
 from spear_sandbox.web.aside import work_aside
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
@@ -156,7 +156,7 @@ class RunService:
         # The place is given back only when the run is dead.
         return self._say(await work_for(request, self._work(asked)))
 
-    async def _work(self, asked: RunRequest) -> bytes:
+    async def _work(self, asked: RunRequest) -> Sequence[bytes]:
         """Wait for a place, run, write the reply."""
         start = time.perf_counter()
         async with contextlib.AsyncExitStack() as held:
@@ -205,8 +205,8 @@ class RunService:
     def _level(self) -> Isolation:
         return self._executor.health().level
 
-    def _say(self, content: bytes) -> Response:
-        return Response(content, 200, {ISOLATION_HEADER: self._level().value}, media_type="application/json")
+    def _say(self, content: Sequence[bytes]) -> Response:
+        return write_pieces(content, "application/json", headers={ISOLATION_HEADER: self._level().value})
 
     def describe(self) -> tuple[int, dict[str, Any]]:
         """Status and content of ``GET /health``."""

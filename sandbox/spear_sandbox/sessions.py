@@ -56,22 +56,20 @@ class _Answer:
     """What arrived for a question: the table of sizes, and then all names and contents."""
 
     parts: int
-    body: bytearray
+    body: memoryview
 
-    def unpack(self) -> list[tuple[str, bytes]]:
+    def unpack(self) -> list[tuple[str, memoryview]]:
         """Names and contents. Raises ValueError if the sizes are not those of the body."""
-        view = memoryview(self.body)
         place = 8 * self.parts
-        sizes = struct.unpack_from(f"<{2 * self.parts}I", view)
-        if place + sum(sizes) != len(view):
+        sizes = struct.unpack_from(f"<{2 * self.parts}I", self.body)
+        if place + sum(sizes) != len(self.body):
             raise ValueError("the sizes of an answer are wrong")
         pieces = []
         for size in sizes:
-            pieces.append(bytes(view[place : place + size]))
+            pieces.append(self.body[place : place + size])
             place += size
-        return [
-            (name.decode("utf-8", "replace"), content) for name, content in zip(pieces[::2], pieces[1::2], strict=True)
-        ]
+        names = (bytes(name).decode("utf-8", "replace") for name in pieces[::2])
+        return list(zip(names, pieces[1::2], strict=True))
 
 
 class LocalSession(Session):
@@ -182,20 +180,21 @@ class LocalSession(Session):
         check_name(name)
         if len(content) > MAX_FILE_BYTES:
             raise ValueError(f"the file {name[:80]!r} has more than {MAX_FILE_BYTES >> 20} MiB: send smaller ones.")
-        await self._do("write", name=name, content=base64.b64encode(content).decode())
+        encoded = await work_aside(len(content), lambda: base64.b64encode(content).decode())
+        await self._do("write", name=name, content=encoded)
 
     async def read_file(self, name: str) -> bytes:
         check_name(name)
         for part, content in await self._do("read", name=name):
             if part == "content":
-                return content
+                return bytes(content)
         raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is not a file")
 
     async def list_files(self) -> dict[str, int]:
         """See :meth:`spear_sandbox.protocol.Session.list_files`; names that cannot be asked for are left out."""
         files = {}
         for part, content in await self._do("list"):
-            size, _, name = content.decode("utf-8", "replace").partition(" ")
+            size, _, name = bytes(content).decode("utf-8", "replace").partition(" ")
             with contextlib.suppress(ValueError):
                 check_name(name)
                 if part == "file" and "\ufffd" not in name:
@@ -212,7 +211,7 @@ class LocalSession(Session):
         if self._life is not None:
             await asyncio.wait((self._life,))
 
-    async def _do(self, action: str, **arguments: str) -> list[tuple[str, bytes]]:
+    async def _do(self, action: str, **arguments: str) -> list[tuple[str, memoryview]]:
         """Have the session's process do something with files."""
         async with self._take_turn():
             self._order(GO_ON)
@@ -226,7 +225,7 @@ class LocalSession(Session):
                 self.used = time.monotonic()
         for part, content in answer:
             if part == "failure":
-                raise ValueError(f"the session refused the file: {content[:200].decode('utf-8', 'replace')}")
+                raise ValueError(f"the session refused the file: {bytes(content[:200]).decode('utf-8', 'replace')}")
         return answer
 
     async def _run(self, code: str, seconds: float) -> CellOutcome:
@@ -235,7 +234,7 @@ class LocalSession(Session):
         self._order(GO_ON)
         started = time.monotonic()
         status = CellStatus.FINISHED
-        answer: list[tuple[str, bytes]] = []
+        answer: list[tuple[str, memoryview]] = []
         try:
             task = asyncio.ensure_future(self._ask("run", None, code=code))
             try:
@@ -273,7 +272,7 @@ class LocalSession(Session):
         )
         return outcome
 
-    async def _unpack(self, answer: _Answer) -> list[tuple[str, bytes]]:
+    async def _unpack(self, answer: _Answer) -> list[tuple[str, memoryview]]:
         try:
             return await work_aside(len(answer.body), answer.unpack)
         except (ValueError, struct.error):  # the program itself wrote to the socket
@@ -290,7 +289,8 @@ class LocalSession(Session):
             self._owed.append(self._number)
             self._answer = answer
             asked = {"action": action, "arguments": arguments, "number": self._number}
-            body = json.dumps(asked).encode("ascii")
+            size = sum(map(len, arguments.values()))
+            body = await work_aside(size, lambda: json.dumps(asked).encode("ascii"))
             with contextlib.suppress(OSError):  # it has hung up
                 await loop.sock_sendall(self._line, len(body).to_bytes(4, "big") + body)
             ended = asyncio.ensure_future(self._ended.wait())
@@ -414,7 +414,7 @@ class LocalSession(Session):
             self._owed.popleft()
             received, self._received = self._received, self._received[HEAD.size + size :]
             if is_wanted and self._answer is not None:
-                self._answer.set_result(_Answer(parts, received[HEAD.size : HEAD.size + size]))
+                self._answer.set_result(_Answer(parts, memoryview(received)[HEAD.size : HEAD.size + size]))
             else:
                 self._skip = max(0, HEAD.size + size - len(received))
 
@@ -445,13 +445,13 @@ def _do_nothing() -> None:
     """Nobody waits for the end of a session."""
 
 
-def _read_cell(answer: list[tuple[str, bytes]]) -> tuple[tuple[Mapping[str, str], ...], CellError | None]:
+def _read_cell(answer: list[tuple[str, memoryview]]) -> tuple[tuple[Mapping[str, str], ...], CellError | None]:
     """What a cell showed, by media type, and its error; parts of other names come from the program and are dropped."""
     shown: list[dict[str, str]] = []
     said: dict[str, str] = {}
     lines = []
     for name, content in answer:
-        pieces = (content[start : start + LARGE] for start in range(0, len(content), LARGE))
+        pieces = (bytes(content[start : start + LARGE]) for start in range(0, len(content), LARGE))
         text = "".join(codecs.iterdecode(pieces, "utf-8", "replace"))
         if name == "shown":
             shown.append({})

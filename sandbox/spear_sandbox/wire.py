@@ -191,8 +191,8 @@ def _show(value: Any) -> str:
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
 
 
-def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> bytes:
-    """Write the reply for a run; without an outcome compiling failed. ``queue_s`` is the wait of the request in all."""
+def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> list[bytes]:
+    """Write the reply for a run in pieces; without an outcome compiling failed. ``queue_s``: wait of the request."""
     last = outcome or compiled
     assert last is not None
     return _write(
@@ -228,8 +228,10 @@ def _describe(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def write_error(message: str, level: Isolation, queue_s: float = 0.0, kind: FaultKind = FaultKind.UNAVAILABLE) -> bytes:
-    """Write the reply for a run that was not carried out, which is not the fault of its code."""
+def write_error(
+    message: str, level: Isolation, queue_s: float = 0.0, kind: FaultKind = FaultKind.UNAVAILABLE
+) -> list[bytes]:
+    """Write the reply, in pieces, for a run that was not carried out, which is not the fault of its code."""
     run = {"status": "Error", "execution_time": 0.0, "return_code": None, "stdout": "", "stderr": ""}
     counts = {"cpu_s": 0.0, "peak_rss_kb": 0, "queue_s": queue_s, "stdout_bytes": 0, "stderr_bytes": 0}
     block = {"level": level.value, "reason": "not_run", "fault": kind.value, **counts, "truncated": False}
@@ -243,7 +245,7 @@ def _write(
     files: dict[str, str],
     block: dict[str, Any],
     compiled: dict[str, Any] | None = None,
-) -> bytes:
+) -> list[bytes]:
     content = {
         "status": status,
         "message": message,
@@ -254,12 +256,17 @@ def _write(
         "sandbox": block,
     }
     # In ASCII, so that lone surrogates cannot break the answer.
-    return dump_json(content) if files else json.dumps(content, separators=(",", ":")).encode("ascii")
+    return dump_json(content) if files else [json.dumps(content, separators=(",", ":")).encode("ascii")]
 
 
-def dump_json(value: Any) -> bytes:
+def dump_json(value: Any) -> list[bytes]:
     """Encode as JSON in pieces, so that a thread with a long text lets others run."""
-    return b"".join(_dump_pieces(value))
+    pieces = [bytearray()]
+    for piece in _dump_pieces(value):
+        if len(pieces[-1]) + len(piece) > _PIECE:
+            pieces.append(bytearray())
+        pieces[-1] += piece
+    return [bytes(piece) for piece in pieces]
 
 
 def _dump_pieces(value: Any) -> Iterator[bytes]:

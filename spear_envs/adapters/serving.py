@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV
+from spear_sandbox.console import echo
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
@@ -103,7 +104,7 @@ def serve(
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, settings.token, allows="play", variable=TOKEN_VARIABLE)
-    click.echo(f"ready: {env_id}, {max_sessions} sessions, at {url}")
+    echo(f"ready: {env_id}, {max_sessions} sessions, at {url}")
     serve_service(server, service, listener)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 import click
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -41,6 +40,7 @@ from spear_envs.data.cli import (
     source_option,
 )
 from spear_envs.data.progress import say, show_table
+from spear_sandbox.terminal import Console
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
 _MOST_SHOWN = 10

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
@@ -24,6 +23,7 @@ from spear_envs.data.cli import (
 )
 from spear_envs.data.fetching import fetch_locked, list_given, list_remote, locate_page
 from spear_envs.data.progress import say, show_table
+from spear_sandbox.terminal import Console
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
 

@@ -8,7 +8,7 @@ import operator
 import traceback
 from collections.abc import Iterable
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spear_sandbox.errors import SpearError
 
@@ -17,6 +17,7 @@ __all__ = [
     "UnknownTaskError",
     "choose_member",
     "describe_error",
+    "explain_invalid",
     "first_line",
     "one_line",
     "refuse_unknown",
@@ -52,6 +53,21 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """An error's message in one line, 200 characters of it at most, or its type if there is none."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def explain_invalid(error: Any, whole: str = "the body") -> str:
+    """Describe the first fault of pydantic's ``ValidationError``: where it is, what is allowed, and the value.
+
+    Args:
+        whole: what was validated, for a fault of no field.
+    """
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or whole
+    if first["type"] == "missing":
+        return f"{where} is missing."
+    message, shown = first["msg"].removeprefix("Value error, ").rstrip("."), repr(first["input"])
+    value = "" if isinstance(first["input"], dict) else f" (it is {shown if len(shown) <= 60 else shown[:60] + '…'})"
+    return f"{where}: {message[:1].lower()}{message[1:]}{value}."
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from spear_envs.data.files import CHUNK, check_space, explain_full_disk, format_
 from spear_envs.data.progress import show_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
 
 # Raised by the standard library for damaged, encrypted (RuntimeError) and unknown archives.

@@ -21,10 +21,12 @@ from spear_envs.data.fetching import find_digest, find_revision, list_locked, pi
 from spear_envs.data.fetching import unlock as unlock_all
 from spear_envs.data.files import RemoteFile, data_folder, find_fault, format_bytes, is_offline
 from spear_envs.data.progress import count_bytes, say, show_bytes
+from spear_sandbox.console import echo
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from spear_sandbox.terminal import Console
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
     Raises:
         click.ClickException: something is damaged (exit code 1), or nothing is here (3).
     """
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
     console = Console(stderr=as_json)
     results: list[dict[str, Any]] = []
@@ -215,7 +217,7 @@ def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
         for finding in findings:
             say(console, f"{name}: {finding.fault or f'{finding.subject} is as it should be'}")
     if as_json:
-        click.echo(json.dumps(results, indent=1))
+        echo(json.dumps(results, indent=1))
     if damaged := [one["dataset"] for one in results if one["state"] == "damaged"]:
         mend = f"Delete what is damaged; 'spear data get {damaged[0]}' fetches and mends."
         raise click.ClickException(f"{' and '.join(damaged)}: not all of it is as it should be. {mend}")
@@ -273,7 +275,7 @@ def path(name: str | None, as_json: bool) -> None:
       spear data path
     """
     folder = data_folder() / _find_dataset(name).name if name else data_folder()
-    click.echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
+    echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
 
 
 @data.command()
@@ -295,7 +297,7 @@ def unlock(what: str) -> None:
     if not released:
         raise SpearError(f"nothing is locked under {what!r}: give a data set, or a line of {data_folder()}/lock.json.")
     for name in released:
-        click.echo(name)
+        echo(name)
 
 
 @data.command(name="list")
@@ -323,11 +325,10 @@ def list_datasets(name: str | None, as_json: bool) -> None:
             for dataset in chosen
         ]
         facts = {"folder": str(data_folder()), "offline": is_offline(), "datasets": described}
-        click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
-    from rich.console import Console
-
     from spear_envs.data.progress import show_table
+    from spear_sandbox.terminal import Console
 
     console = Console()
     show_table(console, _tabulate_files(chosen[0]) if name else _tabulate_datasets())

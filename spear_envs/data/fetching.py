@@ -41,7 +41,7 @@ from spear_envs.data.files import (
 from spear_envs.data.progress import Show, count_bytes, say, show_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from spear_sandbox.terminal import Console
 
 KNOWN = Path(__file__).with_name("lock.json")
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import ProgressColumn
     from rich.table import Table
+
+    from spear_sandbox.terminal import Console
 
 
 Show = Callable[[str, int, "int | None"], None]
@@ -26,7 +27,7 @@ _SHORTEST = 8
 
 def say(console: Console, line: str) -> None:
     """Print a line as it is: not wrapped, without markup and colours."""
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(line, soft_wrap=True, highlight=False)
 
 
 def count_bytes(show: Show, what: str, total: int) -> Callable[[int], None]:

@@ -1,29 +1,42 @@
-"""Batching concurrent searches into few calls of a backend."""
+"""Batching concurrent searches into few calls of a retriever, with a cache and counts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spear_envs.retrieval.cache import HitCache
-from spear_envs.retrieval.searcher import RetrieverFault, RetrieverRefusal
-from spear_envs.retrieval.tally import Tally
+from cachetools import LRUCache
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
-if TYPE_CHECKING:
-    from spear_envs.retrieval.backend import Backend, Found
-
+from spear_envs.retrieval.retriever import Passage, Retriever, RetrieverFault, RetrieverRefusal
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
 """Interval of checking whether a waiting caller is still there."""
+ENTRY_BYTES = 320
+"""Approximate size of a cache entry without query and passages."""
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PREFIX = "spear_retriever_"
+
+disable_created_metrics()
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,48 @@ class BatchLimits:
     the batch nor on the cache, and one entry answers several ``k``."""
 
 
+class Counts:
+    """Counts of a service for Prometheus, with those of its process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.queries = self._count("queries", "Queries of admitted requests, repeated ones included.")
+        self.hits = self._count("hits", "Queries that the cache answered.")
+        self.joined = self._count("joined", "Queries that waited for the same query of another or of the same request.")
+        self.batches = self._count("batches", "Calls of the retriever.")
+        self.failed_batches = self._count("failed_batches", "Batches in which the retriever raised an error.")
+        self.skipped = self._count("skipped", "Queries not computed because nobody waited for them any more.")
+        self.rejected = self._count("rejected", "Requests turned away because the queue was full.")
+        self.timeouts = self._count("timeouts", "Requests not answered within the deadline.")
+        self.answers = self._count("answers", "Answers of /retrieve by HTTP status.", "status")
+        self.queue_length = Gauge(
+            f"{PREFIX}queue_length", "Distinct queries that wait or are computed.", registry=self.registry
+        )
+        self.batch_queries = Histogram(
+            f"{PREFIX}batch_queries", "Queries of a batch.", buckets=SIZES, registry=self.registry
+        )
+        self.request_seconds = Histogram(
+            f"{PREFIX}request_seconds", "Seconds until a request is answered.", buckets=SECONDS, registry=self.registry
+        )
+
+    def _count(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+    def read(self, name: str) -> int:
+        """Return the present value of a counter without labels."""
+        return int(self.registry.get_sample_value(f"{PREFIX}{name}_total") or 0)
+
+
+Cache = LRUCache[tuple[str, int], tuple[Sequence[Passage], int]]
+"""Passages of a query at a depth, and the size of the entry in bytes; drops the least recently used."""
+
+
+def make_cache(max_bytes: int) -> Cache:
+    """Make a cache of approximately this size; 0 keeps nothing."""
+    return LRUCache(max_bytes, getsizeof=lambda entry: entry[1])
+
+
 class OverloadedError(Exception):
     """Too many queries are waiting."""
 
@@ -56,7 +111,7 @@ class CallerGoneError(Exception):
 
 
 class RetrieverError(Exception):
-    """The backend raised an unexpected error, which is the cause."""
+    """The retriever raised an unexpected error, which is the cause."""
 
 
 class WorkerThread:
@@ -121,7 +176,7 @@ class _Entry:
         self.query = query
         self.depth = depth
         self.tickets: list[_Ticket] = []
-        self.hits: Sequence[Found] = ()
+        self.hits: Sequence[Passage] = ()
 
 
 class MicroBatcher:
@@ -131,20 +186,20 @@ class MicroBatcher:
     one gathers.
 
     Args:
-        backend: its ``search`` and ``lengths`` are called by the workers only.
-        workers: one for each concurrent call of the backend; closed by their owner.
+        retriever: its ``search`` and ``lengths`` are called by the workers only.
+        workers: one for each concurrent call of the retriever; closed by their owner.
     """
 
     def __init__(
-        self, backend: Backend, workers: Sequence[Worker], limits: BatchLimits, cache: HitCache, tally: Tally
+        self, retriever: Retriever, workers: Sequence[Worker], limits: BatchLimits, cache: Cache, counts: Counts
     ) -> None:
-        self._backend = backend
+        self._retriever = retriever
         self._idle = list(workers)
         self._is_on_loop = any(isinstance(worker, LoopWorker) for worker in workers)
         self._is_woken = False
         self._limits = limits
         self._cache = cache
-        self._tally = tally
+        self._counts = counts
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._queue: deque[_Entry] = deque()
 
@@ -155,7 +210,7 @@ class MicroBatcher:
 
     async def search(
         self, queries: Sequence[str], k: int, is_gone: Callable[[], Awaitable[bool]] | None = None
-    ) -> list[Sequence[Found]]:
+    ) -> list[Sequence[Passage]]:
         """Find at most ``k`` hits of each query, in order.
 
         What only a cancelled or gone caller waited for is not computed.
@@ -169,13 +224,18 @@ class MicroBatcher:
             OverloadedError: the queue is full; nothing was admitted.
             DeadlineError: it took too long.
             CallerGoneError: ``is_gone`` said so.
-            RetrieverFault, RetrieverRefusal: from the backend.
-            RetrieverError: the backend failed otherwise on one of the queries.
+            RetrieverFault, RetrieverRefusal: from the retriever.
+            RetrieverError: it failed otherwise on one of the queries.
         """
         depth = next(depth for depth in self._limits.depths if depth >= k)
-        cached = {query: self._cache.get(query, depth) for query in dict.fromkeys(queries)}
-        found: dict[str, Sequence[Found]] = {query: hits for query, hits in cached.items() if hits is not None}
-        missing = [query for query in cached if query not in found]
+        found: dict[str, Sequence[Passage]] = {}
+        missing = []
+        for query in dict.fromkeys(queries):
+            cached = self._cache.get((query, depth))
+            if cached is None:
+                missing.append(query)
+            else:
+                found[query] = cached[0]
         self._admit(queries, found, missing, depth)
         if missing:
             loop = asyncio.get_running_loop()
@@ -190,18 +250,20 @@ class MicroBatcher:
             found.update((entry.query, entry.hits) for entry in entries)
         return [found[query][:k] for query in queries]
 
-    def _admit(self, queries: Sequence[str], found: dict[str, Sequence[Found]], missing: list[str], depth: int) -> None:
+    def _admit(
+        self, queries: Sequence[str], found: dict[str, Sequence[Passage]], missing: list[str], depth: int
+    ) -> None:
         fresh = sum((query, depth) not in self._entries for query in missing)
         if len(self._entries) + fresh > self._limits.pending:
-            self._tally.rejected += 1
+            self._counts.rejected.inc()
             raise OverloadedError(
                 f"{len(self._entries)} queries are waiting and {fresh} more were asked; "
                 f"at most {self._limits.pending} may wait. Try again later."
             )
         hits = sum(query in found for query in queries)
-        self._tally.queries += len(queries)
-        self._tally.hits += hits
-        self._tally.joined += len(queries) - hits - fresh
+        self._counts.queries.inc(len(queries))
+        self._counts.hits.inc(hits)
+        self._counts.joined.inc(len(queries) - hits - fresh)
 
     async def _wait(self, ticket: _Ticket, is_gone: Callable[[], Awaitable[bool]] | None) -> None:
         loop = asyncio.get_running_loop()
@@ -209,7 +271,7 @@ class MicroBatcher:
         while not ticket.future.done():
             left = end - loop.time()
             if left <= 0:
-                self._tally.timeouts += 1
+                self._counts.timeouts.inc()
                 raise DeadlineError(
                     f"no result within {self._limits.deadline_s:g} s; {len(self._entries)} queries wait."
                 )
@@ -259,7 +321,7 @@ class MicroBatcher:
             if entry.tickets:
                 window.append(entry)
             else:
-                self._tally.skipped += 1
+                self._counts.skipped.inc()
         return window
 
     def _compute(self, window: list[_Entry], worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
@@ -280,20 +342,20 @@ class MicroBatcher:
 
     def _plan(self, window: list[_Entry]) -> list[list[_Entry]]:
         try:
-            lengths = self._backend.lengths([entry.query for entry in window])
+            lengths = self._retriever.lengths([entry.query for entry in window])
             return plan_batches(window, lengths, self._limits)
         except Exception:
             logger.exception("the lengths of %d queries cannot be found; each is searched alone", len(window))
             return [[entry] for entry in window]
 
-    def _search(self, batch: list[_Entry]) -> list[Sequence[Found] | Exception]:
+    def _search(self, batch: list[_Entry]) -> list[Sequence[Passage] | Exception]:
         """Hits of each entry; if the batch fails, errors for those that also fail alone."""
         try:
-            hits = self._backend.search([entry.query for entry in batch], batch[0].depth)
+            hits = self._retriever.search([entry.query for entry in batch], batch[0].depth)
             if len(hits) != len(batch):
                 raise RuntimeError(f"the retriever gave {len(hits)} lists of hits for {len(batch)} queries")
             return list(hits)
-        except (RetrieverFault, RetrieverRefusal) as error:  # of the backend as a whole: retries take as long
+        except (RetrieverFault, RetrieverRefusal) as error:  # of the retriever as a whole: retries take as long
             return [error] * len(batch)
         except Exception as error:
             if len(batch) > 1:
@@ -306,17 +368,17 @@ class MicroBatcher:
     def _deliver(
         self,
         batch: list[_Entry],
-        results: list[Sequence[Found] | Exception],
+        results: list[Sequence[Passage] | Exception],
         skipped: int,
         done: Worker | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Take a batch's results, on the loop; a worker done with its window gets the next one."""
-        self._tally.skipped += skipped
+        self._counts.skipped.inc(skipped)
         if batch:
-            self._tally.batches += 1
-            self._tally.batch_queries.add(len(batch))
-            self._tally.failed_batches += any(isinstance(result, Exception) for result in results)
+            self._counts.batches.inc()
+            self._counts.batch_queries.observe(len(batch))
+            self._counts.failed_batches.inc(any(isinstance(result, Exception) for result in results))
         for entry, result in zip(batch, results, strict=True):
             # Another entry may have replaced one whose callers had all left.
             if self._entries.get((entry.query, entry.depth)) is entry:
@@ -327,7 +389,7 @@ class MicroBatcher:
                     ticket.missing -= 1
                     ticket.fail(result)
                 continue
-            self._cache.put(entry.query, entry.depth, result)
+            self._keep(entry, result)
             entry.hits = result
             for ticket in tickets:
                 ticket.missing -= 1
@@ -337,6 +399,11 @@ class MicroBatcher:
             self._idle.append(done)
             if self._queue:
                 self._wake(loop)
+
+    def _keep(self, entry: _Entry, hits: Sequence[Passage]) -> None:
+        size = ENTRY_BYTES + sys.getsizeof(entry.query) + sum(passage.held_bytes for passage in hits)
+        with suppress(ValueError):  # larger than the whole cache
+            self._cache[entry.query, entry.depth] = hits, size
 
 
 def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[_Entry]]:

@@ -1,8 +1,9 @@
-"""``spear retriever``: the retrieval service, recordings, and filling an engine."""
+"""``spear retriever``: the retrieval service, its MCP form, and filling an engine."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,13 @@ import click
 from click.core import ParameterSource
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.wire import TOKEN_VARIABLE
+from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
+from spear_sandbox.console import echo
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.batching import BatchLimits
-    from spear_envs.retrieval.source import AnySource
+    from spear_envs.retrieval.service import Load, ServiceSettings
 
 
 file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -97,23 +98,45 @@ def serve_passages(
       spear retriever serve --corpus wiki-18.jsonl --retriever bm25 --index indexes/wiki
       spear retriever serve --config indexes.yaml --port 8000
     """
-    from spear_envs.retrieval.backends.opening import ConfigSource
+    given = [name for name in EMBEDDED_ONLY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if config is not None and given:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--kind", "--retriever")
+        raise click.UsageError(f"{options} belong in {config.name}: leave them out, or --config.")
+    # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from spear_envs.retrieval.batching import BatchLimits
-    from spear_envs.retrieval.source import Source
+    from spear_envs.retrieval.service import ServiceSettings
 
-    source: AnySource
-    if config is None:
-        source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads, device)
-    else:
-        given = [name for name in EMBEDDED_ONLY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            options = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--kind", "--retriever")
-            raise click.UsageError(f"{options} belong in {config.name}: leave them out, or --config.")
-        source = ConfigSource(config)
+    load: Load = partial(
+        open_one,
+        kind,
+        corpus,
+        index,
+        encoder=encoder,
+        ef_search=ef_search,
+        nprobe=nprobe,
+        threads=threads,
+        device=device,
+    )
+    if config is not None:
+        from spear_envs.retrieval.opening import open_config
+
+        load = partial(open_config, config)
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
     )
-    _serve(source, batches, host, port, cache_mb=cache_mb, workers=workers)
+    settings = ServiceSettings(
+        batches=batches, cache_bytes=cache_mb << 20, token=read_token(TOKEN_VARIABLE), local=is_loopback(host)
+    )
+    _serve(load, settings, host, port, workers)
+
+
+def open_one(*choice: Any, **settings: Any) -> dict[str, Retriever]:
+    """Open the only index of a service, see :func:`~spear_envs.retrieval.indexes.open_retriever`."""
+    from spear_envs.retrieval.indexes import open_retriever
+
+    return {"default": open_retriever(*choice, **settings)}
 
 
 @retriever.command(name="fill")
@@ -126,54 +149,42 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     \b
       spear retriever fill --config indexes.yaml --index wiki --corpus wiki-18.jsonl
     """
-    from rich.console import Console
-
     from spear_envs.data.progress import show_rows
-    from spear_envs.retrieval.backends.milvus import fill_collection
-    from spear_envs.retrieval.backends.opening import place_milvus, read_indexes
+    from spear_envs.retrieval.config import Milvus, read_config
     from spear_envs.retrieval.corpus import Corpus
+    from spear_envs.retrieval.engines.milvus import fill_collection
+    from spear_envs.retrieval.opening import place_milvus
+    from spear_sandbox.terminal import Console
 
-    settings: Any = read_indexes(config).indexes.get(name)
-    if settings is None or settings.kind != "milvus":
+    settings = read_config(config).indexes.get(name)
+    if not isinstance(settings, Milvus):
         raise SpearError(f"{config.name} lacks an index {name!r} of kind milvus: only that kind can be filled.")
     with show_rows(Console()) as report:
         documents = Corpus.open(corpus)
         added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
-    click.echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
+    echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
 
 
-def _serve(
-    source: AnySource, batches: BatchLimits | None, host: str, port: int, *, cache_mb: int = 64, workers: int = 1
-) -> None:
+def _serve(load: Load, settings: ServiceSettings, host: str, port: int, workers: int) -> None:
     """Answer until a signal to stop."""
-    # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from spear_envs.retrieval.batching import BatchLimits
-    from spear_envs.retrieval.server import RetrievalService, ServiceSettings
-    from spear_envs.retrieval.serving import serve
+    from spear_envs.retrieval.service import RetrievalService, serve
+    from spear_envs.retrieval.workers import Job, serve_workers
 
-    token = read_token(TOKEN_VARIABLE)
-    settings = ServiceSettings(
-        batches=batches or BatchLimits(), cache_bytes=cache_mb << 20, token=token, local=is_loopback(host)
-    )
     listener = bind_socket(host, port)
     port = listener.getsockname()[1]
     url = write_url(host, port)
-    warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
+    warn_of_open_address(url, host, settings.token, allows="search", variable=TOKEN_VARIABLE)
     several = f", {workers} workers" if workers > 1 else ""
 
     def announce(what: str) -> None:
-        click.echo(f"ready: {what}{several}, at {url}/retrieve")
+        echo(f"ready: {what}{several}, at {url}/retrieve")
 
     if workers == 1:
-        service = RetrievalService(source.open, settings)
+        service = RetrievalService(load, settings)
         serve(service, listener, lambda: announce(service.summarize()))
-        return
-    from spear_envs.retrieval.workers import Job, serve_workers
-
-    listener.close()  # the port is free; each worker opens its own socket
-    serve_workers(Job(source, settings, host, port), workers, announce)
+    else:
+        listener.close()  # the port is free; each worker opens its own socket
+        serve_workers(Job(load, settings, host, port), workers, announce)
 
 
 @retriever.command(name="mcp")
@@ -207,23 +218,24 @@ def serve_mcp(
     \b
       spear retriever mcp --config indexes.yaml
     """
-    from spear_envs.retrieval.backends.opening import ConfigSource
-    from spear_envs.retrieval.client import RetrieverClient
     from spear_envs.retrieval.mcp_server import make_mcp_server
-    from spear_envs.retrieval.searcher import LocalSearcher, Searcher
-    from spear_envs.retrieval.source import Source
     from spear_sandbox.web.mcp import serve_http
 
     served = "://" in choice
     if (served or config) and (corpus or index):
         raise SpearError("--corpus and --index are for --retriever bm25, dense or hybrid: leave them out.")
-    searcher: Searcher
+    found: Retriever
     if served:
-        searcher = RetrieverClient(choice)
+        from spear_envs.retrieval.client import RetrieverClient
+
+        found = RetrieverClient(choice)
+    elif config:
+        from spear_envs.retrieval.opening import open_config
+
+        found = next(iter(open_config(config, name, only=True).values()))
     else:
-        source: AnySource = ConfigSource(config, name, only=True) if config else Source(corpus, choice, index)
-        searcher = LocalSearcher(next(iter(source.open().values())))
-    server = make_mcp_server(searcher)
+        found = open_one(choice, corpus, index)["default"]
+    server = make_mcp_server(found)
     if not http:
         server.run("stdio")
         return
@@ -231,5 +243,5 @@ def serve_mcp(
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
-    click.echo(f"ready: search at {url}/mcp")
+    echo(f"ready: search at {url}/mcp")
     serve_http(server, listener, host=host, token=token)

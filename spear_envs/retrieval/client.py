@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.asking import Asker, Call, describe_answer
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
-from spear_envs.retrieval.session import share_session
-from spear_envs.retrieval.wire import EXPECTED_REPLY, TOKEN_VARIABLE, BadReplyError, read_result, write_request
+from spear_envs.retrieval.asking import Asker, Call, describe_answer, share_session
+from spear_envs.retrieval.retriever import (
+    TOKEN_VARIABLE,
+    FaultKind,
+    Load,
+    Passage,
+    Retriever,
+    RetrieverFault,
+    RetrieverRefusal,
+)
 from spear_sandbox.web.endpoints import Backoff, Service, read_urls
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
@@ -26,12 +33,23 @@ PASSING = frozenset({429, 502, 503})
 """Not 500, which may be due to the query, and not 504, which has used up the time."""
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
 HEALTH = Call("GET", "/health")
+QUERIES = 16
+"""Queries of one request, where a service asks another."""
 PLAIN_QUERY = "Paris"
 """Asked of a server that failed at its first search."""
+EXPECTED_REPLY = '{"result": [[{"document": {"contents": "…"}, "score": 1.0}, …], …]}'
+"""An answer, as errors show it."""
+SHOWN_OF_REPLY = 120
+ID_DIGITS = 32
+"""Hex digits of SHA-256 in the id of a document that came without one."""
 
 
-class RetrieverClient:
-    """A :class:`~spear_envs.retrieval.searcher.Searcher` over HTTP: our service, Search-R1's, or a compatible one.
+class BadReplyError(Exception):
+    """The body is not a valid answer; the message says why."""
+
+
+class RetrieverClient(Retriever):
+    """A retriever over HTTP: our service, Search-R1's, or a compatible one.
 
     All clients of a process share one pool of connections. A client may be used from any thread, event loop and forked
     child, and may be pickled. :class:`~spear_envs.retrieval.asking.Asker` takes the servers in turn.
@@ -46,6 +64,7 @@ class RetrieverClient:
         deadline_s: seconds for all tries of a request together.
         tries: how often a request is sent at most.
         backoff: how long a failing server is left out.
+        concurrency: requests at a time, where a service asks this one.
     """
 
     def __init__(
@@ -57,10 +76,12 @@ class RetrieverClient:
         deadline_s: float = 30.0,
         tries: int = 8,
         backoff: Backoff | None = None,
+        concurrency: int = 8,
     ) -> None:
         self.urls = read_urls(urls, SERVICE)
         if deadline_s <= 0 or tries < 1:
             raise SpearError(f"deadline_s={deadline_s} and tries={tries}: give more than 0 seconds and at least 1 try.")
+        self.load = Load(concurrency, QUERIES)
         self._token = token
         self._token_variable = token_variable
         self._deadline_s = deadline_s
@@ -75,8 +96,8 @@ class RetrieverClient:
         )
 
     @cached_property
-    def fingerprint(self) -> str:
-        """Fingerprint from ``/health``, else one of the addresses; asked once.
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Return the fingerprint from ``/health``, else one of the addresses; asked once.
 
         Raises:
             RetrieverFault: there is no answer.
@@ -84,46 +105,35 @@ class RetrieverClient:
         """
         return self._asker.run(self._identify())
 
-    @property
-    def requests(self) -> int:
-        """Number of requests sent by this process."""
-        return self._asker.budget.requests
-
-    def search(self, query: str, topk: int) -> list[dict[str, Any]]:
-        """Documents for one query, best first, at most ``topk``. Blocks the calling thread only.
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Find passages, blocking the calling thread only. Without scores in the answer they are 1/rank.
 
         Raises:
             RetrieverFault: there was no answer in time, or no valid one from a server that gave one before.
             RetrieverRefusal: the service refused the request or the token, or is not a retrieval service.
         """
-        (row,) = self.find([query], topk)
-        return [document for document, _ in row]
+        return self._asker.run(self._find(queries, k))
 
-    def find(self, queries: Sequence[str], topk: int) -> list[list[tuple[dict[str, Any], float | None]]]:
-        """Documents for each query with their scores, None if the server omits them. Blocks the calling thread only.
+    async def search_async(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Do the same without blocking, on any event loop."""
+        return await asyncio.wrap_future(share_session().submit(self._find(queries, k)))
 
-        Raises:
-            RetrieverFault, RetrieverRefusal: as :meth:`search`.
-        """
-        return self._asker.run(self._find(queries, topk))
+    def describe(self) -> dict[str, Any]:
+        """Return kind and addresses."""
+        return {"kind": "service", "urls": list(self.urls)}
 
-    async def search_async(self, queries: Sequence[str], topk: int) -> list[list[dict[str, Any]]]:
-        """Documents for each query, in order, without blocking; of any event loop.
+    def counts(self) -> Mapping[str, float]:
+        """Return the number of requests sent by this process."""
+        return {"requests": self._asker.budget.requests}
 
-        Raises:
-            RetrieverFault, RetrieverRefusal: as :meth:`search`.
-        """
-        found = await asyncio.wrap_future(share_session().submit(self._find(queries, topk)))
-        return [[document for document, _ in row] for row in found]
-
-    async def _find(self, queries: Sequence[str], topk: int) -> list[list[tuple[dict[str, Any], float | None]]]:
-        response = await self._asker.ask(Call("POST", SERVICE.path, write_request(queries, topk)))
+    async def _find(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        response = await self._asker.ask(Call("POST", SERVICE.path, write_request(queries, k)))
         await self._judge(response)
         server = str(response.url)
         try:
             if response.status_code != 200:
                 raise BadReplyError(f"the answer has the status {response.status_code} ({read_detail(response)})")
-            found = read_result(response.content, len(queries), topk)
+            found = read_result(response.content, len(queries), k)
         except BadReplyError as error:
             if server in self._proved:
                 raise RetrieverFault(FaultKind.BAD_REPLY, f"{server}: {error}.") from None
@@ -205,3 +215,66 @@ def _read_fingerprint(response: httpx.Response) -> str | None:
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
     return fingerprint if isinstance(fingerprint, str) else None
+
+
+def write_request(queries: Sequence[str], topk: int) -> bytes:
+    """Write the body of a request.
+
+    Ask for scores, since Search-R1's own server answers single queries only with them.
+    """
+    return json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
+
+
+def read_result(body: bytes, queries: int, topk: int) -> list[list[Passage]]:
+    """Read the passages of each query, in any form that Search-R1's servers write.
+
+    An item is a document, or ``{"document": …}`` with or without a score; a document is an object with ``contents``, or
+    the text alone. A document without an ``id`` gets the digest of its text. Rows longer than ``topk`` are cut.
+
+    Raises:
+        BadReplyError: the body does not answer the request.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadReplyError(f"the answer is not JSON: {error}") from None
+    if not isinstance(data, dict) or "result" not in data:
+        raise BadReplyError(f"the answer has no 'result' but is {_show(data)}")
+    rows = data["result"]
+    if rows == [] and queries == 1:  # a query without a hit, from the server that reranks
+        rows = [[]]
+    if not isinstance(rows, list) or len(rows) != queries:
+        raise BadReplyError(f"'result' is not a list with a row for each of {queries} queries but {_show(rows)}")
+    return [_read_row(row, topk) for row in rows]
+
+
+def _read_row(row: object, topk: int) -> list[Passage]:
+    if not isinstance(row, list):
+        raise BadReplyError(f"a row of 'result' is not a list of documents but {_show(row)}")
+    return [_read_item(item, rank) for rank, item in enumerate(row[:topk], start=1)]
+
+
+def _read_item(item: object, rank: int) -> Passage:
+    score = item.get("score") if isinstance(item, dict) and "document" in item else None
+    document = json.dumps(_read_document(item)).encode()
+    return Passage(document, float(score) if isinstance(score, int | float) else 1 / rank)
+
+
+def _read_document(item: object) -> dict[str, Any]:
+    document = item.get("document", item) if isinstance(item, dict) else item
+    if isinstance(document, str):
+        document = {"contents": document}
+    if not isinstance(document, dict) or not isinstance(document.get("contents"), str):
+        raise BadReplyError(f"a document has no text under 'contents' but is {_show(document)}")
+    if not isinstance(document.get("id"), str | int):
+        text = document["contents"].encode("utf-8", "surrogatepass")
+        document = {**document, "id": hashlib.sha256(text).hexdigest()[:ID_DIGITS]}
+    return document
+
+
+def _show(value: object) -> str:
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "nested too deeply"
+    return text if len(text) <= SHOWN_OF_REPLY else f"{text[:SHOWN_OF_REPLY]}…"

@@ -34,6 +34,8 @@ MAX_LINE = 1 << 24
 ARCHIVES = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "xz -dk", b"BZh": "bunzip2 -k", b"(\xb5/\xfd": "zstd -d"}
 REPORTED_LINES = 10_000
 
+Hit = tuple[int, float]
+"""Row of a corpus and score."""
 OnLines = Callable[[int, int], None]
 """Called with the numbers of lines and bytes read."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.retrieval.models import EncoderSpec
+from spear_envs.retrieval.manifest import EncoderSpec
 
 Vectors = npt.NDArray[np.float32]
 """(N, D)."""

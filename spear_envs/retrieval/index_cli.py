@@ -8,17 +8,24 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import format_bytes
 from spear_envs.data.progress import Show, format_seconds, say, show_rows, show_table
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.kinds import EF_CONSTRUCTION, EXAMPLES, parse_type
-from spear_envs.retrieval.manifest import MANIFEST, Manifest, Part, check_digests, open_manifest
-from spear_envs.retrieval.models import describe_model, find_model
+from spear_envs.retrieval.manifest import (
+    MANIFEST,
+    Manifest,
+    Part,
+    check_digests,
+    describe_model,
+    find_model,
+    open_manifest,
+)
 from spear_envs.retrieval.plan import (
+    EF_CONSTRUCTION,
+    EXAMPLES,
     PLANNED,
     WIKI18_DIMENSION,
     WIKI18_ROWS,
@@ -27,7 +34,9 @@ from spear_envs.retrieval.plan import (
     estimate_index,
     find_memory,
     is_possible,
+    parse_type,
 )
+from spear_sandbox.terminal import Console
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _WORDS = "the of a river city first film was born in album king war station school north series team year group family"
@@ -72,7 +81,7 @@ def index() -> None:
     "--type",
     "types",
     multiple=True,
-    help=f"bm25, or {', '.join(EXAMPLES)}, …; may be repeated.  [default: bm25 without an encoder, else what fits]",
+    help=f"bm25, or {' '.join(EXAMPLES)} …; may be repeated.  [default: bm25 without an encoder, else what fits]",
 )
 @encoder_option
 @click.option("--query-prefix", help="Before each query.  [default: the model's own, E5's by its name, else none]")
@@ -105,7 +114,7 @@ def build(
 
     \b
       spear index build --corpus wiki-18.jsonl --type bm25 --out indexes/wiki
-      spear index build --corpus wiki-18.jsonl --type hnsw-sq8 --encoder e5-base-v2 --out indexes/wiki
+      spear index build --corpus wiki-18.jsonl --type HNSW32,SQ8 --encoder e5-base-v2 --out indexes/wiki
     """
     from spear_envs.retrieval.build import DenseBuild, build_bm25, build_dense
 
@@ -162,7 +171,7 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
     \b
       spear index check indexes/wiki --corpus wiki-18.jsonl
     """
-    from spear_envs.retrieval.opening import RetrieverKind, open_retriever
+    from spear_envs.retrieval.indexes import open_index
 
     console = Console()
     with show_rows(console) as report:
@@ -171,8 +180,8 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
     for part in parts or [Part.BM25]:
         manifest = open_manifest(folder, part, corpus)
         check_digests(manifest)
-        retriever = open_retriever(RetrieverKind(part.value), corpus, folder, encoder=encoder)
-        say(console, f"{_describe_part(manifest)}: {retriever.rows:,} documents, sound")
+        opened = open_index(part.value, corpus, folder, encoder=encoder)
+        say(console, f"{_describe_part(manifest)}: {opened.rows:,} documents, sound")
 
 
 @index.command()
@@ -180,7 +189,7 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
 @click.option("--passages", type=click.IntRange(1), help="Number of documents.  [default: wiki-18's 21,015,324]")
 @click.option("--dimension", type=click.IntRange(1), help="Dimension of the vectors.  [default: E5-base's 768]")
 @encoder_option
-@click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {', '.join(PLANNED)}]")
+@click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {' '.join(PLANNED)}]")
 @click.option("--cores", default=16, type=click.IntRange(1), help="For the times.")
 @memory_option
 def plan(

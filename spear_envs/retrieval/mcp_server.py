@@ -1,4 +1,4 @@
-"""A searcher as a tool of the Model Context Protocol, by the official package ``mcp``."""
+"""A retriever as a tool of the Model Context Protocol, by the official package ``mcp``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.searcher import RetrieverFault, Searcher
-from spear_envs.retrieval.wire import DEFAULT_TOPK, RequestLimits
-
-LIMITS = RequestLimits()
+from spear_envs.retrieval.retriever import (
+    DEFAULT_TOPK,
+    MAX_CHARACTERS,
+    MAX_TOPK,
+    Retriever,
+    RetrieverFault,
+    find_documents,
+)
 
 
 class Passage(BaseModel):
@@ -27,21 +31,21 @@ class Passage(BaseModel):
     text: str
 
 
-def make_mcp_server(searcher: Searcher) -> MCPServer[Any]:
+def make_mcp_server(retriever: Retriever) -> MCPServer[Any]:
     """Make a server of one tool, ``search``; any number of clients may call it at once."""
     server: MCPServer[Any] = MCPServer("spear-retriever", version=version("spear-envs"), log_level="WARNING")
     lock = threading.Lock()  # retrievers take one call at a time
 
     def find(query: str, topk: int) -> list[dict[str, Any]]:
         with lock:
-            return searcher.search(query, topk)
+            return find_documents(retriever, query, topk)
 
     @server.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True))
     async def search(
         query: Annotated[
-            str, Field(description="What to look for, in words.", min_length=1, max_length=LIMITS.characters)
+            str, Field(description="What to look for, in words.", min_length=1, max_length=MAX_CHARACTERS)
         ],
-        topk: Annotated[int, Field(description="How many passages to return.", ge=1, le=LIMITS.topk)] = DEFAULT_TOPK,
+        topk: Annotated[int, Field(description="How many passages to return.", ge=1, le=MAX_TOPK)] = DEFAULT_TOPK,
     ) -> list[Passage]:
         """Search the corpus. Returns passages, best first."""
         if query.isspace():

@@ -1,73 +1,115 @@
-"""Opening a retriever by the name of its kind."""
+"""Opening the indexes that a file names."""
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 
-from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.retrieval.bm25 import BM25Retriever
-from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.manifest import Part
-from spear_envs.retrieval.retriever import Retriever
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.config import AnyIndex, Embedded, Milvus, OpenSearch, Service, Web, read_config
+from spear_envs.retrieval.engines.milvus import MilvusPlace, MilvusRetriever
+from spear_envs.retrieval.engines.opensearch import OpenSearchRetriever
+from spear_envs.retrieval.engines.web import WebRetriever
+from spear_envs.retrieval.indexes import open_retriever
+from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
 
 
-class RetrieverKind(Enum):
-    """How passages are found."""
-
-    BM25 = "bm25"
-    """By their words. Needs no extra and no model."""
-    DENSE = "dense"
-    """By the vectors of a sentence encoder. Needs the extra ``search`` and an index."""
-    HYBRID = "hybrid"
-    """By both, fused by reciprocal rank."""
-
-
-def open_retriever(
-    kind: str | RetrieverKind,
-    corpus: Corpus,
-    index: Path | None = None,
-    *,
-    encoder: str | Path | None = None,
-    ef_search: int | None = None,
-    nprobe: int | None = None,
-    threads: int = 1,
-    device: str = "cpu",
-) -> Retriever:
-    """Open the retriever of a corpus.
+def open_config(path: Path, name: str | None = None, *, only: bool = False) -> dict[str, Retriever]:
+    """Open the indexes of a file by name, the default first.
 
     Args:
-        index: folder that ``spear index build`` wrote. BM25 over at most 100,000 documents needs none.
-        encoder, ef_search, nprobe, threads, device: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
+        name: the one to be the first; None for the file's default.
+        only: open that one alone.
 
     Raises:
-        SpearError: the kind is unknown; or the index is missing, damaged, or of another corpus or model.
-        ModuleNotFoundError: a dense retriever without the extra ``search``.
+        SpearError: the file is wrong, or one of them cannot be opened.
     """
-    kind = choose_member(RetrieverKind, kind, "retriever")
-    if kind is RetrieverKind.BM25:
-        given = {
-            "encoder": encoder is not None,
-            "ef_search": ef_search is not None,
-            "nprobe": nprobe is not None,
-            "threads": threads != 1,
-            "device": device != "cpu",
-        }
-        if names := [name for name, is_given in given.items() if is_given]:
-            raise SpearError(f"BM25 does not use {' and '.join(names)}: leave them out.")
-        return BM25Retriever(corpus, index)
-    if index is None:
+    config = read_config(path)
+    first = name or config.default or next(iter(config.indexes))
+    if first not in config.indexes:
+        known = config.indexes
         raise SpearError(
-            f"retriever={kind.value!r} needs an index: make one with 'spear index build' and give its folder."
+            f"{path.name} lacks the index {first!r}: it has {', '.join(known)}.{suggest_name(first, known)}"
         )
-    from spear_envs.retrieval.dense import DenseRetriever
+    others = [] if only else [other for other in config.indexes if other != first]
+    opened: dict[str, Retriever] = {}
+    try:
+        for each in [first, *others]:
+            try:
+                opened[each] = _open(config.indexes[each], path.absolute().parent)
+            except SpearError as error:
+                raise SpearError(f"{path.name}, indexes.{each}: {error}") from error
+    except BaseException:
+        for retriever in opened.values():
+            retriever.close()
+        raise
+    return opened
 
-    dense = DenseRetriever(
-        corpus, index, encoder=encoder, ef_search=ef_search, nprobe=nprobe, threads=threads, device=device
-    )
-    if kind is RetrieverKind.DENSE:
-        return dense
-    from spear_envs.retrieval.hybrid import HybridRetriever
 
-    has_words = (Path(index) / Part.BM25.value).is_dir()
-    return HybridRetriever([BM25Retriever(corpus, index if has_words else None), dense])
+def _open(settings: AnyIndex, folder: Path) -> Retriever:
+    """Open one index, with reranking."""
+    retriever = open_index(settings, folder)
+    second = settings.rerank
+    if second is None:
+        return retriever
+    from spear_envs.retrieval.engines.rerank import Reranker
+
+    model = find_path(second.model, folder)
+    try:
+        return Reranker(retriever, model, depth=second.depth, batch=second.batch, device=second.device)
+    except BaseException:
+        retriever.close()
+        raise
+
+
+def open_index(settings: AnyIndex, folder: Path) -> Retriever:
+    """Open one index, without reranking; paths begin at ``folder``.
+
+    Raises:
+        SpearError: it cannot be opened.
+    """
+    match settings:
+        case Embedded():
+            return open_retriever(
+                settings.kind,
+                None if settings.corpus is None else folder / settings.corpus,
+                None if settings.index is None else folder / settings.index,
+                encoder=settings.encoder and find_path(settings.encoder, folder),
+                **settings.model_dump(include={"ef_search", "nprobe", "threads", "device"}),
+            )
+        case Milvus():
+            place = place_milvus(settings, folder)
+            return MilvusRetriever(place, ef_search=settings.ef_search, deadline_s=settings.deadline_s)
+        case Service():
+            return RetrieverClient(
+                settings.urls,
+                token_variable=settings.token_variable or TOKEN_VARIABLE,
+                **settings.model_dump(include={"deadline_s", "tries", "concurrency"}),
+            )
+        case OpenSearch():
+            return OpenSearchRetriever(settings)
+        case Web():
+            return WebRetriever(settings)
+    raise AssertionError(f"{type(settings).__name__} has no retriever")
+
+
+def place_milvus(settings: Milvus, folder: Path) -> MilvusPlace:
+    """Find a collection and its model.
+
+    Raises:
+        SpearError: the address is not valid.
+    """
+    remote = settings.uri.startswith(("http://", "https://"))
+    if not remote and not settings.uri.endswith(".db"):
+        raise SpearError(
+            f"uri={settings.uri!r} is not valid: give http://host:19530, or a path that ends in .db for Milvus Lite."
+        )
+    uri = settings.uri if remote else str(folder / settings.uri)
+    encoder = find_path(settings.encoder, folder)
+    return MilvusPlace(uri, settings.collection, encoder, settings.token_variable, settings.device)
+
+
+def find_path(name: str, folder: Path) -> str:
+    """Resolve a path in the file, or return another name, such as that of an installed model."""
+    place = folder / Path(name).expanduser()
+    return str(place) if place.exists() or "/" in name else name

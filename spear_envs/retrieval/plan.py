@@ -1,21 +1,32 @@
-"""How much memory, disk and time an index takes, before it is built.
+"""Types of vector indexes by the names of faiss, and how much memory, disk and time each takes before it is built.
 
-Sizes follow from the types of index (:mod:`spear_envs.retrieval.kinds`). Times are extrapolated from measurements on
-one core and give only an order of magnitude; encoding can be measured on the spot.
+Sizes follow from the type. Times are extrapolated from measurements on one core and give only an order of magnitude;
+encoding can be measured on the spot.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
 from spear_envs.data.files import format_bytes
-from spear_envs.retrieval.kinds import Family, IndexType, parse_type
 
+EXAMPLES = ("Flat", "HNSW32", "HNSW64", "HNSW32,SQ8", "IVF,Flat", "IVF4096,SQ8", "IVF,PQ96")
+LINKS = 32
+EF_CONSTRUCTION = 200
+MIN_LISTS, MAX_LISTS = 16, 1 << 16
+TRAINING_PER_LIST = 64
+"""Training vectors for each list of an IVF index; faiss warns below 39."""
+TRAINING_VECTORS = 100_000
+"""Training vectors for codes."""
+_NAME = re.compile(r"(flat)|hnsw(\d+)?(?:[,_-](sq8|flat))?|ivf(\d+)?[,-](flat|sq8|pq(\d+))", re.IGNORECASE)
 WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768
 """Of the paper: passages, and the vectors of E5-base."""
-PLANNED = ("flat", "hnsw", "hnsw64", "hnsw-sq8", "ivf-sq8", "ivf-pq96")
+PLANNED = ("Flat", "HNSW32", "HNSW64", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ96")
 FLAT_ROWS = 50_000
 """Up to so many documents every vector is compared: a millisecond or two a query."""
 PROCESS_BYTES = 500 * 10**6
@@ -37,9 +48,139 @@ ENCODE_SECONDS = 0.035
 """CPU time for one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime: measured with 2,500. By
 other models it is assumed to grow with the cube of the dimension: eight times for E5-base, which has twice the layers
 and twice the width."""
-GROWTH = {Family.FLAT: 1.02, Family.HNSW: 1.02, Family.IVF: 1.35}
+GROWTH = {"Flat": 1.02, "HNSW": 1.02, "IVF": 1.35}
 """Greatest memory of an index that grows, over its size at last: measured 1.01, 1.01 and 1.31 with 120,000 vectors of
 768 dimensions. Flat and HNSW take theirs at once; the lists of IVF grow by doubling, each by itself."""
+
+
+@dataclass(frozen=True)
+class IndexType:
+    """One type of index; its name is the string that faiss makes it from, apart from ``IVF`` without a number."""
+
+    family: str
+    """How the vectors to compare with are found: ``Flat`` takes all, ``HNSW`` walks a graph of near ones, and ``IVF``
+    takes those of the lists whose centres are nearest."""
+    code: str = "Flat"
+    """How a vector is stored: ``Flat`` as float32, ``SQ8`` as a byte for each dimension, ``PQ`` as a byte for each of
+    some parts, which is too coarse without reranking by exact vectors."""
+    links: int = LINKS
+    """M of an HNSW graph: links of a vector on each level, twice as many on the lowest."""
+    lists: int = 0
+    """Of an IVF index; 0 until :meth:`resolve` has chosen."""
+    parts: int = 0
+    """Of a product quantiser."""
+
+    @property
+    def name(self) -> str:
+        """As :func:`parse_type` reads it."""
+        if self.family == "Flat":
+            return "Flat"
+        if self.family == "HNSW":
+            return f"HNSW{self.links}" + ("" if self.code == "Flat" else f",{self.code}")
+        return f"IVF{self.lists or ''},{self.code}{self.parts or ''}"
+
+    def resolve(self, rows: int, dimension: int) -> IndexType:
+        """The type with its number of lists: some 4 √rows, a power of two.
+
+        Raises:
+            SpearError: the type does not fit the corpus or the vectors.
+        """
+        if self.code == "PQ" and dimension % self.parts:
+            raise SpearError(f"{self.name}: {dimension} dimensions cannot be cut into {self.parts} equal parts.")
+        if self.family != "IVF":
+            return self
+        lists = self.lists or min(max(2 ** round(math.log2(4 * math.sqrt(rows))), MIN_LISTS), MAX_LISTS)
+        if rows < lists:
+            raise SpearError(f"IVF{lists}: a corpus of {rows:,} documents has fewer than lists; take 'Flat'.")
+        return replace(self, lists=lists)
+
+    @property
+    def needs_exact(self) -> bool:
+        """Whether exact vectors are kept for reranking."""
+        return self.code == "PQ"
+
+    @property
+    def _mean_links(self) -> float:
+        """Mean links of a vector in an HNSW graph: on the lowest level, and on higher ones, which few reach."""
+        return 2 * self.links + self.links / (self.links - 1)
+
+    def vector_bytes(self, dimension: int) -> float:
+        """Bytes of the index for each vector, checked against files of faiss."""
+        coded = {"Flat": 4 * dimension, "SQ8": dimension, "PQ": self.parts}[self.code]
+        if self.family == "HNSW":
+            # Links, the highest level, and where the links begin.
+            return coded + 4 * self._mean_links + 12
+        return coded + (8 if self.family == "IVF" else 0)
+
+    def index_bytes(self, rows: int, dimension: int) -> float:
+        """Bytes of an index of ``rows`` vectors."""
+        centres = 4 * dimension * (self.lists + (256 if self.code == "PQ" else 0))
+        return rows * self.vector_bytes(dimension) + centres
+
+    def training_vectors(self, rows: int) -> int:
+        """Number of training vectors; may be 0."""
+        if self.family == "IVF":
+            return min(rows, max(TRAINING_PER_LIST * self.lists, TRAINING_VECTORS))
+        return 0 if self.code == "Flat" else min(rows, TRAINING_VECTORS)
+
+    @property
+    def default_probes(self) -> int:
+        """Lists that a search visits by default."""
+        return max(16, self.lists // 8)
+
+    def make(self, dimension: int, ef_construction: int = EF_CONSTRUCTION) -> Any:
+        """Make an empty faiss index by inner product."""
+        import faiss
+
+        # "np": without ordering the codes for Hamming distances, which takes minutes and is not needed.
+        name = self.name + ("np" if self.code == "PQ" else "")
+        index: Any = faiss.index_factory(dimension, name, faiss.METRIC_INNER_PRODUCT)
+        if self.family == "HNSW":
+            index.hnsw.efConstruction = ef_construction
+        return index
+
+    def reserve(self, index: Any, rows: int) -> None:
+        """Reserve the memory of all vectors in an empty index of this type.
+
+        Growing arrays would be copied, which needs twice the memory for a moment. Not for the lists of an IVF index,
+        which are small and of unknown lengths.
+        """
+        import faiss
+
+        if self.family == "IVF":
+            return
+        storage: Any = faiss.downcast_index(index.storage) if self.family == "HNSW" else index
+        arrays = [(storage.codes, rows * storage.code_size)]
+        if self.family == "HNSW":
+            # Levels are random: 1 % more than the mean, and some for a small graph.
+            links = math.ceil(1.01 * rows * self._mean_links) + 100 * self.links
+            arrays += [(index.hnsw.neighbors, links), (index.hnsw.offsets, rows + 1), (index.hnsw.levels, rows)]
+        for array, size in arrays:
+            old = array.size()
+            array.resize(size)
+            array.resize(old)  # the memory stays
+
+
+def parse_type(name: str) -> IndexType:
+    """Parse the name of a type: ``Flat``, ``HNSW[M][,SQ8]`` or ``IVF[LISTS],Flat|SQ8|PQ<parts>``, in any case.
+
+    Raises:
+        SpearError: the name is unknown.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise SpearError(f"type {name!r} is not valid: give one like {' '.join(EXAMPLES)}.")
+    flat, links, coded, lists, code, parts = found.groups()
+    if flat:
+        return IndexType("Flat")
+    if code is None:
+        if not 4 <= int(links or LINKS) <= 512:
+            raise SpearError(f"type {name!r}: give 4 to 512 links, 32 or 64 as a rule.")
+        return IndexType("HNSW", "SQ8" if (coded or "").lower() == "sq8" else "Flat", int(links or LINKS))
+    if "0" in {str(int(number)) for number in (lists, parts) if number}:
+        raise SpearError(f"type {name!r}: give at least 1.")
+    code = "PQ" if parts else {"flat": "Flat", "sq8": "SQ8"}[code.lower()]
+    return IndexType("IVF", code, lists=int(lists or 0), parts=int(parts or 0))
 
 
 @dataclass(frozen=True)
@@ -67,10 +208,10 @@ def estimate_index(kind: IndexType, rows: int, dimension: int) -> Estimate:
     size = kind.index_bytes(rows, dimension)
     sample = 4 * dimension * kind.training_vectors(rows)
     seconds = 0.0
-    if kind.family is Family.HNSW:
+    if kind.family == "HNSW":
         factor = (rows / LINK_ROWS) ** LINK_ROWS_POWER * (dimension / LINK_DIMENSION) ** LINK_DIMENSION_POWER
         seconds = rows * LINK_SECONDS * factor
-    elif kind.family is Family.IVF:
+    elif kind.family == "IVF":
         compared = rows + TRAINING_ROUNDS * kind.training_vectors(rows)
         seconds = compared * kind.lists * dimension * COMPARE_SECONDS
     return Estimate(
@@ -121,9 +262,9 @@ def choose_type(rows: int, dimension: int, memory: int | None = None) -> IndexTy
         SpearError: no graph fits into memory.
     """
     if rows <= FLAT_ROWS:
-        return parse_type("flat")
+        return parse_type("Flat")
     limit = find_memory() if memory is None else memory
-    exact, coarse = parse_type("hnsw"), parse_type("hnsw-sq8")
+    exact, coarse = parse_type("HNSW"), parse_type("HNSW,SQ8")
     if estimate_index(exact, rows, dimension).build_bytes <= limit:
         return exact
     require_memory(coarse, rows, dimension, limit)

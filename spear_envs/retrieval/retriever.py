@@ -1,40 +1,124 @@
-"""The interface of all retrievers: queries in, rows of a corpus and scores out."""
+"""The protocol for finding passages, which indexes in this process, engines and services follow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-Hit = tuple[int, float]
-"""Row of the corpus and score."""
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.corpus import Corpus
+
+TOKEN_VARIABLE = "SPEAR_RETRIEVER_TOKEN"
+"""Environment variable with the bearer token, for the service and its clients."""
+DEFAULT_TOPK, MAX_TOPK = 3, 100
+MAX_CHARACTERS = 8192
+"""The longest query that the service takes."""
 
 
-class Retriever(Protocol):
-    """Finds rows of one corpus. Call it from one thread at a time; a service gives each its own."""
+class FaultKind(str, Enum):
+    """How a retriever can fail its caller."""
+
+    UNAVAILABLE = "retriever_unavailable"
+    """No answer, or an answer that the service cannot serve now."""
+    TIMEOUT = "retriever_timeout"
+    """No answer within the deadline."""
+    BAD_REPLY = "retriever_bad_reply"
+    """An answer that breaks the contract."""
+
+
+class RetrieverFault(EnvFault):
+    """A failure of the retriever, not of the policy; ``kind`` is a value of :class:`FaultKind`."""
+
+    def __init__(self, kind: FaultKind, message: str) -> None:
+        super().__init__(kind.value, message)
+
+    def __reduce__(self) -> tuple[type[RetrieverFault], tuple[FaultKind, str]]:
+        return type(self), (FaultKind(self.kind), self.message)
+
+
+class RetrieverRefusal(SpearError):
+    """A refusal that asking again does not change, such as a wrong key or a spent budget."""
+
+
+class Passage:
+    """A document that was found, and its score.
+
+    The document of a corpus is read when ``raw`` is, since most passages found are never sent.
+    """
+
+    __slots__ = ("_row", "_source", "score")
+
+    def __init__(self, source: Corpus | bytes, score: float, row: int = -1) -> None:
+        self._source = source
+        self._row = row
+        self.score = score
 
     @property
-    def rows(self) -> int:
-        """Return the number of documents."""
+    def raw(self) -> bytes:
+        """The document as a JSON object in UTF-8, with ``id`` and ``contents``."""
+        return self._source if isinstance(self._source, bytes) else self._source.raw(self._row)
 
     @property
-    def fingerprint(self) -> str:
-        """Identify corpus, index, model and settings: equal for retrievers that give the same results."""
+    def held_bytes(self) -> int:
+        """Approximate memory of this object."""
+        return 120 + (len(self._source) if isinstance(self._source, bytes) else 0)
 
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Return the cost of each query in a batch, in tokens.
 
-        A batch costs the number of its queries times its greatest length. Return 1 for each where a batch costs the
-        sum of its queries.
-        """
+@dataclass(frozen=True)
+class Load:
+    """What a retriever takes at once."""
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Find at most ``k`` hits for each query, best first, ties to the lower row, no row twice.
+    calls: int = 1
+    """Concurrent calls of ``search``, each on its own thread."""
+    queries: int = 256
+    """Queries of one call."""
+    on_loop: bool = False
+    """Whether a call is faster than passing it to a thread, and does not use OpenMP."""
 
-        Any text is a query. The first hits do not depend on ``k``.
+
+class Retriever(ABC):
+    """Finds passages. ``load`` limits what callers may ask for at once."""
+
+    fingerprint: str
+    """Equal for retrievers with the same results, as far as that is known."""
+    passages: int | None = None
+    """Number of documents; None if unknown."""
+    load: Load = Load()
+
+    @abstractmethod
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Passage]]:
+        """Find at most ``k`` passages for each query, best first.
 
         Raises:
-            SpearError: ``k`` is below 1, or the index is damaged.
+            RetrieverFault: it failed; another try may succeed.
+            RetrieverRefusal: it refuses, and another try is useless.
+            SpearError: the request is not valid.
         """
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return kind and settings as plain data, for people and ``/health``."""
+        """Return kind and settings as plain data, for people and ``/health``, without secrets."""
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """Return the cost of each query in a batch, which costs the number of its queries times its greatest length."""
+        return [1] * len(queries)
+
+    def counts(self) -> Mapping[str, float]:
+        """Return counts since it was opened, by name: ``requests`` and ``cost``."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """Close files and connections, if it has some of its own."""
+
+
+def find_documents(retriever: Retriever, query: str, k: int) -> list[dict[str, Any]]:
+    """Find at most ``k`` documents for one query, best first, parsed."""
+    (found,) = retriever.search([query], k)
+    return [json.loads(passage.raw) for passage in found]

@@ -1,4 +1,8 @@
-"""Several processes that answer at one address over the same mapped index."""
+"""Several processes that answer at one address over the same mapped index.
+
+uvicorn's own ``workers=`` also restarts dead ones, but without the bounds on connections of our server and without a
+notice when the indexes are open or why they cannot be, and its workers outlive a killed parent.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +14,41 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.service import Load, RetrievalService, ServiceSettings, serve
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import on_signals
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from spear_envs.retrieval.server import ServiceSettings
-    from spear_envs.retrieval.source import AnySource
-
 
 logger = logging.getLogger(__name__)
 
-RESTART_S = 1.0
+RESTART_S, LONGEST_RESTART_S = 1.0, 30.0
 """Delay before a dead worker is restarted; doubled after each failure in a row."""
-LONGEST_RESTART_S = 30.0
 STOP_S = 15.0
-"""Time for requests under way after a signal to stop; the workers' own drain is shorter."""
+"""Time for workers to stop, longer than their own drain."""
 
 
 @dataclass(frozen=True)
 class Job:
     """The indexes that a worker serves, and its address."""
 
-    source: AnySource
+    load: Load
     settings: ServiceSettings
     host: str
     port: int
 
 
 @dataclass
-class _Worker:
-    """A process. It reports once on ``told`` that it is ready, or its error, and ends with the pipe."""
+class _Process:
+    """A worker. It reports once on ``told`` that it is ready, or its error, and ends with the pipe."""
 
     process: BaseProcess
     told: Connection
@@ -82,40 +83,37 @@ def serve_workers(job: Job, number: int, on_ready: Callable[[str], None]) -> Non
             _end(workers)
 
 
-def _start(job: Job) -> _Worker:
+def _start(job: Job, failures: int = 0) -> _Process:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(job, theirs), name="retriever")
     process.start()
     theirs.close()
-    return _Worker(process, ours)
+    return _Process(process, ours, failures)
 
 
-def _hear(worker: _Worker, stop: threading.Event) -> str:
+def _hear(worker: _Process, stop: threading.Event) -> str:
     """Wait for a worker's report and return its summary."""
     while not stop.is_set():
-        if not worker.told.poll(0.2):
-            continue
-        try:
-            is_ready, said = worker.told.recv()
-        except EOFError:
-            worker.process.join()
-            is_ready = False
-            said = f"a worker ended with status {worker.process.exitcode} before it could serve."
-        if not is_ready:
-            raise SpearError(said)
-        return str(said)
+        if worker.told.poll(0.2):
+            try:
+                is_ready, said = worker.told.recv()
+            except EOFError:
+                worker.process.join()
+                is_ready, said = False, f"a worker ended with status {worker.process.exitcode} before it could serve."
+            if not is_ready:
+                raise SpearError(said)
+            return str(said)
     return ""
 
 
-def _look_after(workers: list[_Worker], job: Job) -> None:
+def _look_after(workers: list[_Process], job: Job) -> None:
     """Wait for an event, half a second at most, and restart workers that died."""
-    alive = [worker for worker in workers if worker.restart_at is None]
-    happened = wait([worker.told for worker in alive], timeout=0.5)
+    happened = wait([worker.told for worker in workers if worker.restart_at is None], timeout=0.5)
     for index, worker in enumerate(workers):
         if worker.restart_at is not None:
             if time.monotonic() >= worker.restart_at:
-                workers[index] = replace(_start(job), failures=worker.failures)
+                workers[index] = _start(job, worker.failures)
         elif worker.told in happened:
             with contextlib.suppress(EOFError):
                 is_ready, _ = worker.told.recv()
@@ -130,7 +128,7 @@ def _look_after(workers: list[_Worker], job: Job) -> None:
             worker.restart_at = time.monotonic() + delay
 
 
-def _end(workers: list[_Worker]) -> None:
+def _end(workers: list[_Process]) -> None:
     for worker in workers:
         worker.told.close()
         if worker.process.is_alive():
@@ -145,10 +143,7 @@ def _end(workers: list[_Worker]) -> None:
 
 def _work(job: Job, told: Connection) -> None:
     """Serve, in a worker process, until a signal or until the parent ends."""
-    from spear_envs.retrieval.server import RetrievalService
-    from spear_envs.retrieval.serving import serve
-
-    service = RetrievalService(job.source.open, job.settings)
+    service = RetrievalService(job.load, job.settings)
 
     def follow_parent() -> None:
         with contextlib.suppress(EOFError, OSError):

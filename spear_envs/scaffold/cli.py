@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import echo
 
 DISTRIBUTION = "spear-envs"
 OURS = ("spear", "spear_envs", "spear_sandbox", "spear_agents", "spear_training")
@@ -167,9 +168,9 @@ def init_env(name: str, out: Path | None) -> None:
     folder = out if out is not None else Path(package.distribution)
     write_package(package, folder)
     here = folder.resolve() == Path.cwd()
-    click.echo(f"{package.env_id} is in {'this folder' if here else folder}. Next:\n")
+    echo(f"{package.env_id} is in {'this folder' if here else folder}. Next:\n")
     steps = [] if here else [f"cd {shlex.quote(str(folder))}"]
     steps += ["pip install -e '.[dev]'", "pytest", f"spear check {package.env_id} --module {package.name}"]
     for step in steps:
-        click.echo(f"  {step}")
-    click.echo(f"\nThen put your own world into {package.name}/env.py; README.md has the steps.")
+        echo(f"  {step}")
+    echo(f"\nThen put your own world into {package.name}/env.py; README.md has the steps.")

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.data import data_folder
@@ -37,6 +36,7 @@ from spear_envs.data.fetching import (
 )
 from spear_envs.data.progress import say, show_table
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
+from spear_sandbox.terminal import Console
 
 PANEL = 125
 """Questions of each benchmark in the panel that ``verify`` prints; Bamboogle has no more."""

@@ -16,7 +16,7 @@ from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task, canonical_json
-from spear_envs.retrieval.searcher import RetrieverFault
+from spear_envs.retrieval.retriever import RetrieverFault, find_documents
 from spear_envs.search.grading import exact_match, f1_score
 from spear_envs.search.grammar import (
     NO_PASSAGE,
@@ -34,7 +34,7 @@ from spear_envs.search.opening import (
     RetrieverChoice,
     find_splits,
     list_texts,
-    open_searcher,
+    open_retriever,
     open_tasks,
     read_path,
 )
@@ -94,7 +94,7 @@ class SearchR1Env(SpearEnv[str]):
         panel: number of questions per benchmark, always the same ones; None for all.
         retriever: ``"bm25"`` (default), ``"dense"`` or ``"hybrid"`` in this process, the address of a retrieval service
             or a list of them, a file that names indexes (``.yaml``), or any
-            :class:`~spear_envs.retrieval.searcher.Searcher`.
+            :class:`~spear_envs.retrieval.retriever.Retriever`.
         corpus: JSON lines to search in this process; by default the embedded base.
         index: folder that ``spear index build`` wrote for the corpus.
         topk: passages of a search, 1 to 100.
@@ -153,7 +153,7 @@ class SearchR1Env(SpearEnv[str]):
         self.dataset = name
         self.splits = find_splits(name)
         tasks = open_tasks(name, split, panel)
-        self.searcher = open_searcher(
+        self.retriever = open_retriever(
             retriever,
             None if corpus is None else read_path("corpus", corpus),
             None if index is None else read_path("index", index),
@@ -198,9 +198,9 @@ class SearchR1Env(SpearEnv[str]):
             self._found = []
             told = f"The query has {len(content):,} characters, and at most {MAX_QUERY:,} are searched: ask for less."
             return ActionResult(False, message=self._warn(told), details=self._details())
-        documents = self.searcher.search(mend_text(content), self.topk)
+        documents = find_documents(self.retriever, mend_text(content), self.topk)
         with suppress(RetrieverFault):  # the search itself succeeded
-            self._retriever = self.searcher.fingerprint
+            self._retriever = self.retriever.fingerprint
         self._asked.append(content)
         self._found = [str(document["id"]) for document in documents]
         self._seen.update(dict.fromkeys(self._found))

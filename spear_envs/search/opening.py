@@ -1,4 +1,4 @@
-"""Opening questions and searchers by name, shared within a process."""
+"""Opening questions and retrievers by name, shared within a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.tasks import TaskSet, check_split
 from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
-from spear_envs.retrieval.searcher import LocalSearcher, Searcher
+from spear_envs.retrieval.retriever import Retriever
 from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
 from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base
 from spear_envs.search.tasks import Question, QuestionTaskSet
@@ -23,9 +23,9 @@ KINDS = ("bm25", "dense", "hybrid")
 
 FILES = (".yaml", ".yml")
 
-RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
+RetrieverChoice: TypeAlias = "str | Sequence[str] | Retriever"
 """``"bm25"``, ``"dense"``, ``"hybrid"``; one or several addresses of retrieval services; a file that names indexes
-(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another index); a searcher."""
+(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another index); a :class:`~spear_envs.retrieval.retriever.Retriever`."""
 
 
 def _build(dataset: str) -> KnowledgeBase:
@@ -100,13 +100,13 @@ def read_path(keyword: str, value: object) -> str:
     return value
 
 
-def open_searcher(
+def open_retriever(
     retriever: RetrieverChoice,
     corpus: str | os.PathLike[str] | None,
     index: str | os.PathLike[str] | None,
     dataset: str = MINI,
-) -> Searcher:
-    """Open the searcher for the questions of ``dataset``.
+) -> Retriever:
+    """Open the retriever for the questions of ``dataset``.
 
     Args:
         corpus: JSON lines to search in this process; by default the embedded base of an embedded data set.
@@ -151,7 +151,7 @@ def open_searcher(
 
 _CHOICES = (
     "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, a file of indexes (.yaml),"
-    " or a searcher"
+    " or a Retriever"
 )
 
 
@@ -160,26 +160,29 @@ def _is_url(value: object) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, _state: FileState) -> Searcher:
-    # Late: dense retrievers are heavy, and clients do not need them.
-    from spear_envs.retrieval.backend import EmbeddedBackend
+def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, _state: FileState) -> Retriever:
+    # Late: dense indexes are heavy, and clients do not need them.
     from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.opening import open_retriever
+    from spear_envs.retrieval.indexes import CorpusRetriever, open_index
 
     documents = Corpus.in_memory(_build(dataset).corpus) if corpus is None else Corpus.open(Path(corpus))
-    found = open_retriever(kind, documents, None if index is None else Path(index))
-    return LocalSearcher(EmbeddedBackend(documents, found))
+    return CorpusRetriever(documents, open_index(kind, documents, None if index is None else Path(index)))
 
 
 @lru_cache(maxsize=4)
-def _open_file(path: str, name: str | None, _state: FileState) -> Searcher:
-    from spear_envs.retrieval.backends.opening import ConfigSource
+def _open_file(path: str, name: str | None, _state: FileState) -> Retriever:
+    try:
+        from spear_envs.retrieval.opening import open_config
+    except ImportError as error:
+        raise SpearError(
+            f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]'. ({error})"
+        ) from error
 
-    return LocalSearcher(next(iter(ConfigSource(Path(path), name, only=True).open().values())))
+    return next(iter(open_config(Path(path), name, only=True).values()))
 
 
 @lru_cache(maxsize=16)
-def _open_client(urls: tuple[str, ...]) -> Searcher:
+def _open_client(urls: tuple[str, ...]) -> Retriever:
     from spear_envs.retrieval.client import RetrieverClient
 
     return RetrieverClient(urls)

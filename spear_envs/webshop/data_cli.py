@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch_locked
@@ -30,6 +29,7 @@ from spear_envs.webshop.nouns import RULE
 from spear_envs.webshop.opening import PRICE_SEED, SIZES
 from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
 from spear_envs.webshop.store import MANIFEST, Manifest, check_store
+from spear_sandbox.terminal import Console
 
 # Not tried against Google Drive itself: the tests run a local server.
 ADDRESS = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"

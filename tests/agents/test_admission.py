@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_agents.admission import CacheGate
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.prompting import PromptBuilder
-from spear_agents.rollout import Job, play_many
+from spear_agents.rollout import CacheGate, Job, play_many
 from spear_agents.trajectory import Layout
 from spear_agents.usage import sum_usage
 from tests.agents.corridor import CorridorEnv

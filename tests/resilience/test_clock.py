@@ -16,13 +16,14 @@ import pytest
 from spear_envs.core.faults import EnvFault
 from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.retriever import find_documents
 from spear_sandbox.client import HttpExecutor
 from spear_sandbox.protocol import Limits, RunStatus
 from spear_sandbox.web import replies
 from tests.rooms import ROOT, find_modules
 from tests.sandbox import service as sandbox_service
 from tests.sandbox.service import need_isolation
-from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, run_service
+from tests.spear_envs.retrieval.service import ScriptedIndex, make_service, run_service
 
 # The time of day, and what it is for there.
 MAY_ASK = {
@@ -99,14 +100,14 @@ def test_who_waits_for_a_place_is_told_in_time(leaping: Callable[[], float]) -> 
 
 
 def test_searches_end_at_their_deadline(leaping: Callable[[], float]) -> None:
-    retriever = ScriptedRetriever()
+    retriever = ScriptedIndex()
     with run_service(make_service(retriever, batches=BatchLimits(deadline_s=0.3))) as url:
         client = RetrieverClient([url], deadline_s=20.0)
-        assert [document["id"] for document in client.search("7", 2)] == ["7", "8"]
+        assert [document["id"] for document in find_documents(client, "7", 2)] == ["7", "8"]
         retriever.gate.clear()
         start = time.monotonic()
         with pytest.raises(EnvFault) as caught:
-            client.search("9", 2)
+            find_documents(client, "9", 2)
         assert caught.value.kind == "retriever_timeout" and 0.3 <= time.monotonic() - start < 15
         retriever.gate.set()
 

@@ -30,7 +30,7 @@ from spear_envs.core.making import make_env
 from spear_envs.data.embedded import read_embedded
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.opening import open_retriever
+from spear_envs.retrieval.indexes import open_index
 from spear_envs.search.question_files import read_questions
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.sources import find_files
@@ -110,7 +110,7 @@ def write_index(folder: Path) -> None:
 
 def search_index(folder: Path) -> None:
     corpus = Corpus.open(folder / "corpus.jsonl")
-    (hits,) = open_retriever("bm25", corpus, folder / "index").search(["river"], 3)
+    (hits,) = open_index("bm25", corpus, folder / "index").search(["river"], 3)
     assert [corpus.document(row) for row, _ in hits]
 
 

@@ -19,6 +19,7 @@ from spear_agents.engines.openai import OpenAIEngine, Server  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.faults import EnvFault  # noqa: E402
 from spear_envs.retrieval.client import RetrieverClient  # noqa: E402
+from spear_envs.retrieval.retriever import find_documents  # noqa: E402
 from spear_sandbox.client import HttpExecutor, Retries  # noqa: E402
 from spear_sandbox.protocol import SandboxFault  # noqa: E402
 
@@ -101,7 +102,7 @@ def open_session(url: str) -> None:
 
 
 def ask_retriever(url: str) -> None:
-    RetrieverClient(url, deadline_s=20, tries=1).search("x", 3)
+    find_documents(RetrieverClient(url, deadline_s=20, tries=1), "x", 3)
 
 
 @pytest.mark.timeout(60)

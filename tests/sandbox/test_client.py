@@ -33,7 +33,7 @@ def reply(status: int, content: Any) -> bytes:
 
 def answer_echo(body: bytes) -> bytes:
     """As the service would: the code is the output."""
-    return reply(200, write_reply(make_outcome(stdout=json.loads(body)["code"]), 0.0))
+    return reply(200, b"".join(write_reply(make_outcome(stdout=json.loads(body)["code"]), 0.0)))
 
 
 BUSY = reply(504, {"detail": "all 2 places are taken."})

@@ -160,7 +160,7 @@ class TestReplies:
         outcome = make_outcome(
             return_code=3, stdout="\ud800\0", stderr="e", stdout_bytes=4, files={"f": b"\xff"}, truncated=True
         )
-        assert json.loads(write_reply(outcome, 1.5)) == {
+        assert json.loads(b"".join(write_reply(outcome, 1.5))) == {
             "status": "Failed",
             "message": "",
             "compile_result": None,
@@ -197,13 +197,13 @@ class TestReplies:
     )
     def test_how_a_run_ended(self, fields: dict[str, Any], status: str, code: int | None) -> None:
         outcome = make_outcome(stdout="x", stdout_bytes=1, **fields)
-        body = write_reply(outcome, 0.0)
+        body = b"".join(write_reply(outcome, 0.0))
         reply = json.loads(body)
         assert (reply["status"], reply["run_result"]["return_code"], reply["message"]) == (status, code, "")
         assert read_reply(body) == outcome
 
     def test_a_fault_is_a_fault_at_the_other_end(self) -> None:
-        body = write_error("half \ud800 a reason", Isolation.BWRAP)
+        body = b"".join(write_error("half \ud800 a reason", Isolation.BWRAP))
         assert json.loads(body)["run_result"]["status"] == "Error"
         with pytest.raises(SandboxFault, match="a reason") as caught:
             read_reply(body)
@@ -247,7 +247,7 @@ class TestReplies:
         ],
     )
     def test_answers_that_are_none(self, change: dict[str, Any]) -> None:
-        reply = json.loads(write_reply(make_outcome(), 0.0))
+        reply = json.loads(b"".join(write_reply(make_outcome(), 0.0)))
         with pytest.raises(BadReplyError):
             read_reply(json.dumps({**reply, **change}).encode())
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ def kill_everything(process: subprocess.Popen[str]) -> None:
 
 def find_marks(process: subprocess.Popen[str]) -> set[str]:
     """Marks of the trainings under way that ``process`` supervises."""
-    return {item.environ().get(MARK) for item in psutil.Process(process.pid).children(recursive=True)} - {None}
+    marks = set()
+    with suppress(psutil.NoSuchProcess, OSError):
+        for item in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                marks.add(item.environ().get(MARK))
+    return marks - {None}
 
 
 def find_marked(marks: set[str], title: str = "") -> list[Any]:
@@ -211,7 +217,18 @@ def test_a_run_that_is_stopped_in_every_way_comes_to_the_same_end(
 
     text = finish(start(sokoban_policy, out), out)
     assert f"after step {resumed_after}" in text
-    # The same seed gives the same curve twice, with or without kills in between.
+    compare_runs(whole_run, out)
+    saved = [read_state(run / "checkpoints" / f"global_step_{STEPS}") for run in (whole_run, out)]
+    assert saved[0]["curriculum"] == saved[1]["curriculum"] and sum(saved[0]["curriculum"]["source"]["wins"]) > 0
+    episodes = saved[0]["branch"]["archive"]["episodes"]
+    assert len(episodes) > 8 and max(past["back"] for past in episodes) > 1
+    assert len({json.dumps(one["branch"], default=lambda array: array.tolist()) for one in saved}) == 1
+    states = [one["state"] for one in saved]
+    assert states[0]["rng"] == states[1]["rng"] and states[0]["baseline"] == states[1]["baseline"]
+
+
+def compare_runs(whole_run: Path, out: Path) -> None:
+    """The same seed gives the same curve twice, with or without kills in between."""
     expected, found = get_steps(whole_run), get_steps(out)
     assert found.keys() == expected.keys()
     for step in found:
@@ -220,13 +237,6 @@ def test_a_run_that_is_stopped_in_every_way_comes_to_the_same_end(
                for run in (whole_run, out)]  # fmt: skip
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert read_recorded(out) == read_recorded(whole_run), "episodes for people to look at, each once"
-    saved = [read_state(run / "checkpoints" / f"global_step_{STEPS}") for run in (whole_run, out)]
-    assert saved[0]["curriculum"] == saved[1]["curriculum"] and sum(saved[0]["curriculum"]["source"]["wins"]) > 0
-    episodes = saved[0]["branch"]["archive"]["episodes"]
-    assert len(episodes) > 8 and max(past["back"] for past in episodes) > 1
-    assert len({json.dumps(one["branch"], default=lambda array: array.tolist()) for one in saved}) == 1
-    states = [one["state"] for one in saved]
-    assert states[0]["rng"] == states[1]["rng"] and states[0]["baseline"] == states[1]["baseline"]
 
 
 def test_another_configuration_is_refused_and_a_finished_run_says_so(sokoban_policy: Path, whole_run: Path) -> None:

@@ -18,10 +18,10 @@ from rich.console import Console
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import MANIFEST, repair_tracker
+from spear_training.inputs import TASKS_FILE, describe_inputs
 from spear_training.launch import (
     CHANGEABLE,
     CONFIG_FILE,
-    TASKS_FILE,
     check_config,
     compose_config,
     compose_training,
@@ -407,8 +407,48 @@ def test_other_tasks_another_model_or_other_code_are_refused_and_named(tmp_path:
     with pytest.raises(SpearError, match="model's folder changed"):
         prepare_mine()
     assert (out / TASKS_FILE).read_text() == before, "the evidence is kept"
+    (out / TASKS_FILE).unlink()
+    with pytest.raises(SpearError, match="model's folder changed"):
+        prepare_mine()  # what counts stands in the checkpoint
     (model / "config.json").write_text(json.dumps(config))
     assert prepare_mine() == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["words.yaml", "corpus.jsonl", "helper.py", "kit/deep.py", "lazy.py", "server.py", "index/manifest.json"]
+)
+def test_files_that_values_files_and_modules_name_are_inputs(
+    tmp_path: Path, composed: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {
+        "words.yaml": "indexes: {words: {kind: bm25, corpus: corpus.jsonl, path: [index/]}}",
+        "corpus.jsonl": "{}",
+        "index/manifest.json": "{}",
+        "reward.py": "from kit import deep\ndef compute_score(**_):\n    import lazy, json\n",
+        "kit/deep.py": "from .. import helper",
+        "lazy.py": "",
+        "helper.py": "",
+        "server.py": "",
+    }
+    for place, text in contents.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    values = {"retriever": f"{tmp_path}/words.yaml#words", "server": "python server.py", "split": "reward"}
+    config = change(composed["none"], spear__env__kwargs=values, reward__custom_reward_function__path="reward:go")
+    played = check_config(composed["none"]).environment
+
+    def describe() -> dict[str, str]:
+        return {
+            os.path.realpath(place): digest
+            for place, digest in describe_inputs(config, played, changeable=())["files"].items()
+        }
+
+    before = describe()
+    assert {os.path.realpath(place) for place in contents} <= set(before)
+    (tmp_path / name).write_text(contents[name] + " ")
+    after = describe()
+    assert {place for place in before if before[place] != after[place]} == {os.path.realpath(name)}
 
 
 def test_checkpoints_that_are_not_complete_are_named(tmp_path: Path, composed: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_t
 from spear_envs.core.errors import SpearError
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 
-IDENTITY = {"env_id": "spear-test/Corridor-v0", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
+IDENTITY = {"env_id": "env", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
 
 
 def make_episode(seed: int) -> Trajectory:

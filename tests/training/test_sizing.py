@@ -83,3 +83,29 @@ def test_replayed_rows_count_too() -> None:
     config = compose("algorithm=grpo_spear", "spear.replay.capacity=10", "spear.replay.unit=trajectory")
     settings = RunSettings.from_config(config).algorithm
     assert count_queue_rows(config, settings, 15) == 32 * 8 * 15 + 10 * 15 + 1
+
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.optim", "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{ACTOR}.lr=nan",
+        f"{ACTOR}.lr=.inf",
+        f"{ACTOR}.lr=-1e-6",
+        f"{ACTOR}.betas=[0.9,1.5]",
+        f"{ACTOR}.clip_grad=0",
+        f"{ACTOR}.min_lr_ratio=nan",
+        f"{ROLLOUT}.temperature=0",
+        f"{ROLLOUT}.val_kwargs.temperature=-1",
+        f"{ROLLOUT}.top_p=0",
+        f"{ROLLOUT}.max_num_seqs=0",
+        "data.val_max_samples=0",
+        "data.train_max_samples=-2",
+    ],
+)
+def test_numbers_with_which_nothing_trains_are_refused(override: str, model_folder: Path) -> None:
+    config = compose(f"actor_rollout_ref.model.path={model_folder}", override)
+    with pytest.raises(SpearError, match=override.partition("=")[0]):
+        check_config(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,14 @@ def save_small_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path
     import torch
 
     from spear_training.checkpoints import FORMAT, describe_code, write_manifest, write_state
+    from spear_training.inputs import TASKS_FILE
     from spear_training.launch import CONFIG_FILE, flatten_config
 
     folder = out / "checkpoints" / f"global_step_{step}"
     config = flatten_config(OmegaConf.load(out / CONFIG_FILE)) if (out / CONFIG_FILE).is_file() else {}
-    write_state(folder, {"format": FORMAT, "step": step, "config": config, "code": describe_code(), "state": {}})
+    inputs = json.loads((out / TASKS_FILE).read_text()) if (out / TASKS_FILE).is_file() else {}
+    about = {"config": config, "code": describe_code(), "inputs": inputs}
+    write_state(folder, {"format": FORMAT, "step": step, **about, "state": {}})
     (folder / "actor").mkdir()
     torch.save({"weights": torch.ones(2)}, folder / "actor" / "model.pt")
     torch.save({"position": 3}, folder / "data.pt")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,8 @@ from spear_agents.models.listing import ModelListing, Place, describe_hub, descr
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
 from spear_envs.data.files import format_bytes
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_training.choices import CONFIG, find_user_folder, list_algorithms, list_choices, read_config
 from spear_training.overrides import CONFIG_DIR_OPTION
 from spear_training.planning.memory import read_known
@@ -235,8 +236,8 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
     console.print()
     console.print(table)
     for line in FOOTER:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, highlight=False)
 
 
 def _print_json(facts: dict[str, Any]) -> None:
-    click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+    echo(json.dumps(facts, indent=1, ensure_ascii=False))

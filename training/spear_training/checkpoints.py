@@ -216,8 +216,14 @@ def list_whole(checkpoints: Path) -> list[int]:
         for folder in checkpoints.glob("global_step_*")
         if folder.name.removeprefix("global_step_").isdigit()  # a user's copy has another name
         and is_finished(folder)
-        and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
+        and any(folder.glob("**/model*"))  # verl removes the weights of old checkpoints and leaves the rest
     )
+
+
+def remove_old(checkpoints: Path, keep: int | None) -> None:
+    """Remove all but the last ``keep`` whole checkpoints: verl knows only those of its own launch."""
+    for step in list_whole(checkpoints)[:-keep] if keep else ():
+        shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
 
 
 def write_tracker(checkpoints: Path, step: int) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 
 
@@ -37,9 +38,9 @@ def train(
 
         console = Console()
         for group in GROUPS:
-            console.print(f"[bold]{group}[/bold]")
+            console.print(group, style="bold", highlight=False)
             for name, title in list_choices(group, config_dir).items():
-                console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
+                console.print(Text.assemble(f"  {name:24} ", (title, "dim")), soft_wrap=True)
         console.print("A preset of the paper with the values of the authors' code: preset=official/NAME")
         return
     from omegaconf import OmegaConf
@@ -50,7 +51,7 @@ def train(
         raise click.UsageError("name a run folder: --out runs/NAME")
     if print_config:
         config = compose_config(overrides, out or Path("runs/run"), check=False, config_dir=config_dir)
-        click.echo(OmegaConf.to_yaml(config))
+        echo(OmegaConf.to_yaml(config))
         return
     assert out is not None
     from spear_training.runs import run_training

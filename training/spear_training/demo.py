@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
 from spear_agents.files import write_json, write_text
@@ -24,6 +24,7 @@ from spear_agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.data.progress import show_table
+from spear_sandbox.terminal import Console
 from spear_training.choices import quote_value
 from spear_training.runs import make_policy, run_training
 
@@ -80,7 +81,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
 
 
 def _announce(console: Console, number: int, what: str, where: Path) -> None:
-    console.print(f"[bold]{number}/5[/bold] {what} [dim]({where})[/dim]")
+    console.print(Text.assemble((f"{number}/5", "bold"), f" {what} ", (f"({where})", "dim")))
 
 
 def _settings(model: Path, temperature: float) -> EvalSettings:
@@ -230,7 +231,5 @@ def _show(
         (out / "eval", "all episodes of all evaluations, as JSON lines"),
         (out / "train" / "tensorboard", "tensorboard --logdir this"),
     ):
-        console.print(f"  {path}  [dim]{what}[/dim]")
-    console.print(
-        f"Next: [bold]spear view {out}[/bold] shows every episode and the curves in the browser.", soft_wrap=True
-    )
+        console.print(Text.assemble(f"  {path}  ", (what, "dim")))
+    console.print(f"Next: spear view {out} shows every episode and the curves in the browser.", soft_wrap=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from spear_sandbox.console import echo
+
 
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -25,4 +27,4 @@ def export(run: Path, out: Path, step: int | None, best: bool) -> None:
     from spear_training.export import export_policy
 
     made = export_policy(run, out, step=step, best=best)
-    click.echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {', '.join(made.dtypes)})")
+    echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {', '.join(made.dtypes)})")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
-import importlib.util
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,31 +20,40 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from yaml import YAMLError
 
 from spear_agents.chat import check_taken_keywords
 from spear_agents.engines.vision import has_vision
-from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
+from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_agents.gateway.programs import resolve_program
 from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError, first_line
+from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.attention import check_sequence_parallel, resolve_attention
-from spear_training.checkpoints import OVERRIDE, Resume, check_files, check_origin, compare_configs, repair_tracker
+from spear_training.checkpoints import (
+    OVERRIDE,
+    Resume,
+    check_files,
+    check_origin,
+    compare_configs,
+    read_state,
+    repair_tracker,
+)
 from spear_training.choices import GROUPS, check_choice, find_user_folder, search_configs
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
+from spear_training.inputs import TASKS_FILE, compare_inputs, describe_inputs
 from spear_training.planning.fitting import Fit, find_room, fit_training
 from spear_training.precision import check_precision, measure_weights, resolve_dtype
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
-from spear_training.sizing import WORKERS, check_queue, check_whole_numbers, size_workers
+from spear_training.sizing import WORKERS, check_numbers, check_queue, size_workers
 from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
@@ -56,7 +62,6 @@ from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
 
 CONFIG_FILE = "config.yaml"
-TASKS_FILE = "tasks.json"
 ROOT = "spear"
 """The root configuration."""
 POLICY = "policy"
@@ -282,7 +287,10 @@ def check_config(config: DictConfig) -> Training:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
-    check_whole_numbers(config)
+    check_numbers(config)
+    for key, value in flatten_config(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SpearError(f"{key} must be a finite number, not {value}")
     _check_hardware(config)
     if config.trainer.device == "cpu":
         check_precision(config)
@@ -371,8 +379,10 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
 
     def verify(folder: Path) -> None:
         check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
+        if training.settings.resume is not Resume.CHANGED:
+            compare_inputs(out, read_state(folder).get("inputs"), inputs)
 
-    inputs = describe_inputs(training)
+    inputs = describe_inputs(config, training.environment, changeable=CHANGEABLE)
     with nullcontext() if locked else hold_lock(out):  # the files of a running training must not change either
         checked = store if training.settings.resume is not Resume.CHANGED else None
         if checked is not None and (stored := checked.read(CONFIG_FILE)) is not None:
@@ -383,15 +393,9 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
         fetched = fetch_newer(store, out, verify) if store is not None else None
         if fetched is not None and console is not None:
             console.print(f"fetched the checkpoint of step {fetched} from {url}", soft_wrap=True, highlight=False)
-        checkpoint = repair_tracker(checkpoints)
+        checkpoint = find_checkpoint(checkpoints, console)
         if checkpoint is not None:
-            folder = checkpoints / f"global_step_{checkpoint}"
-            check_files(folder)
-            verify(folder)
-            if training.settings.resume is not Resume.CHANGED:
-                compare_inputs(out, inputs)
-        elif console is not None and any(checkpoints.glob("global_step_*")):
-            console.print(f"{checkpoints} holds no complete checkpoint: the run begins anew", soft_wrap=True)
+            verify(checkpoints / f"global_step_{checkpoint}")
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, inputs)
         if store is not None and checkpoint is not None and fetched is None:
@@ -399,58 +403,14 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
     return checkpoint
 
 
-def describe_inputs(training: Training) -> dict[str, Any]:
-    """What a run reads besides its configuration: fingerprints of the tasks, digests of the model and of own code."""
-    config, played = training.config, training.environment
-    model = Path(str(config.actor_rollout_ref.model.path))
-    named = [str(value) for value in flatten_config(config).values() if isinstance(value, str)]
-    return {
-        "environment": played.id,
-        "train": asdict(played.train),
-        "valid": asdict(played.valid),
-        "model": digest_model(model) if (model / "config.json").is_file() else None,
-        "code": {name: digest for name in sorted(set(named)) if (digest := digest_code(name)) is not None},
-    }
-
-
-def compare_inputs(out: Path, inputs: Mapping[str, Any]) -> None:
-    """Raise SpearError if a run's tasks, model or own code are others than when it began."""
-    try:
-        before = json.loads((out / TASKS_FILE).read_text("utf-8"))
-        name = before["environment"]
-        pairs = [(f"the tasks of {name} ({split})", before[split], inputs[split]) for split in ("train", "valid")]
-        if before.get("model") and inputs["model"]:
-            pairs.append(("the model's folder", before["model"], inputs["model"]))
-        pairs += [(name, old, inputs["code"].get(name)) for name, old in before.get("code", {}).items()]
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise SpearError(f"{out / TASKS_FILE} cannot be read ({type(error).__name__}): name another --out") from error
-    for name, old, new in pairs:
-        if old != new:
-            raise SpearError(
-                f"{name} changed since {out} began: restore the old to resume, name another --out for a new run, or add"
-                f" {OVERRIDE} to continue with the new"
-            )
-
-
-def digest_code(name: str) -> str | None:
-    """SHA-256 of a file of Python of the user's, named by its path or as ``module:function``; None for other texts."""
-    place = name.rpartition(":")[0] or name
-    if not place.endswith(".py"):
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w/.-]*", name):
-            return None
-        try:
-            spec = importlib.util.find_spec(place)
-        except (ImportError, ValueError, AttributeError):
-            return None
-        if spec is None or spec.origin is None or "site-packages" in spec.origin:
-            return None
-        place = spec.origin
-    try:
-        return hashlib.sha256(Path(place).read_bytes()).hexdigest()
-    except OSError:
-        return None
+def find_checkpoint(checkpoints: Path, console: Console | None) -> int | None:
+    """Step of the newest whole checkpoint, whose files are checked; says on ``console`` if all are unfinished."""
+    step = repair_tracker(checkpoints)
+    if step is not None:
+        check_files(checkpoints / f"global_step_{step}")
+    elif console is not None and any(checkpoints.glob("global_step_*")):
+        console.print(f"{checkpoints} holds no complete checkpoint: the run begins anew", soft_wrap=True)
+    return step
 
 
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import click
 import psutil
-from rich.console import Console
 from rich.table import Table
 
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_envs.core.modules import make_command
+from spear_sandbox.terminal import Console
 from spear_training.checkpoints import is_finished
 from spear_training.review import APART
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import FormatMode
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.earlier import load_earlier
@@ -80,7 +81,7 @@ def _review_rows(history: History, settings: SpearSettings) -> Iterator[tuple[st
         yield "masks", f"the filter {worst!r} takes {share:.0%} of the rows out of the loss: {MASKS[worst]}"
     trained = history.get("rows/trained")[-WINDOW:]
     if len(trained) == WINDOW and not any(trained):
-        yield "idle steps", f"no row was trained on in the last {WINDOW} steps: look at fault/* and mask/*"
+        yield "idle steps", f"no row was trained on in the last {WINDOW} steps: look at fault/*, stop/* and mask/*"
 
 
 def _review_replay(history: History, settings: SpearSettings) -> Iterator[tuple[str, str]]:
@@ -146,7 +147,7 @@ def watch_metrics(observer: Observer, settings: SpearSettings, console: Console)
         for topic, sentence in review_history(history, settings).items():
             if topic not in told:
                 told.add(topic)
-                console.print("advice", sentence, style="yellow", markup=False, highlight=False)
+                console.print("advice", sentence, style="yellow", highlight=False)
 
     return observe
 
@@ -167,4 +168,4 @@ def advise(run: Path) -> None:
     settings = RunSettings.from_config(load_earlier(path, "actor_rollout_ref")).algorithm
     found = review_history(read_history(run), settings)
     for sentence in found.values() or ["nothing stands out"]:
-        click.echo(sentence)
+        echo(sentence)

@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
+from spear_sandbox.terminal import Console
+from spear_training.inputs import TASKS_FILE, describe_inputs
 from spear_training.launch import (
+    CHANGEABLE,
     POLICY,
-    TASKS_FILE,
     compose_config,
     compose_training,
-    describe_inputs,
     flatten_config,
     prepare_run,
     publish_run,
@@ -171,7 +171,8 @@ def _run_training(overrides: tuple[str, ...], out: Path, console: Console, confi
             own = (out / POLICY).resolve()
             if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
                 make_policy(choose_warm_start(settings), out / POLICY, console)
-                write_json(out / TASKS_FILE, describe_inputs(training))
+                inputs = describe_inputs(config, training.environment, changeable=CHANGEABLE)
+                write_json(out / TASKS_FILE, inputs)
         console.print(describe_workers(config), soft_wrap=True, highlight=False)
         if settings.rollout.staleness:
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)

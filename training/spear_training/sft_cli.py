@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
 
 _FILE = click.Path(path_type=Path)

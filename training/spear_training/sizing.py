@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -32,6 +33,7 @@ WHOLE_NUMBERS = {
     "data.max_prompt_length": 1,
     "data.max_response_length": 1,
     "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.max_num_seqs": 1,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 1,
     "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
@@ -68,6 +70,27 @@ class RunShape:
     def most_rows(self) -> int:
         """Rows of a step, if every episode takes all its turns."""
         return self.tasks * self.group_size * (self.max_turns if self.per_turn else 1)
+
+
+NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    **{
+        f"{key}.optim.{name}": rule
+        for key in ("actor_rollout_ref.actor", "critic")
+        for name, rule in {
+            "lr": (lambda x: 0 <= x < math.inf, "a finite number, 0 or more"),
+            "weight_decay": (lambda x: 0 <= x < math.inf, "a finite number, 0 or more"),
+            "clip_grad": (lambda x: x > 0, "above 0"),
+            "betas": (lambda x: 0 <= x < 1, "two numbers from 0 to below 1"),
+        }.items()
+    },
+    # The trainer's log-probs are at the temperature of the rollouts, which divides logits.
+    "actor_rollout_ref.rollout.temperature": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "actor_rollout_ref.rollout.val_kwargs.temperature": (lambda x: 0 <= x < math.inf, "a finite number, 0 or more"),
+    "actor_rollout_ref.rollout.top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    "actor_rollout_ref.rollout.val_kwargs.top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    "actor_rollout_ref.rollout.gpu_memory_utilization": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+}
+"""Other keys, what their numbers must be, and the same in words. NaN fits nowhere."""
 
 
 def size_workers(config: DictConfig) -> None:
@@ -136,9 +159,18 @@ def _count_episodes(config: DictConfig) -> int:
     return int(step * (1 + config.spear.rollout.staleness))
 
 
-def check_whole_numbers(config: DictConfig) -> None:
-    """Raise SpearError if a number of tasks, tokens, ranks, steps or workers is not a whole one, or too small."""
+def check_numbers(config: DictConfig) -> None:
+    """Raise SpearError for a number that verl does not check and that would fail, or train nothing, later."""
     for key, least in WHOLE_NUMBERS.items():
         value = OmegaConf.select(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
+    for key in ("data.train_max_samples", "data.val_max_samples"):
+        value = OmegaConf.select(config, key)
+        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+            raise SpearError(f"{key} must be -1 (all) or a whole number from 1, not {value!r}")
+    for key, (fits, allowed) in NUMBERS.items():
+        value = OmegaConf.select(config, key)
+        numbers = value if isinstance(value, ListConfig) else [value]
+        if value is not None and not all(isinstance(one, int | float) and fits(one) for one in numbers):
+            raise SpearError(f"{key} must be {allowed}, not {value}")

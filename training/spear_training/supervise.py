@@ -154,6 +154,7 @@ def supervise_training(
             watch = _Watch(mark)
             while process.poll() is None:
                 if (lost := watch.find_lost()) is not None:
+                    process.kill()  # it waits for what is lost, or is itself
                     raise SpearError(f"the training stopped: {lost}; the same command resumes (log: {out / LOG_FILE})")
                 if measure_metrics(out) != size:  # parsing the metrics at every poll would grow with the run
                     size, history = measure_metrics(out), read_history(out)

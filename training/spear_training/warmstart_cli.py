@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
+from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
 
 

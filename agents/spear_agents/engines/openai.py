@@ -43,7 +43,7 @@ from spear_agents.engines.replies import BadReplyError, Prices, RefusedError, Re
 from spear_agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
-from spear_sandbox.console import hide_secret, show_text
+from spear_sandbox.foreign import hide_secret, show_text
 from spear_sandbox.web.listening import is_loopback
 from spear_sandbox.web.replies import bound_answers, read_retry_after
 

@@ -14,6 +14,7 @@ from spear_agents.exports.recorded import open_recorded
 from spear_agents.options import TRUST
 from spear_agents.records import EPISODES
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import echo
 
 
 class Form(str, Enum):
@@ -58,4 +59,4 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
     left_out = [f"{recorded.faults:,} that a fault cut short"] if recorded.faults else []
     if recorded.unrepeatable:
         left_out.append(f"{recorded.unrepeatable:,} that could not be repeated")
-    click.echo(f"{told}: {out}" + (f" (left out: {', '.join(left_out)})" if left_out else ""))
+    echo(f"{told}: {out}" + (f" (left out: {', '.join(left_out)})" if left_out else ""))

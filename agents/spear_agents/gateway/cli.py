@@ -16,6 +16,7 @@ from spear_agents.settings import CONCURRENCY
 from spear_agents.trajectory import Layout
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import echo
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
@@ -88,7 +89,7 @@ def gateway(
             )
             await server.start()
             warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)
-            click.echo(f"ready: {env_id}, {places} episodes at a time, at {server.url}")
+            echo(f"ready: {env_id}, {places} episodes at a time, at {server.url}")
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from spear_agents.listing import print_rows
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 
 NONE = "–"
 
@@ -46,7 +47,7 @@ def list_command(as_json: bool, config_dir: Path | None) -> None:
     if as_json:
         facts = {"cache": str(find_cache()), "folder": str(models_folder())}
         told = {**facts, "models": [model.describe() for model in found]}
-        click.echo(json.dumps(told, indent=1, ensure_ascii=False))
+        echo(json.dumps(told, indent=1, ensure_ascii=False))
         return
     rows = []
     for model in found:
@@ -59,8 +60,8 @@ def list_command(as_json: bool, config_dir: Path | None) -> None:
     console = Console()
     print_rows(console, ("name", "parameters", "where it is", "on the hub"), rows)
     console.print()
-    console.print(f"converted: {models_folder()}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"of the hub: {find_cache()}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"converted: {models_folder()}", soft_wrap=True, highlight=False)
+    console.print(f"of the hub: {find_cache()}", soft_wrap=True, highlight=False)
 
 
 @models.command("get")
@@ -84,7 +85,7 @@ def get_command(name: str, source: Path | None) -> None:
     """
     from spear_agents.models.getting import get_model
 
-    click.echo(get_model(name, source=source, console=Console(stderr=True)))
+    echo(get_model(name, source=source, console=Console(stderr=True)))
 
 
 def _format_size(parameters: int | None) -> str:

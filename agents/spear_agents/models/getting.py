@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from spear_agents.files import explain_unwritable
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, list_fetched, models_folder
 from spear_agents.models.checking import check_folder
@@ -23,6 +21,7 @@ from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.modules import make_command
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import check_space, is_offline, put_folder
+from spear_sandbox.terminal import Console
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "LICENSE*")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from spear_agents.listing import print_rows
 from spear_agents.options import TRUST
@@ -14,7 +13,9 @@ from spear_agents.panels.panel import OFFICIAL, export_panel, find_differences, 
 from spear_agents.panels.rescore import format_percent, rescore_run
 from spear_agents.statistics import plain_estimate
 from spear_envs.cli import read_keywords
-from spear_sandbox.console import show_text
+from spear_sandbox.console import echo
+from spear_sandbox.foreign import show_entry
+from spear_sandbox.terminal import Console
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 MOST_TOLD = 10
@@ -52,7 +53,7 @@ def export(name: str, out: Path | None) -> None:
     """
     path = out or Path(f"{name}.json")
     digest = export_panel(open_panel(name), path)
-    click.echo(f"{path}: panel {digest}")
+    echo(f"{path}: panel {digest}")
 
 
 @panel.command("verify")
@@ -69,10 +70,10 @@ def verify_panel(file: Path, trust: bool) -> None:
     found, written = read_panel(file, trust=trust)
     told = find_differences(written, found)
     for line in told:
-        click.echo(show_text(line))
+        echo(show_entry(line))
     if told:
         raise SystemExit(1)
-    click.echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
+    echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
 
 
 @click.command()
@@ -99,14 +100,14 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> No
             "recorded": plain_estimate(found.recorded),
             "replayed": plain_estimate(found.replayed),
         }
-        click.echo(json.dumps(figures, indent=2))
+        echo(json.dumps(figures, indent=2))
     else:
         for line in found.differences[:MOST_TOLD]:
-            click.echo(show_text(line))
+            echo(show_entry(line))
         if len(found.differences) > MOST_TOLD:
-            click.echo(f"and {len(found.differences) - MOST_TOLD:,} more")
+            echo(f"and {len(found.differences) - MOST_TOLD:,} more")
         left_out = f", {found.faults} left out since a service failed" if found.faults else ""
-        click.echo(
+        echo(
             f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
             f" {format_percent(found.replayed)}, recorded {format_percent(found.recorded)}"
         )

@@ -15,6 +15,7 @@ from spear_agents.replay.runs import Run
 from spear_agents.replay.server import PORT, PageServer
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
+from spear_sandbox.console import echo
 
 
 @click.command()
@@ -37,7 +38,7 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
         count = len(run.rows())
         with click.progressbar(length=count, label="episodes") as bar:
             size = export_page(run, export, lambda: bar.update(1))
-        click.echo(f"{export}: {count:,} episodes, {size / 1e6:.1f} MB")
+        echo(f"{export}: {count:,} episodes, {size / 1e6:.1f} MB")
         return
     with PageServer(run, port=port) as server:
         _serve(server, open_browser)
@@ -94,17 +95,17 @@ def play(
         if sys.stdin.isatty():
             use_readline(game)
         with suppress(KeyboardInterrupt):
-            play_in_terminal(game, click.echo, input)
+            play_in_terminal(game, click.echo, input)  # noqa: TID251  (it paints boards)
     finally:
         game.close()
     if game.recorded:
-        click.echo(f"\n{game.recorded} recorded in {folder}: spear view {folder}")
+        echo(f"\n{game.recorded} recorded in {folder}: spear view {folder}")
     else:
-        click.echo("\nNothing was recorded: only episodes that end are.")
+        echo("\nNothing was recorded: only episodes that end are.")
 
 
 def _serve(server: PageServer, open_browser: bool) -> None:
-    click.echo(f"{server.address}  (Ctrl-C stops it)")
+    echo(f"{server.address}  (Ctrl-C stops it)")
     if open_browser:
         click.launch(server.address)
     with suppress(KeyboardInterrupt):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_agents.metrics import FINE_TUNING, METRICS_FOLDER, PANELS, read_history
-from spear_agents.records import EPISODES, read_settings
+from spear_agents.records import EPISODES, is_of, read_settings
 from spear_agents.replay.bodies import describe_episode, finite
 from spear_agents.replay.overview import describe_sources
 from spear_agents.replay.tokens import Decoder, open_decoder
@@ -241,7 +241,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
     usage = sum_usage([trajectory])
     source.env_id = source.env_id or source.settings.get("env_id") or trajectory.env_id
     tasks = source.settings.get("fingerprint", trajectory.fingerprint)
-    is_own = (trajectory.env_id, trajectory.fingerprint) == (source.env_id, tasks)
+    is_own = is_of(trajectory, str(source.env_id), tasks)
     foreign = f"{source.name}, another evaluation: {trajectory.env_id}, tasks {trajectory.fingerprint[:12]}"
     return {
         "source": source.name if is_own else foreign,

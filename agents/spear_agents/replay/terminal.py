@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from spear_agents.replay.play import Game
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.env import SokobanEnv
 from spear_envs.sokoban.terminal import paint_board
+from spear_sandbox.foreign import show_text
 
 COMMANDS = {
     "/hint": "what the expert would do",
@@ -20,7 +20,6 @@ COMMANDS = {
     "/help": "this list",
 }
 _FENCE = "```"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 Say = Callable[[str], None]
 Ask = Callable[[str], str]
@@ -29,9 +28,10 @@ Ask = Callable[[str], str]
 def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
     """Play until the person quits or the input ends.
 
-    ``say`` shows a text with a line break; ``ask`` shows a prompt and returns a line, or raises EOFError at the end.
+    ``say`` shows a text with its colours and a line break; ``ask`` shows a prompt and returns a line, or raises
+    EOFError at the end.
     """
-    say(f"{game.env_id}: type an action (Tab completes), or a command: {', '.join(COMMANDS)}")
+    say(f"{show_text(game.env_id)}: type an action (Tab completes), or a command: {', '.join(COMMANDS)}")
     _show_task(game, say)
     while True:
         try:
@@ -43,7 +43,7 @@ def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
         try:
             _obey(game, line, say)
         except SpearError as error:
-            say(_bold(str(error)))
+            say(_bold(show_text(str(error))))
 
 
 def complete(options: Sequence[str], text: str) -> list[str]:
@@ -76,9 +76,9 @@ def use_readline(game: Game) -> bool:
 
 def _obey(game: Game, line: str, say: Say) -> None:
     if line == "/hint":
-        say(_bold(clean(game.hint() or ("The episode is over." if game.done else "Nothing wins any more."))))
+        say(_bold(show_text(game.hint() or ("The episode is over." if game.done else "Nothing wins any more."))))
     elif line == "/actions":
-        say("\n".join(clean(action) for action in game.actions) or "This environment does not list them.")
+        say("\n".join(show_text(action) for action in game.actions) or "This environment does not list them.")
     elif line == "/help":
         say("\n".join(f"{name:10} {what}" for name, what in COMMANDS.items()))
     elif line in ("/restart", "/next"):
@@ -116,7 +116,8 @@ def _read_action(ask: Ask) -> str:
 
 
 def _show_task(game: Game, say: Say) -> None:
-    say(f"\n{_bold(clean(game.info['task_id']))}  ({clean(game.info['subtask'])})\n{clean(game.info['instruction'])}")
+    task, subtask, text = (show_text(game.info[name]) for name in ("task_id", "subtask", "instruction"))
+    say(f"\n{_bold(task)}  ({subtask})\n{text}")
     _show_state(game, say)
 
 
@@ -124,21 +125,16 @@ def _show_state(game: Game, say: Say) -> None:
     info = game.info
     if isinstance(game.core, SokobanEnv):
         message = game.text.partition("\n\n")[2]
-        say(f"\n{paint_board(game.core.board.text())}\n{clean(message)}".rstrip("\n"))
+        say(f"\n{paint_board(game.core.board.text())}\n{show_text(message)}".rstrip("\n"))
     else:
-        say("\n" + clean(game.text))
+        say("\n" + show_text(game.text))
     if not game.done:
         say(f"(turn {info['turn'] + 1} of {game.core.max_turns})")
         return
-    terms = ", ".join(f"{clean(name)} {value:g}" for name, value in info["reward_terms"].items())
+    terms = ", ".join(f"{show_text(name)} {value:g}" for name, value in info["reward_terms"].items())
     verdict = "won" if info["won"] else f"fault: {info['fault']}" if info["fault"] else "not won"
     say(_bold(f"The end: {verdict}. Score {info['score']:g}, reward {game.reward:g} ({terms})."))
     say("Not recorded. /restart, /next or /quit" if info["fault"] else "Recorded. /next, /restart or /quit")
-
-
-def clean(text: str) -> str:
-    """Text of an environment without control characters, which could control the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def _bold(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from spear_sandbox.web.aside import LARGE
 from spear_sandbox.web.listening import find_foreign_name, find_stranger
 
 GONE = "the sender of the request is gone."
@@ -150,6 +151,30 @@ async def _wait_for_end(request: Request) -> None:
 def write_json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """Make a JSON response."""
     return Response(json.dumps(content), status, headers, media_type="application/json")
+
+
+class _LargeResponse(Response):
+    def __init__(self, pieces: Sequence[bytes], *options: Any) -> None:
+        super().__init__(b"", *options)
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            for start in range(0, len(piece), LARGE):
+                await send({"type": "http.response.body", "body": piece[start : start + LARGE], "more_body": True})
+                await asyncio.sleep(0)
+        await send({"type": "http.response.body"})
+
+
+def write_pieces(
+    pieces: Sequence[bytes], media_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Make a response; a large one goes out little by little, so that the event loop never copies much at once."""
+    if sum(map(len, pieces)) < LARGE:
+        return Response(b"".join(pieces), status, headers, media_type)
+    return _LargeResponse(pieces, status, headers, media_type)
 
 
 class AnyConvertor(PathConvertor):

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
+from spear_sandbox.foreign import hide_secret
 
 BACKLOG = 2048
 
@@ -121,4 +122,6 @@ def read_token(variable: str) -> str | None:
             raise SpearError(f"{variable}_FILE: {path} is empty: write the token into it.")
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
         raise SpearError(f"{variable} has characters that an HTTP header cannot carry: use letters and digits.")
+    if token is not None:
+        hide_secret(token, variable)
     return token

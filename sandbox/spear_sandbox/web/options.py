@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from spear_sandbox.console import echo
 from spear_sandbox.web.listening import is_loopback
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -39,4 +40,4 @@ def warn_of_open_address(url: str, host: str, token: str | None, *, allows: str,
     ``allows`` says what anyone who reaches it may do, and ``variable`` names the environment variable of the token.
     """
     if not is_loopback(host) and token is None:
-        click.echo(f"Warning: anyone who reaches {url} may {allows}; set {variable} to ask for a token.", err=True)
+        echo(f"Warning: anyone who reaches {url} may {allows}; set {variable} to ask for a token.", err=True)

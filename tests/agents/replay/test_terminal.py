@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from spear_agents.replay.cli import play
 from spear_agents.replay.play import Game
-from spear_agents.replay.terminal import clean, complete, play_in_terminal
+from spear_agents.replay.terminal import complete, play_in_terminal
 from spear_agents.trajectory import read_trajectories
 
 ESCAPE = "\x1b"
@@ -91,10 +91,6 @@ def test_boards_are_painted(tmp_path: Path) -> None:
     play_in_terminal(game, said.append, lambda prompt: "/quit")
     game.close()
     assert f"{ESCAPE}[48;5;60m" in "\n".join(said), "walls have a colour"
-
-
-def test_what_an_environment_writes_does_not_steer_the_terminal() -> None:
-    assert clean("a\x1b]0;owned\x07b\x9bc\td\r\ne\x00\x7f") == "a�]0;owned�b�c\td\ne��"
 
 
 def test_completion_prefers_the_beginning() -> None:

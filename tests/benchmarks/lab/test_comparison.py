@@ -14,7 +14,7 @@ from benchmarks.lab.__main__ import lab
 from benchmarks.lab.comparison import Arm, Comparison, TrainingSettings
 from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
-from spear_agents.crossed import count_pairs, estimate_crossed
+from spear_agents.significance import count_pairs, estimate_crossed
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SettingsError, SpearSettings
 from tests.rooms import ROOT

@@ -17,8 +17,9 @@ from tests import commands
 from tests.commands import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.retriever import Hit, Retriever
-    from spear_envs.retrieval.server import RetrievalService, ServiceSettings
+    from spear_envs.retrieval.corpus import Hit
+    from spear_envs.retrieval.indexes import Index
+    from spear_envs.retrieval.service import RetrievalService, ServiceSettings
 
 COLOURS = ("amber", "black", "copper", "dun", "emerald", "fawn", "grey", "hazel")
 BEASTS = ("ant", "bear", "crow", "deer", "eel", "fox", "goat", "heron", "ibex")
@@ -43,7 +44,7 @@ def write_corpus(path: Path) -> Path:
     return path
 
 
-class ScriptedRetriever:
+class ScriptedIndex:
     """Finds row i for the query ``"i"``, the next rows after it; waits, fails and counts as a test wants."""
 
     fingerprint = "scripted"
@@ -85,17 +86,17 @@ class ScriptedRetriever:
 
 
 def make_rows(number: int = 1000) -> Corpus:
-    """A corpus for a :class:`ScriptedRetriever`: row i says so."""
+    """A corpus for a :class:`ScriptedIndex`: row i says so."""
     return Corpus.in_memory([{"id": str(row), "contents": f'"Row {row}"\ntext {row}'} for row in range(number)])
 
 
-def make_service(retriever: Retriever, corpus: Corpus | None = None, **settings: Any) -> RetrievalService:
-    from spear_envs.retrieval.backend import EmbeddedBackend
-    from spear_envs.retrieval.server import RetrievalService, ServiceSettings
+def make_service(index: Index, corpus: Corpus | None = None, **settings: Any) -> RetrievalService:
+    from spear_envs.retrieval.indexes import CorpusRetriever
+    from spear_envs.retrieval.service import RetrievalService, ServiceSettings
 
-    corpus = corpus or make_rows(retriever.rows)
+    corpus = corpus or make_rows(index.rows)
     made: ServiceSettings = ServiceSettings(**settings)
-    return RetrievalService(lambda: {"default": EmbeddedBackend(corpus, retriever)}, made)
+    return RetrievalService(lambda: {"default": CorpusRetriever(corpus, index)}, made)
 
 
 @contextmanager
@@ -103,7 +104,7 @@ def run_service(service: RetrievalService, *, wait: bool = True) -> Iterator[str
     """Serve from a thread of this process; yields the base URL."""
     import uvicorn
 
-    from spear_envs.retrieval.server import make_app
+    from spear_envs.retrieval.service import make_app
     from spear_sandbox.web.listening import bind_socket
 
     loaded: list[BaseException | None] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -11,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.retrieval.backend import EmbeddedBackend, Found
 from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
+    Counts,
     DeadlineError,
     LoopWorker,
     MicroBatcher,
@@ -22,24 +24,28 @@ from spear_envs.retrieval.batching import (
     RetrieverError,
     WorkerThread,
     _Entry,
+    make_cache,
     plan_batches,
 )
-from spear_envs.retrieval.bm25 import BM25Retriever
-from spear_envs.retrieval.cache import HitCache
-from spear_envs.retrieval.tally import Tally
+from spear_envs.retrieval.indexes import BM25Index, CorpusRetriever
+from spear_envs.retrieval.retriever import Passage
 from tests.commands import wait_until
-from tests.spear_envs.retrieval.service import ScriptedRetriever, make_rows
+from tests.spear_envs.retrieval.service import ScriptedIndex, make_rows
 
 
 class Bench:
     """A batcher over a scripted retriever."""
 
     def __init__(self, cache_bytes: int = 1 << 20, **limits: Any) -> None:
-        self.retriever = ScriptedRetriever()
-        self.tally = Tally()
+        self.retriever = ScriptedIndex()
+        self.counts = Counts()
         self.worker = WorkerThread()
         self.batcher = MicroBatcher(
-            self.retriever, [self.worker], BatchLimits(**limits), HitCache(cache_bytes), self.tally
+            CorpusRetriever(make_rows(), self.retriever),
+            [self.worker],
+            BatchLimits(**limits),
+            make_cache(cache_bytes),
+            self.counts,
         )
 
     async def block(self) -> asyncio.Task[Any]:
@@ -66,8 +72,8 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 30))
 
 
-def rows_of(hits: list[tuple[int, float]]) -> list[int]:
-    return [row for row, _ in hits]
+def rows_of(hits: Sequence[Passage]) -> list[int]:
+    return [int(json.loads(hit.raw)["id"]) for hit in hits]
 
 
 def test_results_stand_in_the_order_of_the_queries(bench: Bench) -> None:
@@ -92,7 +98,7 @@ def test_what_gathers_meanwhile_is_deduplicated_and_batched(bench: Bench) -> Non
         assert sorted(map(int, bench.retriever.computed)) == [*range(20), 999]
         assert all(len(batch) <= 16 for batch in bench.retriever.batches)
         assert len(bench.retriever.batches) == 3  # the blocked one, and 20 in two
-        assert (bench.tally.queries, bench.tally.joined, bench.tally.hits) == (41, 20, 0)
+        assert [bench.counts.read(name) for name in ("queries", "joined", "hits")] == [41, 20, 0]
 
     run(work)
 
@@ -114,7 +120,7 @@ def test_a_cached_result_equals_a_fresh_one(bench: Bench) -> None:
         fresh = await bench.batcher.search(["3", "14"], 10)
         cached = await bench.batcher.search(["14", "3"], 10)
         assert cached == fresh[::-1]
-        assert len(bench.retriever.batches) == 1 and bench.tally.hits == 2
+        assert len(bench.retriever.batches) == 1 and bench.counts.read("hits") == 2
         # Another k of the same depth is the head of it, and costs nothing.
         assert await bench.batcher.search(["3"], 4) == [fresh[0][:4]]
         assert len(bench.retriever.batches) == 1
@@ -150,7 +156,7 @@ def test_a_full_queue_admits_nothing_of_a_request() -> None:
         await asyncio.sleep(0.01)
         with pytest.raises(OverloadedError, match="3 queries are waiting and 2 more were asked; at most 4"):
             await bench.batcher.search(["3", "4"], 3)
-        assert bench.batcher.pending == 3 and bench.tally.rejected == 1
+        assert bench.batcher.pending == 3 and bench.counts.read("rejected") == 1
         joined = bench.begin("1", "2")  # adds nothing to the queue
         await asyncio.sleep(0.01)
         bench.retriever.gate.set()
@@ -169,11 +175,11 @@ def test_the_deadline_ends_a_wait_and_leaves_nothing_behind() -> None:
             await bench.batcher.search(["1", "2"], 3)
         with pytest.raises(DeadlineError):
             await blocked
-        assert bench.batcher.pending == 0 and bench.tally.timeouts == 2
+        assert bench.batcher.pending == 0 and bench.counts.read("timeouts") == 2
         bench.retriever.gate.set()
         await asyncio.sleep(0.05)
         assert bench.retriever.computed == ["999"]
-        assert bench.tally.skipped == 0 or bench.tally.skipped == 2
+        assert bench.counts.read("skipped") == 0 or bench.counts.read("skipped") == 2
         assert rows_of((await bench.batcher.search(["1"], 1))[0]) == [1]
         bench.worker.close()
 
@@ -194,7 +200,7 @@ def test_what_nobody_waits_for_any_more_is_not_computed(bench: Bench) -> None:
         bench.retriever.gate.set()
         await asyncio.gather(blocked, staying)
         assert sorted(bench.retriever.computed) == ["2", "3", "999"]
-        assert bench.tally.skipped == 2 and bench.batcher.pending == 0
+        assert bench.counts.read("skipped") == 2 and bench.batcher.pending == 0
 
     run(work)
 
@@ -213,7 +219,7 @@ def test_a_window_on_the_worker_skips_what_was_given_up_meanwhile() -> None:
         await bench.batcher.search(["77"], 1)
         # The first window held only the first query; the others gathered while it was computed.
         assert sorted(bench.retriever.computed) == ["0", "1", "77"]
-        assert bench.tally.skipped == 3
+        assert bench.counts.read("skipped") == 3
         bench.worker.close()
 
     run(work)
@@ -253,7 +259,7 @@ def test_a_failing_query_fails_alone(bench: Bench, caplog: pytest.LogCaptureFixt
                 await task
         assert bench.batcher.pending == 0
         assert [rows_of(hits)[0] for hits in await bench.batcher.search(["3"], 1)] == [3]
-        assert bench.tally.failed_batches == 1
+        assert bench.counts.read("failed_batches") == 1
 
     run(work)
     assert "choked" in caplog.text
@@ -327,12 +333,12 @@ def test_batches_keep_the_limits_and_lose_nothing(entries: list[tuple[int, int]]
 
 def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
     corpus = make_rows(300)
-    backend = EmbeddedBackend(corpus, BM25Retriever(corpus, None))
+    backend = CorpusRetriever(corpus, BM25Index(corpus, None))
     assert backend.load.on_loop and backend.load.queries == 16
     threads = []
     search = backend.search
 
-    def note(queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
+    def note(queries: Sequence[str], k: int) -> list[list[Passage]]:
         threads.append((threading.get_ident(), len(queries)))
         return search(queries, k)
 
@@ -340,7 +346,7 @@ def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
 
     async def go() -> None:
         limits = BatchLimits(window=backend.load.queries)
-        batcher = MicroBatcher(backend, [LoopWorker()], limits, HitCache(0), Tally())
+        batcher = MicroBatcher(backend, [LoopWorker()], limits, make_cache(0), Counts())
         turns = 0
 
         async def count_turns() -> None:
@@ -352,8 +358,8 @@ def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
         counter = asyncio.ensure_future(count_turns())
         many = asyncio.ensure_future(batcher.search([f"row {row}" for row in range(40)], 3))
         few = await asyncio.gather(*(batcher.search([f"text {row}"], 3) for row in range(5)))
-        assert [hits[0][0][0] for hits in few] == list(range(5))
-        assert [hits[0][0] for hits in await many] == list(range(40))
+        assert [rows_of(hits[0])[0] for hits in few] == list(range(5))
+        assert [rows_of(hits)[0] for hits in await many] == list(range(40))
         counter.cancel()
         assert batcher.pending == 0
         assert {thread for thread, _ in threads} == {threading.get_ident()}
@@ -361,3 +367,19 @@ def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
         assert turns >= 3, "others have their turn between windows"
 
     asyncio.run(go())
+
+
+def test_the_cache_keeps_the_last_used_within_its_bytes() -> None:
+    async def work() -> None:
+        bench = Bench(cache_bytes=3 * (320 + sys.getsizeof("0") + 10 * 120))
+        for query in ("1", "2", "3", "1", "4", "1", "2"):  # the fourth drops "2", and "2" drops "3"
+            assert rows_of((await bench.batcher.search([query], 3))[0])[0] == int(query)
+        assert bench.retriever.computed == ["1", "2", "3", "4", "2"]
+        bench.worker.close()
+        nothing = Bench(cache_bytes=0)
+        for _ in range(2):
+            await nothing.batcher.search(["1"], 1)
+        assert nothing.retriever.computed == ["1", "1"]
+        nothing.worker.close()
+
+    run(work)

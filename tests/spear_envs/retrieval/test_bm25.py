@@ -9,11 +9,10 @@ import pytest
 
 from spear_envs.bm25 import files
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval import bm25
-from spear_envs.retrieval.bm25 import BM25Retriever
+from spear_envs.retrieval import indexes
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.opening import open_retriever
+from spear_envs.retrieval.indexes import BM25Index, open_index
 
 MakeCorpus = Callable[..., Corpus]
 QUERIES = ["number7", "river city", "the", "", "\ud800", "king (song) AND -war*~"]
@@ -21,9 +20,9 @@ QUERIES = ["number7", "river city", "the", "", "\ud800", "king (song) AND -war*~
 
 def test_memory_and_disk_agree(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     corpus = make_corpus(300)
-    in_memory = open_retriever("bm25", corpus)
+    in_memory = open_index("bm25", corpus)
     build_bm25(corpus, tmp_path / "index", processes=1)
-    mapped = open_retriever("bm25", corpus, tmp_path / "index")
+    mapped = open_index("bm25", corpus, tmp_path / "index")
     assert in_memory.rows == mapped.rows == 300
     assert in_memory.fingerprint == mapped.fingerprint
     found = mapped.search(QUERIES, 5)
@@ -35,7 +34,7 @@ def test_memory_and_disk_agree(make_corpus: MakeCorpus, tmp_path: Path) -> None:
 
 
 def test_hits_are_ordered_and_do_not_depend_on_k(make_corpus: MakeCorpus) -> None:
-    retriever = BM25Retriever(make_corpus(200))
+    retriever = BM25Index(make_corpus(200))
     (many,) = retriever.search(["river city album"], 10**6)
     assert many == sorted(many, key=lambda hit: (-hit[1], hit[0]))
     assert len({row for row, _ in many}) == len(many) < 200
@@ -49,9 +48,9 @@ def test_index_of_another_corpus_is_refused(make_corpus: MakeCorpus, tmp_path: P
     build_bm25(make_corpus(50), tmp_path / "index", processes=1)
     for other in (make_corpus(51), make_corpus(50, seed=1)):
         with pytest.raises(SpearError, match="another corpus"):
-            open_retriever("bm25", other, tmp_path / "index")
+            open_index("bm25", other, tmp_path / "index")
     build_bm25(make_corpus(51), tmp_path / "index", processes=1)
-    assert open_retriever("bm25", make_corpus(51), tmp_path / "index").rows == 51
+    assert open_index("bm25", make_corpus(51), tmp_path / "index").rows == 51
 
 
 def test_a_build_cut_off_between_postings_and_manifest_is_refused(make_corpus: MakeCorpus, tmp_path: Path) -> None:
@@ -61,26 +60,26 @@ def test_a_build_cut_off_between_postings_and_manifest_is_refused(make_corpus: M
     postings.rename(tmp_path / "old")
     (tmp_path / "other" / "bm25" / "postings").rename(postings)
     with pytest.raises(SpearError, match="build the index again"):
-        open_retriever("bm25", make_corpus(50), tmp_path / "index")
+        open_index("bm25", make_corpus(50), tmp_path / "index")
 
 
 def test_large_corpora_need_an_index(make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bm25, "IN_MEMORY_ROWS", 10)
+    monkeypatch.setattr(indexes, "IN_MEMORY_ROWS", 10)
     with pytest.raises(SpearError, match="spear index build"):
-        open_retriever("bm25", make_corpus(11))
+        open_index("bm25", make_corpus(11))
 
 
 def test_unknown_kinds_and_missing_indexes(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     corpus = make_corpus(5)
     with pytest.raises(SpearError, match="'bm25', 'dense', 'hybrid'"):
-        open_retriever("colbert", corpus)
+        open_index("colbert", corpus)
     for kind in ("dense", "hybrid"):
         with pytest.raises(SpearError, match="spear index build"):
-            open_retriever(kind, corpus)
+            open_index(kind, corpus)
     with pytest.raises(SpearError, match=r"the index folder .* does not exist"):
-        open_retriever("bm25", corpus, tmp_path / "none")
+        open_index("bm25", corpus, tmp_path / "none")
     with pytest.raises(SpearError, match="no finished index"):
-        open_retriever("bm25", corpus, tmp_path)
+        open_index("bm25", corpus, tmp_path)
 
 
 def test_an_index_of_an_earlier_version_names_the_command(
@@ -91,6 +90,6 @@ def test_an_index_of_an_earlier_version_names_the_command(
         earlier.setattr(files, "VERSION", 2)
         build_bm25(corpus, tmp_path / "index", processes=1)
     with pytest.raises(SpearError, match=r"of version 2, not 3: .*'spear index build'"):
-        open_retriever("bm25", corpus, tmp_path / "index")
+        open_index("bm25", corpus, tmp_path / "index")
     build_bm25(corpus, tmp_path / "index", processes=1)
-    assert len(open_retriever("bm25", corpus, tmp_path / "index").search(["river"], 5)[0]) == 5
+    assert len(open_index("bm25", corpus, tmp_path / "index").search(["river"], 5)[0]) == 5

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval import vectors
+from spear_envs.retrieval import build
+from spear_envs.retrieval.build import JOURNAL, EncoderSource, encode_corpus
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.manifest import INDEX
-from spear_envs.retrieval.models import describe_model
-from spear_envs.retrieval.opening import open_retriever
-from spear_envs.retrieval.vectors import JOURNAL, EncoderSource, encode_corpus
+from spear_envs.retrieval.indexes import open_index
+from spear_envs.retrieval.manifest import INDEX, describe_model
 
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 
@@ -32,20 +31,20 @@ SMALL_SHARD = 40
 ENCODE = """
 import sys, time
 from pathlib import Path
-from spear_envs.retrieval import vectors
+from spear_envs.retrieval import build
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.models import describe_model
+from spear_envs.retrieval.manifest import describe_model
 
-vectors.SHARD_ROWS = {shard}
+build.SHARD_ROWS = {shard}
 model, export, corpus, folder = map(Path, sys.argv[1:])
-source = vectors.EncoderSource(export, describe_model(model), exported=True)
-vectors.encode_corpus(Corpus.open(corpus), folder, source, on_rows=lambda rows: time.sleep(0.1))
+source = build.EncoderSource(export, describe_model(model), exported=True)
+build.encode_corpus(Corpus.open(corpus), folder, source, on_rows=lambda rows: time.sleep(0.1))
 """
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "SHARD_ROWS", SMALL_SHARD)
+    monkeypatch.setattr(build, "SHARD_ROWS", SMALL_SHARD)
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def test_rows_keep_their_order_and_samples_are_seeded(
 def test_several_processes_give_the_same_bytes(
     make_corpus: MakeCorpus, source: EncoderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectors, "SHARD_ROWS", 100)
+    monkeypatch.setattr(build, "SHARD_ROWS", 100)
     corpus = make_corpus(250)
     encode_corpus(corpus, tmp_path / "one", source)
     encode_corpus(corpus, tmp_path / "two", source, processes=2)
@@ -146,29 +145,29 @@ def test_kept_vectors_make_another_type_without_encoding(
     make_corpus: MakeCorpus, build_index: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = make_corpus(100)
-    build_index(corpus, "flat", vectors=tmp_path / "vectors")
+    build_index(corpus, "Flat", vectors=tmp_path / "vectors")
     assert not (tmp_path / "index" / "dense.partial").exists()
 
     def refuse(job: object) -> None:
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr(vectors, "_write_shard", refuse)
-    index = build_index(corpus, "hnsw", vectors=tmp_path / "vectors")
-    assert open_retriever("dense", corpus, index).describe()["index"] == "hnsw32"
+    monkeypatch.setattr(build, "_write_shard", refuse)
+    index = build_index(corpus, "HNSW", vectors=tmp_path / "vectors")
+    assert open_index("dense", corpus, index).describe()["index"] == "HNSW32"
 
 
 def test_type_is_chosen_and_memory_is_asked_for_first(make_corpus: MakeCorpus, build_index: Build) -> None:
     corpus = make_corpus(60)
     index = build_index(corpus, None)
-    assert open_retriever("dense", corpus, index).describe()["index"] == "flat"
+    assert open_index("dense", corpus, index).describe()["index"] == "Flat"
     heard: list[str] = []
-    with pytest.raises(SpearError, match=r"hnsw32 of 60 vectors of 32 dimensions needs \d+ MB of memory.*--memory"):
-        build_index(corpus, "hnsw", "other", memory=10**6, on_progress=lambda what, done, total: heard.append(what))
+    with pytest.raises(SpearError, match=r"HNSW32 of 60 vectors of 32 dimensions needs \d+ MB of memory.*--memory"):
+        build_index(corpus, "HNSW", "other", memory=10**6, on_progress=lambda what, done, total: heard.append(what))
     assert heard == []
     with pytest.raises(SpearError, match="fewer than lists"):
-        build_index(corpus, "ivf64-flat", "third")
+        build_index(corpus, "IVF64,Flat", "third")
     with pytest.raises(SpearError, match="cannot be cut into 5"):
-        build_index(corpus, "ivf4-pq5", "fourth")
+        build_index(corpus, "IVF4,PQ5", "fourth")
 
 
 def test_strange_folders_are_left_alone(make_corpus: MakeCorpus, build_index: Build, tmp_path: Path) -> None:
@@ -186,15 +185,15 @@ def test_strange_folders_are_left_alone(make_corpus: MakeCorpus, build_index: Bu
 
 def test_indexes_of_others_are_taken_over(make_corpus: MakeCorpus, build_index: Build, tmp_path: Path) -> None:
     corpus = make_corpus(300)
-    own = build_index(corpus, "flat", "own")
+    own = build_index(corpus, "Flat", "own")
     stored = faiss.read_index(str(own / "dense" / INDEX)).reconstruct_n(0, 300)
     foreign = tmp_path / "e5.index"
     graph = faiss.IndexHNSWFlat(32, 24, faiss.METRIC_INNER_PRODUCT)
     graph.add(stored)
     faiss.write_index(graph, str(foreign))
     index = build_index(corpus, None, "adopted", adopted=foreign)
-    retriever = open_retriever("dense", corpus, index)
-    assert retriever.describe()["index"] == "hnsw24" and retriever.describe()["efSearch"] == 128
+    retriever = open_index("dense", corpus, index)
+    assert retriever.describe()["index"] == "HNSW24" and retriever.describe()["efSearch"] == 128
     assert (index / "dense" / INDEX).samefile(foreign)
     content = json.loads((index / "dense" / "manifest.json").read_text("utf-8"))
     assert content["settings"]["ef_construction"] is None
@@ -224,7 +223,7 @@ def test_an_index_on_another_file_system_is_linked_by_name(
     make_corpus: MakeCorpus, build_index: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = make_corpus(100)
-    own = build_index(corpus, "flat", "own")
+    own = build_index(corpus, "Flat", "own")
     stored = faiss.read_index(str(own / "dense" / INDEX)).reconstruct_n(0, 100)
     foreign = tmp_path / "lists.index"
     lists = faiss.index_factory(32, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
@@ -238,12 +237,12 @@ def test_an_index_on_another_file_system_is_linked_by_name(
     monkeypatch.setattr(os, "link", refuse)
     index = build_index(corpus, None, "adopted", adopted=foreign)
     assert (index / "dense" / INDEX).is_symlink()
-    retriever = open_retriever("dense", corpus, index, nprobe=4)
-    assert retriever.describe()["index"] == "ivf4-flat"
-    expected = open_retriever("dense", corpus, own)
+    retriever = open_index("dense", corpus, index, nprobe=4)
+    assert retriever.describe()["index"] == "IVF4,Flat"
+    expected = open_index("dense", corpus, own)
     for ours, theirs in zip(retriever.search(["river"], 5), expected.search(["river"], 5), strict=True):
         # A build rounds to float16 on its way.
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-3)
     foreign.unlink()
     with pytest.raises(SpearError, match="is missing from the index"):
-        open_retriever("dense", corpus, index)
+        open_index("dense", corpus, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import multiprocessing
 import os
@@ -22,9 +23,9 @@ pytest.importorskip("httpx", reason="the client needs httpx (extra 'search' or '
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
-from spear_envs.retrieval import session
-from spear_envs.retrieval.client import RetrieverClient
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_envs.retrieval import asking
+from spear_envs.retrieval.client import BadReplyError, RetrieverClient, read_result
+from spear_envs.retrieval.retriever import FaultKind, RetrieverFault, find_documents
 from spear_sandbox.web.endpoints import Backoff
 
 QUICK = Backoff(first=0.01, longest=0.05)
@@ -117,7 +118,7 @@ def test_a_search_sends_the_contract_and_reads_documents(monkeypatch: pytest.Mon
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     with serve(answer_rows) as server:
         client = make_client(server)
-        assert client.search("à 北京", 3) == [{"id": "à 北京", "contents": '"T"\nà 北京'}]
+        assert find_documents(client, "à 北京", 3) == [{"id": "à 北京", "contents": '"T"\nà 北京'}]
         line, headers, body = server.requests[0]
     assert line == "POST /retrieve HTTP/1.1"
     assert headers["content-type"] == "application/json" and "authorization" not in headers
@@ -127,8 +128,8 @@ def test_a_search_sends_the_contract_and_reads_documents(monkeypatch: pytest.Mon
 def test_connections_are_used_again_by_all_clients_and_loops() -> None:
     with serve(answer_rows) as server:
         for _ in range(3):
-            make_client(server).search("a", 1)
-            assert asyncio.run(make_client(server).search_async(["b", "c"], 1))[1][0]["id"] == "c"
+            find_documents(make_client(server), "a", 1)
+            assert asyncio.run(make_client(server).search_async(["b", "c"], 1))[1][0].score == 1.0
         assert len(server.requests) == 6 and server.connections == 1
 
 
@@ -138,7 +139,7 @@ def test_answers_of_many_threads_and_of_a_loop_do_not_mix() -> None:
         client = make_client(server)
 
         def ask(name: str) -> None:
-            found[name] = client.search(name, 1)[0]["id"]
+            found[name] = find_documents(client, name, 1)[0]["id"]
 
         threads = [threading.Thread(target=ask, args=(f"t{i}",)) for i in range(24)]
         for thread in threads:
@@ -146,7 +147,7 @@ def test_answers_of_many_threads_and_of_a_loop_do_not_mix() -> None:
 
         async def ask_many() -> list[str]:
             rows = await asyncio.gather(*(client.search_async([f"l{i}"], 1) for i in range(24)))
-            return [row[0][0]["id"] for row in rows]
+            return [json.loads(row[0][0].raw)["id"] for row in rows]
 
         assert asyncio.run(ask_many()) == [f"l{i}" for i in range(24)]
         for thread in threads:
@@ -156,9 +157,9 @@ def test_answers_of_many_threads_and_of_a_loop_do_not_mix() -> None:
 
 def test_the_token_comes_from_the_keyword_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(answer_rows) as server:
-        make_client(server, token="abc").search("a", 1)
+        find_documents(make_client(server, token="abc"), "a", 1)
         monkeypatch.setenv("SPEAR_RETRIEVER_TOKEN", "xyz")
-        make_client(server).search("a", 1)
+        find_documents(make_client(server), "a", 1)
         sent = [headers["authorization"] for _, headers, _ in server.requests]
     assert sent == ["Bearer abc", "Bearer xyz"]
 
@@ -166,7 +167,7 @@ def test_the_token_comes_from_the_keyword_or_the_environment(monkeypatch: pytest
 @pytest.mark.parametrize("status", [429, 502, 503])
 def test_passing_failures_are_tried_again(status: int) -> None:
     with serve(reply(status, {"detail": "soon"}), None, answer_rows) as server:
-        assert make_client(server).search("a", 1)[0]["id"] == "a"
+        assert find_documents(make_client(server), "a", 1)[0]["id"] == "a"
         assert len(server.requests) == 3
 
 
@@ -176,7 +177,7 @@ def test_retry_after_is_honoured(form: str) -> None:
     value = "1" if form == "seconds" else format_datetime(later, usegmt=True)
     with serve(reply(503, {}, Retry_After=value), answer_rows) as server:
         start = time.monotonic()
-        make_client(server).search("a", 1)
+        find_documents(make_client(server), "a", 1)
         assert time.monotonic() - start >= 0.9
 
 
@@ -184,14 +185,14 @@ def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
     with serve(reply(503, {"detail": "full"}, Retry_After="60")) as server:
         start = time.monotonic()
         with pytest.raises(RetrieverFault, match=r"503: full; after 1 of 8 tries"):
-            make_client(server).search("a", 1)
+            find_documents(make_client(server), "a", 1)
         assert time.monotonic() - start < 5 and len(server.requests) == 1
 
 
 def test_nobody_there_is_unavailable() -> None:
     client = make_client(f"http://127.0.0.1:{find_free_port()}", tries=3)
     with pytest.raises(RetrieverFault, match=r"cannot be reached .* after 3 of 3 tries") as caught:
-        client.search("a", 1)
+        find_documents(client, "a", 1)
     assert caught.value.kind == "retriever_unavailable" and isinstance(caught.value, EnvFault)
 
 
@@ -207,7 +208,7 @@ def test_nobody_there_is_unavailable() -> None:
 def test_faults_have_kinds(answer: bytes | None, kind: FaultKind, tries: int) -> None:
     with serve(answer) as server:
         with pytest.raises(RetrieverFault) as caught:
-            make_client(server, tries=3, deadline_s=2.0).search("a", 1)
+            find_documents(make_client(server, tries=3, deadline_s=2.0), "a", 1)
         assert caught.value.kind == kind.value and server.url in caught.value.message
         assert len(server.requests) == tries
     assert pickle.loads(pickle.dumps(caught.value)).kind == kind.value
@@ -230,15 +231,15 @@ def test_what_a_server_answers_for_ever_ends_the_run_and_once_is_a_fault(
 ) -> None:
     with serve(answer) as server:
         with pytest.raises(SpearError, match=words) as caught:
-            make_client(server).search("a", 1)
+            find_documents(make_client(server), "a", 1)
         assert not isinstance(caught.value, EnvFault) and server.url in str(caught.value)
     with serve(answer_rows, answer, answer_rows) as server:
         client = make_client(server)
-        client.search("a", 1)
+        find_documents(client, "a", 1)
         with pytest.raises(RetrieverFault, match=words) as fault:
-            pickle.loads(pickle.dumps(client)).search("b", 1)
+            find_documents(pickle.loads(pickle.dumps(client)), "b", 1)
         assert fault.value.kind == kind.value and len(server.requests) == 2
-        assert client.search("c", 1)[0]["id"] == "c"
+        assert find_documents(client, "c", 1)[0]["id"] == "c"
 
 
 def test_each_server_must_answer_rightly_once() -> None:
@@ -246,14 +247,14 @@ def test_each_server_must_answer_rightly_once() -> None:
         client = make_client(one, two)
         with pytest.raises(SpearError, match="'result'") as caught:
             for _ in range(2):
-                client.search("a", 1)
+                find_documents(client, "a", 1)
         assert two.url in str(caught.value) and not isinstance(caught.value, EnvFault)
 
 
 def test_a_server_that_fails_at_first_may_answer_a_plain_query() -> None:
     with serve(reply(500, {}), None, answer_rows) as server:  # and closes the connection
         with pytest.raises(RetrieverFault, match="500"):
-            make_client(server).search("a", 1)
+            find_documents(make_client(server), "a", 1)
         assert [json.loads(body)["queries"] for _, _, body in server.requests] == [["a"], ["Paris"], ["Paris"]]
 
 
@@ -263,7 +264,7 @@ def test_a_server_that_fails_at_first_may_answer_a_plain_query() -> None:
 def test_what_a_user_must_mend_is_no_fault(status: int, word: str) -> None:
     with serve(reply(status, {"detail": "'topk' is 0"})) as server:
         with pytest.raises(SpearError, match=word) as caught:
-            make_client(server).search("a", 0)
+            find_documents(make_client(server), "a", 0)
         assert not isinstance(caught.value, EnvFault) and len(server.requests) == 1
 
 
@@ -275,7 +276,7 @@ def test_the_deadline_covers_all_tries() -> None:
     with serve(reply(503, {}), hang) as server:
         start = time.monotonic()
         with pytest.raises(RetrieverFault, match=r"within 0\.5 s, at try 2") as caught:
-            make_client(server, deadline_s=0.5).search("a", 1)
+            find_documents(make_client(server, deadline_s=0.5), "a", 1)
         assert caught.value.kind == "retriever_timeout" and time.monotonic() - start < 2.5
 
 
@@ -284,7 +285,7 @@ def test_a_dead_server_among_several_costs_no_answer() -> None:
     with serve(answer_rows) as one, serve(answer_rows) as two:
         client = make_client(dead, one, two, backoff=Backoff(first=30.0, longest=30.0))
         for i in range(20):
-            assert client.search(str(i), 1)[0]["id"] == str(i)
+            assert find_documents(client, str(i), 1)[0]["id"] == str(i)
         assert abs(len(one.requests) - len(two.requests)) <= 1 and len(one.requests) + len(two.requests) == 20
 
 
@@ -292,7 +293,7 @@ def test_a_server_that_comes_back_is_asked_again() -> None:
     with serve(reply(503, {}), answer_rows) as one, serve(answer_rows) as two:
         client = make_client(one, two)
         for i in range(6):
-            client.search(str(i), 1)
+            find_documents(client, str(i), 1)
             time.sleep(0.06)
         assert len(one.requests) >= 2
 
@@ -314,19 +315,19 @@ def test_a_cancelled_search_closes_its_connection() -> None:
 
     with serve(wait_for_the_end, answer_rows) as server:
         asyncio.run(work(make_client(server)))
-        assert make_client(server).search("b", 1)[0]["id"] == "b"
+        assert find_documents(make_client(server), "b", 1)[0]["id"] == "b"
         assert server.connections == 2
 
 
 def search_in_child(client: RetrieverClient, pipe: Any) -> None:
-    pipe.send((os.getpid(), client.search("child", 1)[0]["id"]))
+    pipe.send((os.getpid(), find_documents(client, "child", 1)[0]["id"]))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_client_works_in_child_processes(method: str) -> None:
     with serve(answer_rows) as server:
         client = make_client(server)
-        client.search("parent", 1)
+        find_documents(client, "parent", 1)
         context = multiprocessing.get_context(method)
         receive, send = context.Pipe(duplex=False)
         child = context.Process(target=search_in_child, args=(client, send))
@@ -335,23 +336,23 @@ def test_a_client_works_in_child_processes(method: str) -> None:
         pid, found = receive.recv()
         child.join(10)
         assert child.exitcode == 0 and pid != os.getpid() and found == "child"
-        assert client.search("parent again", 1)[0]["id"] == "parent again"
+        assert find_documents(client, "parent again", 1)[0]["id"] == "parent again"
 
 
 def test_a_fork_while_the_session_is_being_made_does_not_hang() -> None:
-    with session._lock:
+    with asking._lock:
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if session._lock.acquire(timeout=5) else 1)
+            os._exit(0 if asking._lock.acquire(timeout=5) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_pickles_are_whole_and_small() -> None:
     with serve(answer_rows) as server:
         client = make_client(server, token="t")
-        client.search("a", 1)
+        find_documents(client, "a", 1)
         copy = pickle.loads(pickle.dumps(client))
-        assert copy.search("b", 1)[0]["id"] == "b" and copy.urls == client.urls
+        assert find_documents(copy, "b", 1)[0]["id"] == "b" and copy.urls == client.urls
 
 
 def health(fingerprint: str | None) -> bytes:
@@ -385,6 +386,53 @@ def test_senseless_limits_are_refused(keywords: dict[str, Any]) -> None:
 
 def test_without_httpx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
-    monkeypatch.setattr(session, "_session", None)
+    monkeypatch.setattr(asking, "_session", None)
     with pytest.raises(SpearError, match=r"pip install 'spear-envs\[search\]'"):
-        RetrieverClient("http://127.0.0.1:1").search("a", 1)
+        find_documents(RetrieverClient("http://127.0.0.1:1"), "a", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"<html>", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", r"no 'result' but is \[\]"),
+        (b"{}", r"no 'result' but is \{\}"),
+        (b'{"result": [[], []]}', "each of 1 queries but"),
+        (b'{"result": [{}]}', r"is not a list of documents but \{\}"),
+        (b'{"result": [[7]]}', "no text under 'contents' but is 7"),
+        (b'{"result": [[{"document": null, "score": 1}]]}', "but is null"),
+        (b'{"result": [[{"document": ["a"]}]]}', r'but is \["a"\]'),
+        (b'{"result": [[{"id": "1"}]]}', "no text"),
+        (b'{"result": [[{"id": "1", "contents": null}]]}', "no text"),
+        (b'{"result": [[{"contents": ' + b"[" * 700 + b"]" * 700 + b"}]]}", "no text"),
+    ],
+)
+def test_bad_replies_are_told(body: bytes, word: str) -> None:
+    with pytest.raises(BadReplyError, match=word) as caught:
+        read_result(body, 1, 1)
+    assert len(str(caught.value)) < 250
+
+
+def test_an_empty_result_is_no_hit_of_one_query_and_nothing_for_several() -> None:
+    assert read_result(b'{"result": []}', 1, 3) == [[]]
+    with pytest.raises(BadReplyError, match="each of 2 queries"):
+        read_result(b'{"result": []}', 2, 3)
+
+
+ITEMS = ["a", {"contents": "a"}, {"document": "a", "score": 2}, {"document": {"contents": "a", "id": None}}]
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_ids_come_from_the_text(item: Any) -> None:
+    body = json.dumps({"result": [[item, {"contents": "b"}, 7]]}).encode()
+    (row,) = read_result(body, 1, 2)
+    first, second = (json.loads(hit.raw) for hit in row)
+    assert row[0].score == (2.0 if isinstance(item, dict) and "score" in item else 1.0) and row[1].score == 0.5
+    assert first == {"contents": "a", "id": hashlib.sha256(b"a").hexdigest()[:32]} and second["id"] != first["id"]
+
+
+def test_half_a_character_in_a_text_has_an_id() -> None:
+    ((hit,),) = read_result(b'{"result": [["x\\ud800"]]}', 1, 1)
+    document = json.loads(hit.raw)
+    assert document["contents"] == "x\ud800" and len(document["id"]) == 32

@@ -13,8 +13,8 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.indexes import open_index
 from spear_envs.retrieval.manifest import EXPORT, INDEX, MANIFEST
-from spear_envs.retrieval.opening import open_retriever
 
 from .conftest import make_documents
 
@@ -28,18 +28,18 @@ QUERIES = ["river city", "number17", "king of the school", "", "war \ud800 " * 3
 def find_exactly(corpus: Corpus, tiny_model: Path, tiny_export: Path) -> np.ndarray:
     """Inner products of queries and passages, without faiss."""
     from spear_envs.retrieval.encoders import OnnxEncoder
-    from spear_envs.retrieval.models import describe_model
+    from spear_envs.retrieval.manifest import describe_model
 
     encoder = OnnxEncoder(tiny_export, describe_model(tiny_model))
     return encoder.encode_queries(QUERIES) @ encoder.encode_passages(list(corpus.texts())).T
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "hnsw8-sq8", "ivf4-flat", "ivf4-sq8", "ivf4-pq8"])
+@pytest.mark.parametrize("kind", ["Flat", "HNSW", "HNSW8,SQ8", "IVF4,Flat", "IVF4,SQ8", "IVF4,PQ8"])
 def test_every_type_finds_what_is_near(
     kind: str, make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tiny_export: Path
 ) -> None:
     corpus = make_corpus(400)
-    retriever = open_retriever("dense", corpus, build_index(corpus, kind))
+    retriever = open_index("dense", corpus, build_index(corpus, kind))
     exact = find_exactly(corpus, tiny_model, tiny_export)
     for scores, hits in zip(exact, retriever.search(QUERIES, 10), strict=True):
         assert len(hits) == len({row for row, _ in hits}) == 10
@@ -48,15 +48,15 @@ def test_every_type_finds_what_is_near(
         assert np.mean([scores[row] for row, _ in hits]) > np.sort(scores)[-30:].mean()
         for row, score in hits:
             assert score == pytest.approx(scores[row], abs=0.02 if "sq8" in kind else 2e-3)
-    if kind == "flat":
+    if kind == "Flat":
         best = [hits[0][0] for hits in retriever.search(QUERIES, 1)]
         assert np.allclose(exact[range(len(QUERIES)), best], exact.max(axis=1), atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf2-flat"])
+@pytest.mark.parametrize("kind", ["Flat", "HNSW", "IVF2,Flat"])
 def test_short_lists_have_no_minus_one(kind: str, make_corpus: MakeCorpus, build_index: Build) -> None:
     corpus = make_corpus(7)
-    retriever = open_retriever("dense", corpus, build_index(corpus, kind))
+    retriever = open_index("dense", corpus, build_index(corpus, kind))
     for k in (1, 3, 7, 8, 10**6):
         for hits in retriever.search(QUERIES, k):
             rows = [row for row, _ in hits]
@@ -72,7 +72,7 @@ def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_ind
     for row in range(0, 150, 3):
         documents[row]["contents"] = "river city album"
     corpus = Corpus.in_memory(documents)
-    retriever = open_retriever("dense", corpus, build_index(corpus, "hnsw"))
+    retriever = open_index("dense", corpus, build_index(corpus, "HNSW"))
     (many,) = retriever.search(["river city album"], 100)
     equal = [row for row, score in many if score == many[0][1]]
     assert len(equal) >= 45 and equal == sorted(equal)
@@ -84,32 +84,32 @@ def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_ind
 
 def test_effort_is_set_after_loading(make_corpus: MakeCorpus, build_index: Build) -> None:
     corpus = make_corpus(50)
-    graph = build_index(corpus, "hnsw", "graph")
+    graph = build_index(corpus, "HNSW", "graph")
     assert faiss.read_index(str(graph / "dense" / INDEX)).hnsw.efSearch == 16
-    retriever = open_retriever("dense", corpus, graph)
+    retriever = open_index("dense", corpus, graph)
     told = retriever.describe()
-    assert told["efSearch"] == 128 and told["index"] == "hnsw32" and told["backend"] == "onnxruntime"
-    assert open_retriever("dense", corpus, graph, ef_search=64).describe()["efSearch"] == 64
-    fingerprints = {open_retriever("dense", corpus, graph, ef_search=ef).fingerprint for ef in (None, 128, 64)}
+    assert told["efSearch"] == 128 and told["index"] == "HNSW32" and told["backend"] == "onnxruntime"
+    assert open_index("dense", corpus, graph, ef_search=64).describe()["efSearch"] == 64
+    fingerprints = {open_index("dense", corpus, graph, ef_search=ef).fingerprint for ef in (None, 128, 64)}
     assert len(fingerprints) == 2
-    lists = build_index(corpus, "ivf4-flat", "lists")
-    assert open_retriever("dense", corpus, lists).describe()["nprobe"] == 4
-    assert open_retriever("dense", corpus, lists, nprobe=2).describe()["nprobe"] == 2
+    lists = build_index(corpus, "IVF4,Flat", "lists")
+    assert open_index("dense", corpus, lists).describe()["nprobe"] == 4
+    assert open_index("dense", corpus, lists, nprobe=2).describe()["nprobe"] == 2
     for settings in ({"nprobe": 2}, {"ef_search": 0}):
-        with pytest.raises(SpearError, match="does not go with hnsw32"):
-            open_retriever("dense", corpus, graph, **settings)
+        with pytest.raises(SpearError, match="does not go with HNSW32"):
+            open_index("dense", corpus, graph, **settings)
 
 
 def test_another_device_takes_the_model_in_half_precision(
     make_corpus: MakeCorpus, build_index: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = make_corpus(50)
-    flat, graph = build_index(corpus, "flat", "flat"), build_index(corpus, "hnsw", "graph")
-    expected = open_retriever("dense", corpus, flat)
+    flat, graph = build_index(corpus, "Flat", "Flat"), build_index(corpus, "HNSW", "graph")
+    expected = open_index("dense", corpus, flat)
     with pytest.raises(SpearError, match=r"torch has no device 'cuda' here .*: give cpu, cuda or cuda:1"):
-        open_retriever("dense", corpus, flat, device="cuda")
+        open_index("dense", corpus, flat, device="cuda")
     # "cpu:0" is to torch what "cpu" is, and to us what is not "cpu".
-    other = open_retriever("dense", corpus, flat, device="cpu:0")
+    other = open_index("dense", corpus, flat, device="cpu:0")
     assert other.describe()["backend"] == "torch cpu:0" and other.describe()["searched_on"] == "cpu"
     assert other.fingerprint != expected.fingerprint
     for ours, theirs in zip(other.search(QUERIES, 5), expected.search(QUERIES, 5), strict=True):
@@ -126,8 +126,8 @@ def test_another_device_takes_the_model_in_half_precision(
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "GpuClonerOptions", options, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", move, raising=False)
-    assert open_retriever("dense", corpus, flat, device="cpu:0").describe()["searched_on"] == "cpu:0"
-    assert open_retriever("dense", corpus, graph, device="cpu:0").describe()["searched_on"] == "cpu"
+    assert open_index("dense", corpus, flat, device="cpu:0").describe()["searched_on"] == "cpu:0"
+    assert open_index("dense", corpus, graph, device="cpu:0").describe()["searched_on"] == "cpu"
     assert moved == [("IndexFlat", 0, True)] or moved == [("IndexFlatIP", 0, True)]
 
 
@@ -142,17 +142,17 @@ def test_what_does_not_belong_together_is_refused(
     make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tmp_path: Path
 ) -> None:
     corpus = make_corpus(60)
-    index = build_index(corpus, "flat")
+    index = build_index(corpus, "Flat")
     for other in (make_corpus(61), make_corpus(60, seed=1)):
         with pytest.raises(SpearError, match="another corpus"):
-            open_retriever("dense", other, index)
-    assert open_retriever("dense", corpus, index, encoder=tiny_model).rows == 60
+            open_index("dense", other, index)
+    assert open_index("dense", corpus, index, encoder=tiny_model).rows == 60
     other_model = tmp_path / "other-model"
     shutil.copytree(tiny_model, other_model)
     weights = other_model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     with pytest.raises(SpearError, match=r"another model than tiny-encoder.*model\.safetensors differs"):
-        open_retriever("dense", corpus, index, encoder=other_model)
+        open_index("dense", corpus, index, encoder=other_model)
 
     # A faiss file of another length, of another corpus, and of another type, each with a manifest that fits.
     path = index / "dense" / INDEX
@@ -167,13 +167,13 @@ def test_what_does_not_belong_together_is_refused(
     graph.add(vectors)
     for wrong, words in (
         (shorter, "59 vectors of 32 dimensions"),
-        (by_distance, "is not an index of type flat"),
-        (graph, "is not an index of type flat"),
+        (by_distance, "is not an index of type Flat"),
+        (graph, "is not an index of type Flat"),
     ):
         faiss.write_index(wrong, str(path))
         change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
         with pytest.raises(SpearError, match=words):
-            open_retriever("dense", corpus, index)
+            open_index("dense", corpus, index)
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 def test_shifted_rows_are_found_by_probes(make_corpus: MakeCorpus, build_index: Build) -> None:
     corpus = make_corpus(200)
-    index = build_index(corpus, "flat")
+    index = build_index(corpus, "Flat")
     path = index / "dense" / INDEX
     vectors = faiss.read_index(str(path)).reconstruct_n(0, 200)
     shifted = faiss.IndexFlatIP(32)
@@ -192,18 +192,18 @@ def test_shifted_rows_are_found_by_probes(make_corpus: MakeCorpus, build_index: 
     faiss.write_index(shifted, str(path))
     change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
     with pytest.raises(SpearError, match="do not find themselves"):
-        open_retriever("dense", corpus, index)
+        open_index("dense", corpus, index)
 
 
 def test_damaged_parts_are_refused(make_corpus: MakeCorpus, build_index: Build) -> None:
     corpus = make_corpus(30)
-    index = build_index(corpus, "flat")
+    index = build_index(corpus, "Flat")
     manifest = index / "dense" / MANIFEST
     good = manifest.read_text("utf-8")
     for text in ("", "{", "[]", "{}", good.replace("spear-index", "other")):
         manifest.write_text(text, "utf-8")
         with pytest.raises(SpearError, match=r"build the index again"):
-            open_retriever("dense", corpus, index)
+            open_index("dense", corpus, index)
     changes: list[Callable[[dict[str, Any]], object]] = [
         lambda content: content.update(version=99),
         lambda content: content.pop("notes"),
@@ -218,19 +218,19 @@ def test_damaged_parts_are_refused(make_corpus: MakeCorpus, build_index: Build) 
         manifest.write_text(good, "utf-8")
         change_manifest(index, change)
         with pytest.raises(SpearError, match="build the index again"):
-            open_retriever("dense", corpus, index)
+            open_index("dense", corpus, index)
     manifest.write_text(good, "utf-8")
-    assert open_retriever("dense", corpus, index).rows == 30
+    assert open_index("dense", corpus, index).rows == 30
     for name in (INDEX, f"{EXPORT}/model.onnx"):
         path = index / "dense" / name
         content = path.read_bytes()
         for wrong in (content[:-1], b"\x00" * len(content)):
             path.write_bytes(wrong)
             with pytest.raises(SpearError, match="build the index again"):
-                open_retriever("dense", corpus, index)
+                open_index("dense", corpus, index)
         path.unlink()
         with pytest.raises(SpearError, match="missing"):
-            open_retriever("dense", corpus, index)
+            open_index("dense", corpus, index)
         path.write_bytes(content)
 
 
@@ -238,31 +238,31 @@ def test_without_an_export_the_model_serves(
     make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tmp_path: Path
 ) -> None:
     corpus = make_corpus(40)
-    index = build_index(corpus, "flat")
-    expected = open_retriever("dense", corpus, index).search(QUERIES, 5)
+    index = build_index(corpus, "Flat")
+    expected = open_index("dense", corpus, index).search(QUERIES, 5)
     shutil.rmtree(index / "dense" / EXPORT)
 
     def drop(content: dict[str, Any]) -> None:
         content["files"] = {INDEX: content["files"][INDEX]}
 
     change_manifest(index, drop)
-    retriever = open_retriever("dense", corpus, index)
+    retriever = open_index("dense", corpus, index)
     assert retriever.describe()["backend"] == "torch cpu"
     for ours, theirs in zip(retriever.search(QUERIES, 5), expected, strict=True):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
     change_manifest(index, lambda content: content["notes"].update(model_folder=str(tmp_path / "gone")))
     with pytest.raises(SpearError, match="is gone"):
-        open_retriever("dense", corpus, index)
-    assert open_retriever("dense", corpus, index, encoder=tiny_model).rows == 40
+        open_index("dense", corpus, index)
+    assert open_index("dense", corpus, index, encoder=tiny_model).rows == 40
 
 
 def test_hybrid_fuses_both(make_corpus: MakeCorpus, build_index: Build) -> None:
     from spear_envs.retrieval.build import build_bm25
 
     corpus = make_corpus(120)
-    index = build_index(corpus, "flat")
-    hybrid = open_retriever("hybrid", corpus, index)
-    words, dense = open_retriever("bm25", corpus), open_retriever("dense", corpus, index)
+    index = build_index(corpus, "Flat")
+    hybrid = open_index("hybrid", corpus, index)
+    words, dense = open_index("bm25", corpus), open_index("dense", corpus, index)
     for query in QUERIES:
         expected: dict[int, float] = {}
         for part in (words, dense):
@@ -273,7 +273,7 @@ def test_hybrid_fuses_both(make_corpus: MakeCorpus, build_index: Build) -> None:
         assert hybrid.search([query], 3) == [found[:3]]
     assert hybrid.describe()["parts"][0]["mapped"] is False
     build_bm25(corpus, index, processes=1)
-    mapped = open_retriever("hybrid", corpus, index)
+    mapped = open_index("hybrid", corpus, index)
     assert mapped.describe()["parts"][0]["mapped"] is True
     assert mapped.fingerprint == hybrid.fingerprint
     assert mapped.lengths(["river city"]) == dense.lengths(["river city"])
@@ -286,10 +286,10 @@ def test_threads_may_share_a_retriever(
     from concurrent.futures import ThreadPoolExecutor
 
     corpus = make_corpus(80)
-    index = build_index(corpus, "hnsw8")
+    index = build_index(corpus, "HNSW8")
     if backend != "onnxruntime":
         change_manifest(index, lambda content: content.update(files={INDEX: content["files"][INDEX]}))
-    retriever = open_retriever("dense", corpus, index)
+    retriever = open_index("dense", corpus, index)
     assert retriever.describe()["backend"] == backend
     queries = [f"{query} {number}" for number in range(10) for query in QUERIES]
     expected = [retriever.search([query], 3) for query in queries]

@@ -52,9 +52,9 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
     adopted = tmp_path / "adopted"
     again = ("--corpus", corpus, "--out", adopted, "--encoder", tiny_model, "--query-prefix", "q: ")
     done = call("build", *again, "--adopt", out / "dense" / "index.faiss")
-    assert done.exit_code == 0 and "adopted/dense: hnsw8" in done.output.replace("\n", "")
+    assert done.exit_code == 0 and "adopted/dense: HNSW8" in done.output.replace("\n", "")
     done = call("check", adopted, "--corpus", corpus)
-    assert done.exit_code == 0 and "dense: hnsw8" in done.output and "sound" in done.output
+    assert done.exit_code == 0 and "dense: HNSW8" in done.output and "sound" in done.output
     done = call("plan", "--corpus", corpus, "--encoder", tiny_model)
     assert done.exit_code == 0 and "measured here" in done.output and "× 32 dimensions" in done.output
 
@@ -63,8 +63,8 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
     ("arguments", "words"),
     [
         (("--type", "hnsw"), "needs --encoder"),
-        (("--type", "hnsw", "--type", "flat", "--encoder", "x"), "one type"),
-        (("--adopt", "a", "--type", "flat", "--encoder", "x"), "leave --type out"),
+        (("--type", "hnsw", "--type", "Flat", "--encoder", "x"), "one type"),
+        (("--adopt", "a", "--type", "Flat", "--encoder", "x"), "leave --type out"),
         (("--memory", "much"), "64GB"),
     ],
 )
@@ -90,9 +90,9 @@ def test_plan_shows_wiki18_by_default(make_corpus: MakeCorpus) -> None:
     done = call("plan", "--memory", "32GiB")
     assert done.exit_code == 0, done.output
     assert "21,015,324 passages × 768 dimensions" in done.output
-    assert "hnsw32-sq8" in done.output and "21.9 GB" in done.output and "64.6 GB" in done.output
+    assert "HNSW32,SQ8" in done.output and "21.9 GB" in done.output and "64.6 GB" in done.output
     done = call("plan", "--corpus", make_corpus(500).path, "--dimension", 384)
-    assert "500 passages × 384" in done.output and "--type flat" in done.output
+    assert "500 passages × 384" in done.output and "--type Flat" in done.output
     assert call("plan", "--corpus", make_corpus(5).path, "--passages", 7).exit_code == 2
 
 

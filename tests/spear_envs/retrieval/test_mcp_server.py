@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from spear_envs.retrieval.mcp_server import make_mcp_server
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
-from spear_envs.search.opening import open_searcher
+from spear_envs.retrieval.retriever import FaultKind, Passage, Retriever, RetrieverFault, find_documents
+from spear_envs.search.opening import open_retriever
 from tests import commands
 
 QUERY = "historian Jurol Knaklofae taught"
@@ -28,7 +29,7 @@ async def call(client: Client, **arguments: Any) -> Any:
 
 
 def expected(topk: int) -> list[tuple[str, str]]:
-    documents = open_searcher("bm25", None, None).search(QUERY, topk)
+    documents = find_documents(open_retriever("bm25", None, None), QUERY, topk)
     return [(document["id"], document["contents"]) for document in documents]
 
 
@@ -76,11 +77,14 @@ def test_over_http_with_a_token() -> None:
 
 
 def test_a_fault_is_an_error_of_the_tool() -> None:
-    class Broken:
+    class Broken(Retriever):
         fingerprint = "broken"
 
-        def search(self, query: str, topk: int) -> list[dict[str, Any]]:
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
             raise RetrieverFault(FaultKind.TIMEOUT, "no answer within 30 s")
+
+        def describe(self) -> dict[str, Any]:
+            return {"kind": "broken"}
 
     async def go() -> None:
         async with Client(make_mcp_server(Broken())) as client:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.retriever import find_documents
 from tests.spear_envs.retrieval.search_r1_servers import SERVERS, make_local, make_online, make_reranking, run_app
 from tests.spear_envs.search.conftest import make_asking
 
@@ -39,9 +40,9 @@ def test_the_environment_plays_with_each_of_them(name: str, tmp_path: Path) -> N
 
 def test_documents_keep_their_id_or_get_one_of_their_text() -> None:
     with run_app(SERVERS["bm25, stored"]()) as one, run_app(SERVERS["bm25 or dense, corpus"]()) as two:
-        (stored,) = RetrieverClient(one).search("rains", 3)
-        (whole,) = RetrieverClient(two).search("rains", 3)
-        with_source = RetrieverClient(two).search("Oslo", 3)
+        (stored,) = find_documents(RetrieverClient(one), "rains", 3)
+        (whole,) = find_documents(RetrieverClient(two), "rains", 3)
+        with_source = find_documents(RetrieverClient(two), "Oslo", 3)
     assert whole == {"id": "1", "contents": RAIN} and with_source[0]["source"] == 7
     assert stored["contents"] == RAIN and re.fullmatch(r"[0-9a-f]{32}", stored["id"])
     assert {**stored, "id": "1"} == {**whole, "title": "Bergen", "text": "Bergen is a city in Norway.\nIt rains."}
@@ -50,7 +51,7 @@ def test_documents_keep_their_id_or_get_one_of_their_text() -> None:
 def test_rows_are_cut_to_topk() -> None:
     with run_app(make_online(1)) as url:
         client = RetrieverClient(url)
-        found = [[document["contents"] for document in client.search("Oslo", topk)] for topk in (1, 3, 100)]
+        found = [[document["contents"] for document in find_documents(client, "Oslo", topk)] for topk in (1, 3, 100)]
     assert [len(row) for row in found] == [1, 3, 7]
     assert found[1] == found[2][:3] and found[0] == ['"Box"\nNo snippet available.']
 
@@ -58,8 +59,8 @@ def test_rows_are_cut_to_topk() -> None:
 def test_reranked_texts_become_documents() -> None:
     with run_app(make_reranking()) as url:
         client = RetrieverClient(url)
-        documents = client.search("capital France", 3)
-        assert client.search("zzz", 3) == []
+        documents = find_documents(client, "capital France", 3)
+        assert find_documents(client, "zzz", 3) == []
     assert [document["contents"] for document in documents] == [
         '""Paris (city"\n") Paris is the capital of France.',
         '""Oslo""\nOslo is the capital of Norway.',

@@ -25,11 +25,11 @@ from spear_envs import cli
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.searcher import RetrieverFault
-from spear_envs.retrieval.serving import serve
+from spear_envs.retrieval.retriever import RetrieverFault, find_documents
+from spear_envs.retrieval.service import serve
 from spear_sandbox.web.listening import bind_socket
 from tests.spear_envs.retrieval.service import (
-    ScriptedRetriever,
+    ScriptedIndex,
     make_documents,
     make_service,
     run_command,
@@ -51,7 +51,7 @@ def test_serving_a_file_until_a_signal(corpus: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with run_command("--corpus", corpus) as running:
             assert running.line.startswith("ready: 72 passages, bm25, at http://127.0.0.1:")
-            found = RetrieverClient(running.url).search("amber fox", 1)
+            found = find_documents(RetrieverClient(running.url), "amber fox", 1)
             assert found == [make_documents()[5]]
             running.process.send_signal(number)
             assert finish(running.process) == (0, "", "")
@@ -66,11 +66,11 @@ def test_settings_of_a_dense_index_are_served_and_told(
     few = ["--max-pending", "99", "--cache-mb", "3", "--deadline", "5", "--batch-queries", "7", "--batch-tokens", "123"]
     with run_command(*common, *few, "--retriever", "dense", "--index", str(graph), "--ef-search", "77") as running:
         health = httpx.get(f"{running.url}/health").json()
-        found = RetrieverClient(running.url).search("river city album", 3)
+        found = find_documents(RetrieverClient(running.url), "river city album", 3)
     told = {name: health["retriever"][name] for name in ("kind", "index", "efSearch", "threads", "encoder", "backend")}
     assert told == {
         "kind": "dense",
-        "index": "hnsw32",
+        "index": "HNSW32",
         "efSearch": 77,
         "threads": 2,
         "encoder": "tiny-encoder",
@@ -163,9 +163,9 @@ def test_the_token_is_asked_for_and_given(corpus: str, monkeypatch: pytest.Monke
     with run_command("--corpus", corpus, "--host", "0.0.0.0", SPEAR_RETRIEVER_TOKEN="s3cret") as running:
         url = f"http://127.0.0.1:{running.port}"
         with pytest.raises(SpearError, match="SPEAR_RETRIEVER_TOKEN"):
-            RetrieverClient(url).search("fox", 1)
+            find_documents(RetrieverClient(url), "fox", 1)
         monkeypatch.setenv("SPEAR_RETRIEVER_TOKEN", "s3cret")
-        assert RetrieverClient(url).search("amber fox", 1)[0]["id"] == "d5"
+        assert find_documents(RetrieverClient(url), "amber fox", 1)[0]["id"] == "d5"
         running.process.terminate()
         assert finish(running.process) == (0, "", "")  # nor is it warned of the open address
 
@@ -174,13 +174,13 @@ def test_a_server_killed_during_a_request_is_a_fault_and_its_successor_answers(c
     with run_command("--corpus", corpus) as running:
         port = running.port
         client = RetrieverClient(running.url, tries=2, deadline_s=10)
-        assert client.search("amber fox", 1)[0]["id"] == "d5"
+        assert find_documents(client, "amber fox", 1)[0]["id"] == "d5"
         os.kill(running.process.pid, signal.SIGSTOP)  # so that the request is under way for certain
         caught: list[BaseException] = []
 
         def search() -> None:
             try:
-                client.search("black bear", 1)
+                find_documents(client, "black bear", 1)
             except RetrieverFault as fault:
                 caught.append(fault)
 
@@ -192,7 +192,7 @@ def test_a_server_killed_during_a_request_is_a_fault_and_its_successor_answers(c
     assert [fault.kind for fault in caught if isinstance(fault, RetrieverFault)] == ["retriever_unavailable"]
     patient = RetrieverClient(f"http://127.0.0.1:{port}", deadline_s=30)
     answers: list[str] = []
-    waiting = threading.Thread(target=lambda: answers.append(patient.search("black bear", 1)[0]["id"]))
+    waiting = threading.Thread(target=lambda: answers.append(find_documents(patient, "black bear", 1)[0]["id"]))
     waiting.start()
     with run_command("--corpus", corpus, "--port", str(port)):
         waiting.join(30)
@@ -207,7 +207,7 @@ def test_what_is_loaded_is_in_no_garbage_collection() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        serve(make_service(ScriptedRetriever()), bind_socket("127.0.0.1", 0), stop)
+        serve(make_service(ScriptedIndex()), bind_socket("127.0.0.1", 0), stop)
     finally:
         gc.unfreeze()
     assert found[0] > before
@@ -217,7 +217,7 @@ def test_a_server_that_hangs_is_a_timeout(corpus: str) -> None:
     with run_command("--corpus", corpus) as running:
         os.kill(running.process.pid, signal.SIGSTOP)
         with pytest.raises(RetrieverFault) as caught:
-            RetrieverClient(running.url, deadline_s=0.5).search("fox", 1)
+            find_documents(RetrieverClient(running.url, deadline_s=0.5), "fox", 1)
         assert caught.value.kind == "retriever_timeout"
         os.kill(running.process.pid, signal.SIGCONT)
-        assert RetrieverClient(running.url).search("amber fox", 1)[0]["id"] == "d5"
+        assert find_documents(RetrieverClient(running.url), "amber fox", 1)[0]["id"] == "d5"

@@ -22,7 +22,7 @@ pytest.importorskip("requests", reason="the clients use requests")
 import requests
 
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.opening import open_retriever
+from spear_envs.retrieval.indexes import open_index
 from tests.spear_envs.retrieval.service import make_documents, make_service, run_service
 
 # The last release with a search tool. The wheel is fetched for the test and not installed: the project pins another.
@@ -33,7 +33,7 @@ VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     corpus = Corpus.in_memory(make_documents())
-    with run_service(make_service(open_retriever("bm25", corpus), corpus)) as base:
+    with run_service(make_service(open_index("bm25", corpus), corpus)) as base:
         yield f"{base}/retrieve"
 
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.kinds import IndexType, parse_type
-from spear_envs.retrieval.vector_index import RERANKED, VectorIndex, read_type
+from spear_envs.retrieval.dense import RERANKED, VectorIndex, read_type
+from spear_envs.retrieval.plan import IndexType, parse_type
 
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 
 ROWS, DIMENSION = 600, 16
-NAMES = ("flat", "hnsw8", "hnsw8-sq8", "ivf4-flat", "ivf4-sq8", "ivf4-pq4")
+NAMES = ("Flat", "HNSW8", "HNSW8,SQ8", "IVF4,Flat", "IVF4,SQ8", "IVF4,PQ4")
 Vectors = npt.NDArray[np.float32]
 
 
@@ -57,7 +57,7 @@ def test_memory_taken_at_once_changes_no_byte(name: str, vectors: Vectors) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_first_hits_do_not_depend_on_k(name: str, vectors: Vectors, tmp_path: Path) -> None:
-    settings = {"ef_search": 20} if name.startswith("hnsw") else {}
+    settings = {"ef_search": 20} if name.startswith("HNSW") else {}
     index = write(name, vectors, tmp_path, **settings)
     queries = vectors[:40] + np.float32(0.5)
     many = index.find(queries, 100)
@@ -68,11 +68,11 @@ def test_first_hits_do_not_depend_on_k(name: str, vectors: Vectors, tmp_path: Pa
         assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
     for k in (1, 3, 10, 90):
         assert [hits[:k] for hits in many] == index.find(queries, k)
-    assert index.reranked == (RERANKED if "pq" in name else 0)
+    assert index.reranked == (RERANKED if "PQ" in name else 0)
 
 
 def test_ties_go_to_the_lower_row(vectors: Vectors, tmp_path: Path) -> None:
-    index = write("flat", vectors, tmp_path)
+    index = write("Flat", vectors, tmp_path)
     exact = vectors[:50] @ vectors.T
     for scores, hits in zip(exact, index.find(vectors[:50], 10), strict=True):
         assert hits == [(int(row), float(scores[row])) for row in np.lexsort((np.arange(ROWS), -scores))[:10]]
@@ -85,10 +85,10 @@ def test_files_are_mapped(name: str, vectors: Vectors, tmp_path: Path) -> None:
     assert index.rows == ROWS
     mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     assert str(tmp_path / "index") in mapped
-    assert (str(tmp_path / "exact") in mapped) == ("pq" in name)
+    assert (str(tmp_path / "exact") in mapped) == ("PQ" in name)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ivf")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("IVF")])
 def test_lists_are_not_read_ahead_by_threads(name: str, vectors: Vectors, tmp_path: Path) -> None:
     index = write(name, vectors, tmp_path)
     assert faiss.downcast_InvertedLists(index._index.invlists).prefetch_nthread == 0
@@ -105,20 +105,20 @@ def test_types_are_told_apart(name: str, vectors: Vectors, tmp_path: Path) -> No
 
 
 def test_exact_vectors_must_be_as_many(vectors: Vectors, tmp_path: Path) -> None:
-    write("ivf4-pq4", vectors, tmp_path)
+    write("IVF4,PQ4", vectors, tmp_path)
     (tmp_path / "exact").write_bytes(b"1234")
     with pytest.raises(SpearError, match="does not hold 600 vectors of 16 dimensions"):
-        VectorIndex(tmp_path / "index", parse_type("ivf4-pq4"), exact=tmp_path / "exact")
+        VectorIndex(tmp_path / "index", parse_type("IVF4,PQ4"), exact=tmp_path / "exact")
 
 
 def test_codes_are_not_ordered_for_a_search_that_is_not_made() -> None:
-    assert not parse_type("ivf4-pq4").make(DIMENSION).do_polysemous_training
+    assert not parse_type("IVF4,PQ4").make(DIMENSION).do_polysemous_training
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_process_can_search(vectors: Vectors, tmp_path: Path) -> None:
-    index = write("hnsw8", vectors, tmp_path)
+    index = write("HNSW8", vectors, tmp_path)
     expected = index.find(vectors[:5], 3)
     child = os.fork()
     if child == 0:

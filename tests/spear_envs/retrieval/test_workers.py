@@ -21,7 +21,7 @@ import psutil
 
 from spear_envs import cli
 from spear_envs.retrieval.client import RetrieverClient
-from spear_envs.retrieval.searcher import RetrieverFault
+from spear_envs.retrieval.retriever import RetrieverFault, find_documents
 from tests import commands
 from tests.commands import wait_until
 from tests.spear_envs.retrieval.service import make_documents, run_command, write_corpus
@@ -64,7 +64,7 @@ def test_a_worker_that_dies_is_replaced_and_all_end_with_their_parent(tmp_path: 
         failed = 0
         for _ in range(100):
             try:
-                assert client.search("amber fox", 1) == [make_documents()[5]]
+                assert find_documents(client, "amber fox", 1) == [make_documents()[5]]
             except RetrieverFault:
                 failed += 1
         assert failed == 0, "the client asks again where a connection breaks"

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from spear_envs.retrieval.retriever import Passage, Retriever
 from spear_envs.search.env import SearchR1Env
 
 
@@ -19,8 +20,8 @@ def golden(shared: Path) -> Callable[[str], list[dict[str, Any]]]:
     return lambda name: json.loads((shared / "golden" / "search" / f"{name}.json").read_text("utf-8"))
 
 
-class Shelf:
-    """A searcher with set answers: a query brings the documents whose contents hold it."""
+class Shelf(Retriever):
+    """A retriever with set answers: a query brings the documents whose contents hold it."""
 
     fingerprint = "shelf"
 
@@ -29,11 +30,16 @@ class Shelf:
         self.queries: list[str] = []
         self.fault: Exception | None = None
 
-    def search(self, query: str, topk: int) -> list[dict[str, Any]]:
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        (query,) = queries
         self.queries.append(query)
         if self.fault is not None:
             raise self.fault
-        return [document for document in self.documents if query in document["contents"]][:topk]
+        found = [document for document in self.documents if query in document["contents"]][:k]
+        return [[Passage(json.dumps(document).encode(), 1.0) for document in found]]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "shelf"}
 
 
 def make(**kwargs: Any) -> SearchR1Env:

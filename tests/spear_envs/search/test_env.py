@@ -11,7 +11,7 @@ import pytest
 
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.info import INFO_KEYS
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_envs.retrieval.retriever import FaultKind, RetrieverFault
 from spear_envs.search.prompts import INVALID_ACTION, LAST_TURN
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.search.conftest import Shelf, make, make_asking
@@ -238,7 +238,7 @@ def test_nobody_answers_at_the_address() -> None:
     pytest.importorskip("httpx", reason="needs the extra 'search'")
     from spear_envs.retrieval.client import RetrieverClient
 
-    assert isinstance(make(retriever="http://127.0.0.1:9", dataset="mini-small").searcher, RetrieverClient)
+    assert isinstance(make(retriever="http://127.0.0.1:9", dataset="mini-small").retriever, RetrieverClient)
     env = make(retriever=RetrieverClient(["http://127.0.0.1:9"], tries=1), dataset="mini-small")
     assert env.metadata["blocking"] and "blocking" not in make().metadata
     env.reset(seed=0)
@@ -362,7 +362,7 @@ def test_unknown_tasks() -> None:
 
 
 def test_environments_share_what_they_opened() -> None:
-    assert make().searcher is make(split="test").searcher
+    assert make().retriever is make(split="test").retriever
     assert make().tasks is make().tasks
 
 

@@ -20,6 +20,7 @@ from spear_agents.evaluation import run_evaluation
 from spear_agents.metrics import read_history
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.modules import make_command
+from spear_training.checkpoints import list_whole
 from spear_training.sft.data import open_store
 from spear_training.warmstart import PolicyShape, WarmStartSettings, train_policy
 
@@ -29,11 +30,11 @@ ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 BATCH, SEED = 64, 5
 
 
-def fine_tune(policy: Path, data: Path, out: Path) -> None:
+def fine_tune(policy: Path, data: Path, out: Path, *, keep: int = 20) -> None:
     command = make_command("spear_envs.cli", "sft", "--device", "cpu")
     command += ["--model", str(policy), "--data", str(data), "--out", str(out), "--batch", str(BATCH)]
     command += ["--epochs", "2", "--learning-rate", "1e-2", "--seed", str(SEED)]
-    command += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=20"]
+    command += ["trainer.save_freq=1", f"trainer.max_ckpt_to_keep={keep}"]
     for name in ("datasets", "random"):  # the names of modules that verl imports
         (out.parent / f"{name}.py").write_text("raise RuntimeError('imported')")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=out.parent)
@@ -75,10 +76,10 @@ def test_a_policy_learns_from_the_experts_episodes(tmp_path: Path) -> None:
     shutil.rmtree(out / "model")
     for step in range(each + 1, 2 * each + 1):
         shutil.rmtree(out / "checkpoints" / f"global_step_{step}")
-    (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(each))
-    fine_tune(policy, data, out)
+    fine_tune(policy, data, out, keep=2)
     assert [record["train/loss"] for record in read_history(out)] == losses
     resumed = [json.loads(line)["step"] for line in (out / "metrics" / "0001.jsonl").read_text().splitlines()]
     assert resumed == list(range(each + 1, 2 * each + 1)), "no step is done twice"
+    assert list_whole(out / "checkpoints") == resumed[-2:], "checkpoints of the first launch are removed too"
     assert (out / "model" / "model.safetensors").read_bytes() == whole
     assert torch.isfinite(HFModel(out / "model").model.lm_head.weight).all()

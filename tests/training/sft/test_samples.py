@@ -208,10 +208,14 @@ def test_an_end_of_the_chat_template_that_is_no_end_token_is_learnt_too(tokenize
     assert reader.fits(sample, {"messages": messages}), "these are no other tokenizer's ids"
 
 
-def test_a_template_that_refuses_is_named(tokenizer: Any) -> None:
+def test_a_template_that_refuses_or_loops_is_named(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = copy(tokenizer)
     other.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(SpearError, match=r"refuses these messages \(roles must alternate\): take another model"):
+        SampleReader(other, 280, (1,)).read({"messages": [user("a"), reply("b")]})
+    other.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr("spear_training.sft.samples.RENDER_S", 0.1)
+    with pytest.raises(SpearError, match="took more than"):
         SampleReader(other, 280, (1,)).read({"messages": [user("a"), reply("b")]})
     other.chat_template = None
     with pytest.raises(SpearError, match="refuses these messages"):

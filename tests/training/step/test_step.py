@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SpearSettings, gae_advantages, spear_loss
 from spear_training.step.records import Rollout
@@ -360,3 +361,15 @@ def test_a_rollout_without_episodes_is_no_reason_to_fail() -> None:
     run = Run()
     run.played = Played(run.actor, Rollout((), play([]).rows))
     assert run.step.run(1, run.played).metrics["rows/trained"] == 0
+
+
+@pytest.mark.parametrize("name", ["grad_norm", "on_policy"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_stop_the_step(name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    run.take(1, make_group("1-00000"))
+    stored, learn = len(run.state.replay), TableActor.train
+    monkeypatch.setattr(TableActor, "train", lambda self, update: {**learn(self, update), name: value})
+    with pytest.raises(SpearError, match=str(value)):
+        run.take(2, make_group("2-00000"))
+    assert len(run.state.replay) == stored

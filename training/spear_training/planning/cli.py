@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.memory import find_free_memory
+from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_sandbox.web.options import Number
 from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 
@@ -64,12 +65,12 @@ def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, 
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
     from spear_training.precision import measure_weights, resolve_dtype
     from spear_training.settings import RunSettings
-    from spear_training.sizing import RunShape, check_whole_numbers
+    from spear_training.sizing import RunShape, check_numbers
     from spear_training.step.dealing import count_minibatches
 
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
-    check_whole_numbers(config)
+    check_numbers(config)
     shape = RunShape.of_config(config, count_turns(settings.env))
     prompt, response = given.get("prompt", data.max_prompt_length), given.get("response", data.max_response_length)
     episodes = shape.tasks * shape.group_size
@@ -120,13 +121,14 @@ def print_plan(plan: Plan, console: Console) -> None:
         table.add_row()
         for name, size in items.items():
             table.add_row(f"  {name}", _bytes(size))
-        verdict = "of" if total <= plan.device_bytes else "[red]does not fit into[/red]"
-        table.add_row(title, f"{_bytes(total)} {verdict} {_bytes(plan.device_bytes)}")
+        fits = total <= plan.device_bytes
+        verdict = "of" if fits else "does not fit into"
+        table.add_row(title, f"{_bytes(total)} {verdict} {_bytes(plan.device_bytes)}", style=None if fits else "red")
     console.print(table)
     if plan.cache_tokens is not None:
         console.print(f"The cache of a replica holds {max(0.0, plan.cache_tokens):,.0f} tokens.")
     if plan.note:
-        console.print(plan.note, markup=False, highlight=False, soft_wrap=True)
+        console.print(plan.note, highlight=False, soft_wrap=True)
 
 
 def _bytes(value: float) -> str:
@@ -172,7 +174,7 @@ def plan(
         room = CPU_SHARE * find_free_memory() if config.trainer.device == "cpu" else GPU_GIB * 2**30
     made = make_plan(config, known, room, overrides)
     if as_json:
-        click.echo(json.dumps(asdict(made), indent=1))
+        echo(json.dumps(asdict(made), indent=1))
     else:
         print_plan(made, Console())
     if not made.fits:

@@ -13,7 +13,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
@@ -21,10 +20,11 @@ from spear_agents.files import digest_model, explain_unwritable, write_json, wri
 from spear_agents.metrics import read_history
 from spear_agents.models.getting import resolve_model
 from spear_envs.core.errors import SpearError, first_line
+from spear_sandbox.terminal import Console
 from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.choices import search_configs
-from spear_training.launch import CONFIG_FILE, check_override, flatten_config
+from spear_training.launch import CONFIG_FILE, check_override, find_checkpoint, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
@@ -201,6 +201,8 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
                 before, after = flatten_config(OmegaConf.load(path)), flatten_config(config)
                 advice = "Name another --out, or give the old settings to resume"
                 compare_configs(out, before, after, changeable=CHANGEABLE, advice=advice)
+            if not (out / MODEL).is_dir():  # whose files were part of the last checkpoint
+                find_checkpoint(out / "checkpoints", console)
             write_text(path, OmegaConf.to_yaml(config))
     except OSError as error:
         raise explain_unwritable(out, error) from error

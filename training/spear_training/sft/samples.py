@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from spear_agents.chat import Tokenizer, check_taken_keywords
+from spear_agents.chat import RENDER_S, Tokenizer, check_taken_keywords, within
 from spear_envs.core.errors import SpearError
 
 _FLAGS = ("loss_mask", "weight", "train", "training", "loss", "trainable")
@@ -139,10 +139,12 @@ class SampleReader:
     def _render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any], *, prompt: bool) -> str:
         keywords = {**keywords, "tokenize": False, "add_generation_prompt": prompt}
         try:
-            try:
-                return self.tokenizer.apply_chat_template([*messages], **keywords)
-            except TypeError:  # DeepSeek's joins arguments to text
-                return self.tokenizer.apply_chat_template([_write_calls(message) for message in messages], **keywords)
+            with within(RENDER_S):
+                try:
+                    return self.tokenizer.apply_chat_template([*messages], **keywords)
+                except TypeError:  # DeepSeek's joins arguments to text
+                    messages = [_write_calls(message) for message in messages]
+                    return self.tokenizer.apply_chat_template(messages, **keywords)
         except Exception as error:  # a template is a program: it may refuse with anything
             why = " ".join(str(error).split())
             raise SpearError(f"the model's chat template refuses these messages ({why}): take another model") from error

@@ -22,7 +22,7 @@ from spear_training.step.metrics import (
 from spear_training.step.plan import StepPlan, find_differing_groups, plan_rows
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
-from spear_training.step.update import Actor, Updater, UpdateSizes
+from spear_training.step.update import Actor, Updater, UpdateSizes, require_finite
 
 
 class Rollouts(Protocol):
@@ -148,9 +148,11 @@ class SpearStep:
             else:
                 known = known.add(token_advantages=known.spread(found) if of_rows else found)
                 fresh = self._add_token_advantages(fresh, known.take(known.kept), metrics)
+        require_finite("advantage of a row", fresh.advantage)
         if self.critic is not None:
             with watch("update_critic"):
                 self.critic.update(fresh, metrics)
+            require_finite("norm of the critic's gradient", metrics.get("critic/grad_norm", 0.0))
         metrics["advantage/mean"] = float(fresh.advantage.mean())
         metrics["advantage/std"] = float(fresh.advantage.std())
         return fresh

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spear_envs.core.errors import SpearError
 from spear_training.algorithms import Coupling, RowTable, SpearSettings
 from spear_training.step.dealing import Deal, count_minibatches, deal_rows
 from spear_training.step.state import SpearState
@@ -132,6 +133,9 @@ class Updater:
         rows = rows.add(weight=weights, seed=rng.integers(SEED_RANGE, size=len(rows)))
         update = Pass(rows, deal, pieces, gamma, self.state.bounds, hold_learning_rate)
         sums = self.actor.train(update)
+        # verl leaves an optimiser step with such a gradient out and goes on, with a policy that learns nothing.
+        require_finite("loss", sums["on_policy"] + sums["self_imitation"])
+        require_finite("norm of the gradient", sums["grad_norm"])
         replay_tokens = sums["replay_tokens"]
         if replay_tokens and self.settings.cov.ratio > 0:
             self.state.move_bounds((sums["cov_lower"] / replay_tokens, sums["cov_upper"] / replay_tokens))
@@ -158,6 +162,20 @@ class Updater:
         lengths = rows.prompt_length + rows.response_length
         metrics["perf/rank_balance"] = update.deal.measure_balance(lengths, self.actor.ranks)
         metrics["timing_s/train_rows"] = sums["seconds"]
+
+
+def require_finite(what: str, values: Any) -> None:
+    """Stop a training whose numbers have gone wrong, before they are saved.
+
+    Raises:
+        SpearError: one of ``values`` is infinite or not a number.
+    """
+    found = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    if not np.isfinite(found).all():
+        raise SpearError(
+            f"the {what} is {found[~np.isfinite(found)][0]}, and this step is not kept: lower the learning rate, or "
+            "see whether the model's weights are sound; the same command resumes from the last checkpoint"
+        )
 
 
 def _match(drawn: RowTable, fresh: RowTable) -> RowTable:

@@ -12,6 +12,7 @@ before anything of verl that asks for a device.
 
 import verl  # noqa: F401  (must stay first)
 
+from spear_sandbox.foreign import guard_logs
 from spear_training.variables import add_code_folder, read_secrets
 from spear_training.verl_plugin import (  # noqa: F401
     platform,
@@ -21,5 +22,6 @@ from spear_training.verl_plugin import (  # noqa: F401
     workers,
 )
 
+guard_logs()
 read_secrets()
 add_code_folder()

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
+from spear_training.checkpoints import remove_old, write_manifest
 from spear_training.launch import CONFIG_FILE
 from spear_training.sft.data import open_store
 
@@ -47,6 +48,18 @@ class SpearSFTTrainer(SFTTrainer):
             # The loader was saved at the end of an epoch and would yield nothing: verl would skip the next epoch.
             self._build_dataloader()
             self.ckpt_handler.train_dataloader = self.train_dataloader
+
+    def _build_ckpt_handler(self) -> None:
+        super()._build_ckpt_handler()
+        save, checkpoints = self.ckpt_handler.save_checkpoint, Path(str(self.config.trainer.default_local_dir))
+
+        def save_whole(step: int) -> None:
+            save(step)  # its last act waits for the other ranks
+            if dist.get_rank() == 0:
+                write_manifest(checkpoints / f"global_step_{step}")
+                remove_old(checkpoints, self.config.trainer.max_ckpt_to_keep)
+
+        self.ckpt_handler.save_checkpoint = save_whole
 
     def _build_dataloader(self) -> None:
         super()._build_dataloader()

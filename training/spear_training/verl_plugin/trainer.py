@@ -5,6 +5,7 @@ verl's own loop around :class:`~spear_training.step.step.SpearStep` is unchanged
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from functools import partial
@@ -25,7 +26,8 @@ from spear_agents.metrics import read_history
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.curriculum import Choice
-from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, list_whole, write_manifest
+from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, remove_old, write_manifest
+from spear_training.inputs import TASKS_FILE
 from spear_training.launch import CONFIG_FILE, flatten_config
 from spear_training.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.settings import RunSettings
@@ -324,6 +326,7 @@ class SpearTrainer(PPOTrainerSync):
             "step": self.global_steps,
             "config": flatten_config(OmegaConf.load(stated)) if stated.is_file() else {},
             "code": describe_code(),
+            "inputs": json.loads((stated.parent / TASKS_FILE).read_text("utf-8")) if stated.is_file() else {},
             "metrics": self._measure_step(),
             "ahead": self._batches.list_drawn(),
             "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,
@@ -337,18 +340,12 @@ class SpearTrainer(PPOTrainerSync):
         if export.is_dir() and (source / IMAGE_PROCESSOR).is_file() and not (export / IMAGE_PROCESSOR).exists():
             shutil.copyfile(source / IMAGE_PROCESSOR, export / IMAGE_PROCESSOR)
         write_manifest(folder)
-        self._remove_old(Path(self.config.trainer.default_local_dir))
+        remove_old(Path(self.config.trainer.default_local_dir), self.config.trainer.get("max_actor_ckpt_to_keep"))
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
         for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
             if not (folder / "actor").is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
         self.uploads.begin(self.global_steps)
-
-    def _remove_old(self, checkpoints: Path) -> None:
-        """Remove what earlier launches saved beyond the number to keep: verl knows only those of its own launch."""
-        keep = self.config.trainer.get("max_actor_ckpt_to_keep")
-        for step in list_whole(checkpoints)[:-keep] if keep else ():
-            shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
 
     def _measure_step(self) -> dict[str, float]:
         """Metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""

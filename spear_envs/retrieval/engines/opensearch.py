@@ -8,22 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.retrieval.asking import Asker, Call, digest_plain, read_json, read_key
-from spear_envs.retrieval.backend import DocumentBackend, Found, Load
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
+from spear_envs.retrieval.retriever import FaultKind, Load, Passage, Retriever, RetrieverFault, RetrieverRefusal
 from spear_sandbox.web.endpoints import Service, read_urls
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.backends.settings import OpenSearch
+    from spear_envs.retrieval.config import OpenSearch
 
 
 BATCH = 16
 """Queries of one ``_msearch``."""
 
 
-class OpenSearchBackend(DocumentBackend):
+class OpenSearchRetriever(Retriever):
     """One index of a cluster."""
-
-    scale: str | None = "bm25"
 
     def __init__(self, settings: OpenSearch) -> None:
         urls = read_urls(settings.urls, Service("an OpenSearch", "/_msearch", 9200, "password_variable"))
@@ -51,11 +48,11 @@ class OpenSearchBackend(DocumentBackend):
             headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         return headers
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
-        """See :class:`~spear_envs.retrieval.backend.Backend`."""
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See :class:`~spear_envs.retrieval.retriever.Retriever`."""
         return self._asker.run(self._search(queries, k))
 
-    async def _search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+    async def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         fields = [field for field in self._fields.values() if field]
         lines = []
         for query in queries:
@@ -71,7 +68,7 @@ class OpenSearchBackend(DocumentBackend):
             )
         return [self._read_answer(answer, k) for answer in answers]
 
-    def _read_answer(self, answer: Any, k: int) -> list[Found]:
+    def _read_answer(self, answer: Any, k: int) -> list[Passage]:
         if isinstance(answer, dict) and answer.get("error") is not None:
             self._explain(answer)
         try:
@@ -92,7 +89,7 @@ class OpenSearchBackend(DocumentBackend):
             raise RetrieverRefusal(f"{said}; check the settings of this index.")
         raise RetrieverFault(FaultKind.UNAVAILABLE, f"{said}.")
 
-    def _read_hit(self, hit: Mapping[str, Any]) -> Found:
+    def _read_hit(self, hit: Mapping[str, Any]) -> Passage:
         source, fields = hit["_source"], self._fields
         if not isinstance(text := source.get(fields["text"]), str):
             raise RetrieverRefusal(
@@ -101,12 +98,12 @@ class OpenSearchBackend(DocumentBackend):
         if fields["title"] and (title := source.get(fields["title"])):
             text = f'"{title}"\n{text}'
         identifier = str(source[fields["id"]] if fields["id"] else hit["_id"])
-        return json.dumps({"id": identifier, "contents": text}, ensure_ascii=True).encode(), float(hit["_score"])
+        return Passage(json.dumps({"id": identifier, "contents": text}).encode(), float(hit["_score"]))
 
     def describe(self) -> dict[str, Any]:
-        """Kind and settings."""
+        """Return kind and settings."""
         return {**self._settings, "servers": len(self._asker.urls)}
 
     def counts(self) -> Mapping[str, float]:
-        """Requests."""
+        """Return the number of requests."""
         return {"requests": self._asker.budget.requests}

@@ -13,9 +13,8 @@ pytest.importorskip("httpx", reason="the extra 'search' is not installed")
 pytest.importorskip("yaml", reason="the extra 'search' is not installed")
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.backend import Backend
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
-from tests.spear_envs.retrieval.backends.engines import (
+from spear_envs.retrieval.retriever import FaultKind, Retriever, RetrieverFault, RetrieverRefusal
+from tests.spear_envs.retrieval.engines.engines import (
     KEYS,
     KINDS,
     SECRET,
@@ -38,7 +37,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, SECRET)
 
 
-def fail(backend: Backend) -> RetrieverFault:
+def fail(backend: Retriever) -> RetrieverFault:
     with pytest.raises(RetrieverFault) as caught:
         backend.search(["a"], 3)
     return caught.value
@@ -51,8 +50,8 @@ def test_passages_are_those_of_the_engine_in_its_order(kind: str) -> None:
         first, second = backend.search(["Zürich", "b & c"], 3)
         line, headers, _ = server.requests[0]
     assert read_ids(first) == ["Zürich/0", "Zürich/1", "Zürich/2"] and read_ids(second)[0] == "b & c/0"
-    assert json.loads(first[0][0])["contents"] == '"Zürich 0"\nabout Zürich'  # type: ignore[arg-type]
-    scores = [score for _, score in first]
+    assert json.loads(first[0].raw)["contents"] == '"Zürich 0"\nabout Zürich'
+    scores = [hit.score for hit in first]
     assert scores == ([1, 1 / 2, 1 / 3] if kind in WEB else [9.5, 8.5, 7.5])
     expected = {
         "serper": ("POST /search", "x-api-key", SECRET),

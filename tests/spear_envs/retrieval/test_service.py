@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
 pytest.importorskip("uvicorn", reason="the service needs the extra 'search'")
@@ -23,11 +25,13 @@ pytest.importorskip("prometheus_client", reason="the service needs the extra 'se
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.batching import BatchLimits
+from spear_envs.retrieval.client import read_result, write_request
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.opening import open_retriever
-from spear_envs.retrieval.wire import RequestLimits
+from spear_envs.retrieval.indexes import open_index
+from spear_envs.retrieval.retriever import Passage
+from spear_envs.retrieval.service import Asked, BadRequestError, RequestLimits, read_request, write_result
 from tests.commands import wait_until
-from tests.spear_envs.retrieval.service import ScriptedRetriever, make_documents, make_service, run_service
+from tests.spear_envs.retrieval.service import ScriptedIndex, make_documents, make_service, run_service
 
 
 def ask(url: str, body: Any, method: str = "POST", path: str = "/retrieve", **headers: str) -> tuple[int, Any, Any]:
@@ -53,7 +57,7 @@ def ids(row: list[dict[str, Any]]) -> list[str]:
 def url() -> Iterator[str]:
     """BM25 over the small corpus, without a cache."""
     corpus = Corpus.in_memory(make_documents())
-    with run_service(make_service(open_retriever("bm25", corpus), corpus, cache_bytes=0)) as base:
+    with run_service(make_service(open_index("bm25", corpus), corpus, cache_bytes=0)) as base:
         yield base
 
 
@@ -67,6 +71,107 @@ QUERIES = [
     "no such words zzz",
     "ibex",
 ]
+
+
+LIMITS = RequestLimits()
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["queries", "query", "topk", "return_scores", "user"])
+
+
+def read(body: Any) -> Asked:
+    return read_request(body if isinstance(body, bytes) else json.dumps(body).encode(), LIMITS)
+
+
+class TestBodies:
+    def test_both_forms_and_defaults(self) -> None:
+        assert read({"queries": ["a", "b"]}) == Asked(("a", "b"), 3, False)
+        assert read({"query": "a", "topk": None, "return_scores": True, "user": 1}) == Asked(("a",), 3, True)
+        assert read({"queries": ["x" * 8192] * 512, "topk": 100}).topk == 100
+        prose = "When it had rained for days, and nobody came [1], who was it that said so? "
+        assert len(read({"queries": [(prose * 110)[:8192]] * 512}).queries) == 512
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            (b"", ["not JSON"]),
+            (b'{"queries": ["city"', ["not JSON"]),
+            (b"\xff\xfe\xfd", ["not JSON"]),
+            (b"[" * 100_000, ["not JSON"]),
+            (b'{"query": "a", "topk": ' + b"9" * 10_000 + b"}", ["not JSON"]),
+            (b'{"query": "a", "rest": [' + b"[]," * 250_000 + b"[]]}", ["500004 commas", "at most 500000"]),
+            (["city"], ["the body", "city"]),
+            ({}, ["exactly one", "'queries'", "'query'"]),
+            ({"query": "a", "queries": ["a"]}, ["exactly one"]),
+            ({"queries": "a"}, ["queries", "list", "'a'"]),
+            ({"queries": ["a"] * 2_501, "topk": 100}, ["2501 queries", "250000"]),
+            ({"query": "a", "topk": 0}, ["topk", "is 0", "equal to 1"]),
+            ({"query": "a", "topk": 10**6}, ["topk 1000000", "100"]),
+            ({"query": "a", "topk": True}, ["topk", "is True"]),
+            ({"query": "a", "topk": 3.0}, ["topk", "is 3.0"]),
+            ({"query": "a", "topk": "3" * 500}, ["topk", "…"]),
+            ({"query": "a", "return_scores": "true"}, ["return_scores", "'true'"]),
+            ({"query": "a", "return_scores": None}, ["return_scores", "None"]),
+            ({"query": "a", "return_scores": 1}, ["return_scores", "is 1"]),
+        ],
+    )
+    def test_bad_ones_get_a_sentence_with_field_value_and_limit(self, body: Any, words: list[str]) -> None:
+        with pytest.raises(BadRequestError) as caught:
+            read(body)
+        sentence = str(caught.value)
+        assert all(word in sentence for word in words), sentence
+        assert sentence.endswith(".") and "\n" not in sentence and len(sentence) < 300
+
+    @pytest.mark.parametrize(
+        ("body", "queries", "words"),
+        [
+            ({"queries": []}, (), []),
+            ({"queries": ["a", " \t\u3000", "b"]}, ("a", "", "b"), []),
+            ({"query": ""}, ("",), []),
+            ({"queries": [", [{" * 2_000] * 2_560}, (", [{" * 2_000,) * 2_560, []),
+            ({"queries": ["a", 3]}, ("a", ""), ["queries.1", "not 3"]),
+            ({"queries": [None]}, ("",), ["queries.0", "null"]),
+            ({"query": ["a"]}, ("",), ["a string"]),
+            ({"queries": ["x" * 100_000, "a"]}, ("", "a"), ["queries.0", "100000 characters", "8192"]),
+            ({"query": "half \ud800 pair"}, ("",), ["position 5"]),
+        ],
+    )
+    def test_a_query_without_hits_does_not_cost_the_others_theirs(
+        self, body: Any, queries: Any, words: list[str]
+    ) -> None:
+        asked = read(body)
+        assert asked.queries == queries and bool(asked.problem) == bool(words)
+        assert all(word in asked.problem for word in words), asked.problem
+
+    @given(st.binary(max_size=200) | st.dictionaries(FIELDS, ANY_JSON).map(lambda data: json.dumps(data).encode()))
+    def test_any_body_is_a_request_or_a_bad_one(self, body: bytes) -> None:
+        try:
+            asked = read_request(body, LIMITS)
+        except BadRequestError:
+            return
+        assert 1 <= asked.topk <= 100 and isinstance(asked.return_scores, bool)
+        assert all(query.strip() == query == "" or (query.strip() and len(query) <= 8192) for query in asked.queries)
+
+    @given(st.lists(st.text('ab é北"\\{\n', min_size=1).filter(str.strip), min_size=1, max_size=5), st.integers(1, 100))
+    def test_a_written_request_is_read_back(self, queries: list[str], topk: int) -> None:
+        assert read_request(write_request(queries, topk), LIMITS) == Asked(tuple(queries), topk, True)
+
+    @pytest.mark.parametrize("return_scores", [True, False])
+    def test_a_written_result_has_the_documents_untouched_and_is_read_back(self, return_scores: bool) -> None:
+        documents = [{"id": str(i), "contents": f'"T"\nà {i} "q" \\', "more": [i]} for i in range(3)]
+        raws = [json.dumps(document, ensure_ascii=False).encode() for document in documents]
+        rows = [[Passage(raws[2], 1.5), Passage(raws[0], -0.25)], []]
+        body = write_result(rows, return_scores)
+        assert raws[2] in body
+        found = read_result(body, 2, 2)
+        scores = [1.5, -0.25] if return_scores else [1.0, 0.5]
+        assert [(json.loads(hit.raw), hit.score) for hit in found[0]] == list(
+            zip([documents[2], documents[0]], scores, strict=True)
+        )
+        assert found[1] == []
 
 
 class TestContract:
@@ -123,7 +228,7 @@ class TestContract:
 
     def test_a_refused_query_does_not_cost_the_others_their_hits(self, url: str) -> None:
         status, found, _ = ask(url, {"queries": ["amber fox", "x" * 9_000, "black bear"], "topk": 1})
-        assert status == 422 and "'queries'[1]" in found["detail"]
+        assert status == 422 and "queries.1: " in found["detail"]
         assert [ids(row) for row in found["result"]] == [["d5"], [], ["d10"]]
 
     def test_many_queries_and_many_hits(self, url: str) -> None:
@@ -187,7 +292,7 @@ class TestFaultsOfPeers:
         assert [set(item) for item in found["result"][0]] == [{"document", "score"}] * 2
 
     def test_back_pressure(self) -> None:
-        retriever = ScriptedRetriever()
+        retriever = ScriptedIndex()
         retriever.gate.clear()
         with (
             run_service(make_service(retriever, batches=BatchLimits(pending=8))) as base,
@@ -220,13 +325,13 @@ class TestOtherAnswers:
 
     def test_a_body_larger_than_any_request_is_refused_while_it_comes(self) -> None:
         limits = RequestLimits(body_bytes=10_000)
-        with run_service(make_service(ScriptedRetriever(), requests=limits)) as base:
+        with run_service(make_service(ScriptedIndex(), requests=limits)) as base:
             status, answer, _ = ask(base, b'{"query": "' + b"x" * 9_000_000 + b'"}')
             assert status == 413 and "more than 10000 bytes" in answer["detail"]
             assert ask(base, {"query": "1"})[0] == 200
 
     def test_a_full_queue_answers_at_once(self) -> None:
-        retriever = ScriptedRetriever(rows=10_000)
+        retriever = ScriptedIndex(rows=10_000)
         retriever.gate.clear()
         batches = BatchLimits(pending=4096, deadline_s=20)
         with run_service(make_service(retriever, batches=batches)) as base, ThreadPoolExecutor(9) as pool:
@@ -246,7 +351,7 @@ class TestOtherAnswers:
                 assert status == 200 and [row[0]["id"] for row in found["result"]] == queries[512 * number :][:512]
 
     def test_the_deadline_answers_504(self) -> None:
-        retriever = ScriptedRetriever()
+        retriever = ScriptedIndex()
         retriever.gate.clear()
         with run_service(make_service(retriever, batches=BatchLimits(deadline_s=0.2))) as base:
             status, answer, _ = ask(base, {"query": "1"})
@@ -255,7 +360,7 @@ class TestOtherAnswers:
             wait_until(lambda: ask(base, {"query": "2"})[0] == 200)
 
     def test_a_retriever_that_fails_answers_500_to_its_own_request_only(self) -> None:
-        retriever = ScriptedRetriever()
+        retriever = ScriptedIndex()
         retriever.gate.clear()
         with run_service(make_service(retriever)) as base, ThreadPoolExecutor(3) as pool:
             first = pool.submit(ask, base, {"query": "1"})
@@ -268,7 +373,7 @@ class TestOtherAnswers:
             assert (bad, good) == (500, 200) and "RuntimeError: the retriever choked" in answer["detail"]
 
     def test_callers_that_hang_up_in_their_body_are_no_errors(self, caplog: pytest.LogCaptureFixture) -> None:
-        service = make_service(ScriptedRetriever())
+        service = make_service(ScriptedIndex())
         with run_service(service) as base:
             parts = urlsplit(base)
             for reset in (False, True):
@@ -277,12 +382,16 @@ class TestOtherAnswers:
                     caller.sendall(head + b'{"query": ')
                     if reset:
                         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            wait_until(lambda: service.tally.answers[499] == 2)
+            wait_until(
+                lambda: (
+                    service.metrics.registry.get_sample_value("spear_retriever_answers_total", {"status": "499"}) == 2
+                )
+            )
             assert ask(base, {"query": "1"})[0] == 200
         assert not caplog.records
 
     def test_callers_that_hang_up_are_not_computed(self) -> None:
-        retriever = ScriptedRetriever()
+        retriever = ScriptedIndex()
         retriever.gate.clear()
         service = make_service(retriever)
         with run_service(service) as base, ThreadPoolExecutor(1) as pool:
@@ -298,13 +407,13 @@ class TestOtherAnswers:
             wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 1)
             retriever.gate.set()
             assert first.result()[0] == 200
-            wait_until(lambda: service.tally.skipped == 1)
+            wait_until(lambda: service.metrics.read("skipped") == 1)
             assert retriever.computed == ["1"]
 
 
 class TestToken:
     def test_requests_without_the_token_are_refused(self) -> None:
-        with run_service(make_service(ScriptedRetriever(), token="s3cret")) as base:
+        with run_service(make_service(ScriptedIndex(), token="s3cret")) as base:
             for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
                 status, answer, sent = ask(base, {"query": "1"}, **headers)
                 assert status == 401 and "Bearer" in answer["detail"] and sent["www-authenticate"] == "Bearer"
@@ -313,13 +422,13 @@ class TestToken:
             assert ask(base, None, "GET", "/health")[0] == 200  # for load balancers
 
     def test_the_token_is_in_no_description(self) -> None:
-        service = make_service(ScriptedRetriever(), token="s3cret")
+        service = make_service(ScriptedIndex(), token="s3cret")
         assert "s3cret" not in repr(service.settings) and "s3cret" not in json.dumps(service.describe())
 
 
 class TestLoading:
     def test_requests_are_turned_away_until_the_index_is_there(self) -> None:
-        service = make_service(ScriptedRetriever())
+        service = make_service(ScriptedIndex())
         load, gate = service._load, threading.Event()
         service._load = lambda: (gate.wait(10), load())[1]
         with run_service(service, wait=False) as base:
@@ -335,14 +444,14 @@ class TestLoading:
         corpus = Corpus.in_memory(make_documents())
         with (
             pytest.raises(SpearError, match=r"the index has 1,000 passages and the corpus 72"),
-            run_service(make_service(ScriptedRetriever(), corpus)),
+            run_service(make_service(ScriptedIndex(), corpus)),
         ):
             pass
 
 
 class TestMetrics:
     def test_counts_are_told(self) -> None:
-        with run_service(make_service(ScriptedRetriever())) as base:
+        with run_service(make_service(ScriptedIndex())) as base:
             ask(base, {"queries": ["1", "2", "1"]})
             ask(base, {"queries": ["1"]})
             ask(base, {})
@@ -371,7 +480,7 @@ def test_memory_stays_flat_without_a_cache() -> None:
         alive = sum(type(item) in (batching._Entry, batching._Ticket) for item in objects)
         return alive, sum(issubclass(type(item), asyncio.Task) and not item.done() for item in objects)
 
-    retriever = ScriptedRetriever()
+    retriever = ScriptedIndex()
     with run_service(make_service(retriever, cache_bytes=0)) as base:
         ask(base, {"queries": ["0"]})
         before = count()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from spear_envs.core.errors import SpearError, one_line, suggest_name
+from spear_envs.core.errors import SpearError, explain_invalid, one_line, suggest_name
 from spear_envs.data.files import read_yaml_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -25,7 +24,7 @@ class Settings(BaseModel):
 
 
 class Rerank(Settings):
-    """See :class:`~spear_envs.retrieval.backends.rerank.RerankBackend`."""
+    """See :class:`~spear_envs.retrieval.engines.rerank.Reranker`."""
 
     model: str
     depth: int = Field(30, ge=1, le=1000)
@@ -33,14 +32,14 @@ class Rerank(Settings):
     device: str = "cpu"
 
 
-class Index(Settings):
+class AnyIndex(Settings):
     """Settings of every kind of index."""
 
     rerank: Rerank | None = None
 
 
-class Embedded(Index):
-    """A corpus in this process, see :class:`~spear_envs.retrieval.source.Source`."""
+class Embedded(AnyIndex):
+    """A corpus in this process, see :func:`~spear_envs.retrieval.indexes.open_retriever`."""
 
     kind: Literal["bm25", "dense", "hybrid"]
     corpus: str | None = None
@@ -53,8 +52,8 @@ class Embedded(Index):
     device: str = "cpu"
 
 
-class Milvus(Index):
-    """See :class:`~spear_envs.retrieval.backends.milvus.MilvusPlace`."""
+class Milvus(AnyIndex):
+    """See :class:`~spear_envs.retrieval.engines.milvus.MilvusPlace`."""
 
     kind: Literal["milvus"]
     uri: str
@@ -66,8 +65,8 @@ class Milvus(Index):
     deadline_s: float = Field(10.0, gt=0)
 
 
-class Remote(Index):
-    """Settings of backends over HTTP."""
+class Remote(AnyIndex):
+    """Settings of engines over HTTP."""
 
     deadline_s: float = Field(10.0, gt=0)
     """For all tries of a search together."""
@@ -77,7 +76,7 @@ class Remote(Index):
 
 
 class Service(Remote):
-    """See :class:`~spear_envs.retrieval.backends.service.ServiceBackend`."""
+    """See :class:`~spear_envs.retrieval.client.RetrieverClient`."""
 
     kind: Literal["service"]
     urls: list[str] = Field(min_length=1)
@@ -85,7 +84,7 @@ class Service(Remote):
 
 
 class OpenSearch(Remote):
-    """See :class:`~spear_envs.retrieval.backends.opensearch.OpenSearchBackend`."""
+    """See :class:`~spear_envs.retrieval.engines.opensearch.OpenSearchRetriever`."""
 
     kind: Literal["opensearch"]
     urls: list[str] = Field(min_length=1)
@@ -102,7 +101,7 @@ class OpenSearch(Remote):
 
 
 class Web(Remote):
-    """See :class:`~spear_envs.retrieval.backends.web.WebBackend`."""
+    """See :class:`~spear_envs.retrieval.engines.web.WebRetriever`."""
 
     kind: Literal["serper", "brave", "searxng"]
     url: str | None = None
@@ -126,8 +125,7 @@ class Web(Remote):
         return self
 
 
-AnyIndex = Annotated[Embedded | Milvus | Service | OpenSearch | Web, Field(discriminator="kind")]
-KINDS: dict[str, type[Index]] = {
+KINDS: dict[str, type[AnyIndex]] = {
     kind: model
     for model in (Embedded, Milvus, Service, OpenSearch, Web)
     for kind in get_args(model.model_fields["kind"].annotation)
@@ -137,7 +135,9 @@ KINDS: dict[str, type[Index]] = {
 class Config(Settings):
     """The file."""
 
-    indexes: dict[str, AnyIndex] = Field(min_length=1)
+    indexes: dict[str, Annotated[Embedded | Milvus | Service | OpenSearch | Web, Field(discriminator="kind")]] = Field(
+        min_length=1
+    )
     default: str | None = None
     """Name of the default index; by default the first."""
 
@@ -158,56 +158,21 @@ def read_config(path: Path) -> Config:
         SpearError: it cannot be read or is invalid; the message is one line with the path of the key.
     """
     try:
-        data = yaml.safe_load(read_yaml_text(path))
+        return Config.model_validate(yaml.safe_load(read_yaml_text(path)))
     except OSError as error:
         raise SpearError(f"{path} cannot be read ({error.strerror}): check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise SpearError(f"{path} is not YAML: {one_line(error)}.") from error
-    try:
-        return Config.model_validate(data)
     except ValidationError as error:
         raise SpearError(f"{path.name}: {_explain(error)}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise SpearError(f"{path} is not YAML: {one_line(error)}.") from error
 
 
 def _explain(error: ValidationError) -> str:
-    """Explain the first error."""
-    # An unknown key comes before a missing one, since it is often the same, misspelt.
-    first = min(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
-    path, model = _walk(first["loc"])
-    where, value = ".".join(map(str, path)), first["input"]
-    if first["type"] == "extra_forbidden":
-        known = model.model_fields
-        near = suggest_name(str(path[-1]), known) or f" There are {', '.join(known)}."
-        return f"{where} is not a setting.{near}"
-    if first["type"] == "missing":
-        return f"{where} is missing: give it."
-    if first["type"] == "union_tag_not_found":
-        return f"{where}.kind is missing: choose one of {', '.join(KINDS)}."
-    if first["type"] == "union_tag_invalid":
-        kind = str(first["ctx"]["tag"])
-        near = suggest_name(kind, KINDS) or f" Choose one of {', '.join(KINDS)}."
-        return f"{where}.kind={kind!r} is not valid.{near}"
-    if first["type"] == "literal_error":
-        words = [str(word) for word in get_args(model.model_fields[str(path[-1])].annotation)]
-        return f"{where}={value!r} is not valid: choose one of {', '.join(words)}.{suggest_name(str(value), words)}"
-    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{where or 'the file'} must be a mapping of settings, not {str(value)[:60]!r}."
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    shown = "" if isinstance(value, Mapping | BaseModel) else f" (it is {str(value)[:60]!r})"
-    return f"{where + ': ' if where else ''}{message[:1].lower()}{message[1:]}{shown}."
-
-
-def _walk(location: Sequence[str | int]) -> tuple[list[str | int], type[BaseModel]]:
-    """Path of a key in the file, without pydantic's tags of kinds, and the model with the key."""
-    path: list[str | int] = []
-    model: type[BaseModel] = Config
-    is_kind = False
-    for step in location:
-        if is_kind:
-            model, is_kind = KINDS[str(step)], False
-            continue
-        if path[-1:] == ["rerank"]:
-            model = Rerank
-        path.append(step)
-        is_kind = path[-2:-1] == ["indexes"] or (path[-2:-1] == ["shards"] and isinstance(step, int))
-    return path, model
+    """Describe the first fault; an unknown key before a missing one, since it is often the same, misspelt."""
+    extra = [fault for fault in error.errors() if fault["type"] == "extra_forbidden"]
+    if not extra:
+        return explain_invalid(error, "the file")
+    place = [str(step) for step in extra[0]["loc"]]
+    model: Any = Config if len(place) == 1 else Rerank if "rerank" in place[3:-1] else KINDS[place[2]]
+    known = [name for name in model.model_fields]
+    return f"{'.'.join(place)} is not a setting: there are {', '.join(known)}.{suggest_name(place[-1], known)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,12 @@ pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
 pytest.importorskip("milvus_lite", reason="the extra 'milvus' is not installed")
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.backends import milvus
-from spear_envs.retrieval.backends.milvus import MilvusBackend, MilvusPlace, fill_collection
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
-from tests.spear_envs.retrieval.backends.engines import read_ids
+from spear_envs.retrieval.engines import milvus
+from spear_envs.retrieval.engines.milvus import MilvusPlace, MilvusRetriever, fill_collection
+from spear_envs.retrieval.retriever import FaultKind, RetrieverFault
 from tests.spear_envs.retrieval.conftest import WORDS, make_documents, write_corpus
+from tests.spear_envs.retrieval.engines.engines import plain, read_ids
 
 QUERIES = [f"{one} {other}" for one in WORDS for other in WORDS]
 
@@ -45,22 +44,22 @@ def find_exactly(place: MilvusPlace, corpus: Corpus, k: int) -> list[list[str]]:
 def test_a_filled_collection_finds_what_comparing_all_finds(place: MilvusPlace, corpus: Corpus) -> None:
     assert fill_collection(place, corpus) == 300
     assert fill_collection(place, corpus) == 0
-    backend = MilvusBackend(place, ef_search=128, deadline_s=30)
+    backend = MilvusRetriever(place, ef_search=128, deadline_s=30)
     answers = backend.search(QUERIES, 5)
     exact = find_exactly(place, corpus, 5)
     shared = sum(len({*read_ids(hits)} & {*ids}) for hits, ids in zip(answers, exact, strict=True))
     assert shared >= 0.99 * 5 * len(QUERIES)
-    assert backend.read(answers[0][0][0]) == corpus.raw(int(read_ids(answers[0])[0][1:]))
+    assert answers[0][0].raw == corpus.raw(int(read_ids(answers[0])[0][1:]))
     assert all(
-        [score for _, score in hits] == sorted((s for _, s in hits), reverse=True) and hits[0][1] <= 1.000001
+        [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True) and hits[0].score <= 1.000001
         for hits in answers
     )
     assert backend.passages == 300 and backend.lengths(["river"]) == [3]
     fingerprint = backend.fingerprint
-    assert MilvusBackend(place, ef_search=64, deadline_s=30).fingerprint != fingerprint
+    assert MilvusRetriever(place, ef_search=64, deadline_s=30).fingerprint != fingerprint
     backend.close()
-    again = MilvusBackend(place, ef_search=128, deadline_s=30)
-    assert again.fingerprint == fingerprint and again.search(QUERIES[:3], 5) == answers[:3]
+    again = MilvusRetriever(place, ef_search=128, deadline_s=30)
+    assert again.fingerprint == fingerprint and plain(again.search(QUERIES[:3], 5)) == plain(answers[:3])
     again.close()
     with pytest.raises(RetrieverFault) as caught:
         again.search(["river"], 3)
@@ -71,7 +70,7 @@ def test_collections_of_others_and_unfinished_ones_are_refused(
     place: MilvusPlace, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SpearError, match="spear retriever fill"):
-        MilvusBackend(place, ef_search=128, deadline_s=30)
+        MilvusRetriever(place, ef_search=128, deadline_s=30)
     monkeypatch.setattr(milvus, "ROWS", 100)
 
     def stop(_: str, done: int, total: int) -> None:
@@ -81,7 +80,7 @@ def test_collections_of_others_and_unfinished_ones_are_refused(
     with pytest.raises(KeyboardInterrupt):
         fill_collection(place, corpus, stop)
     with pytest.raises(SpearError, match="has 200 of 300 passages"):
-        MilvusBackend(place, ef_search=128, deadline_s=30)
+        MilvusRetriever(place, ef_search=128, deadline_s=30)
     other = Corpus.in_memory(make_documents(20, seed=1))
     with pytest.raises(SpearError, match="another corpus or model"):
         fill_collection(place, other)
@@ -94,7 +93,7 @@ def test_collections_of_others_and_unfinished_ones_are_refused(
 FILL = """
 import sys
 from pathlib import Path
-from spear_envs.retrieval.backends import milvus
+from spear_envs.retrieval.engines import milvus
 from spear_envs.retrieval.corpus import Corpus
 milvus.ROWS = 20
 place = milvus.MilvusPlace(sys.argv[1], "passages", sys.argv[2])
@@ -113,8 +112,8 @@ def test_a_fill_that_is_killed_goes_on(place: MilvusPlace, corpus: Corpus) -> No
             filling.kill()
     added = fill_collection(place, corpus)
     assert 0 < added <= 300 - done, "what was stored before the kill is lost"
-    backend = MilvusBackend(place, ef_search=128, deadline_s=30)
-    stored = {json.loads(raw)["id"] for hits in backend.search(QUERIES, 100) for raw, _ in hits}  # type: ignore[arg-type]
+    backend = MilvusRetriever(place, ef_search=128, deadline_s=30)
+    stored = {name for hits in backend.search(QUERIES, 100) for name in read_ids(hits)}
     assert len(stored) > 200 and backend.passages == 300
     exact = find_exactly(place, corpus, 3)
     found = [read_ids(hits) for hits in backend.search(QUERIES, 3)]

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.backend import EmbeddedBackend
-from spear_envs.retrieval.backends.rerank import RerankBackend
-from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.corpus import Corpus
-from tests.spear_envs.retrieval.backends.engines import ListBackend, read_ids
+from spear_envs.retrieval.engines.rerank import Reranker
+from spear_envs.retrieval.indexes import BM25Index, CorpusRetriever
 from tests.spear_envs.retrieval.conftest import EXTRA, WORDS, make_documents
+from tests.spear_envs.retrieval.engines.engines import ListRetriever, plain, read_ids
 
 
 @pytest.fixture(scope="module")
@@ -33,34 +32,34 @@ def cross_encoder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def inner() -> EmbeddedBackend:
+def inner() -> CorpusRetriever:
     corpus = Corpus.in_memory(make_documents(60))
-    return EmbeddedBackend(corpus, BM25Retriever(corpus))
+    return CorpusRetriever(corpus, BM25Index(corpus))
 
 
-def test_the_candidates_are_ordered_by_the_model_itself(cross_encoder: Path, inner: EmbeddedBackend) -> None:
+def test_the_candidates_are_ordered_by_the_model_itself(cross_encoder: Path, inner: CorpusRetriever) -> None:
     from sentence_transformers import CrossEncoder
 
-    backend = RerankBackend(inner, cross_encoder, depth=20, batch=7, device="cpu")
+    backend = Reranker(inner, cross_encoder, depth=20, batch=7, device="cpu")
     queries = ["river king", WORDS[3], "no such word"]
     found = backend.search(queries, 5)
     model = CrossEncoder(str(cross_encoder), device="cpu")
     for query, hits in zip(queries[:2], found, strict=False):
         (candidates,) = inner.search([query], 20)
-        pairs = [(query, json.loads(inner.read(row))["contents"]) for row, _ in candidates]
-        scores = dict(zip([row for row, _ in candidates], model.predict(pairs, show_progress_bar=False), strict=True))
-        expected = sorted(scores, key=lambda row: -round(float(scores[row]), 4))[:5]
-        assert [row for row, _ in hits] == expected and len(hits) == 5
-        assert [row for row, _ in hits] != [row for row, _ in candidates[:5]], "nothing was reordered"
-        assert [score for _, score in hits] == pytest.approx([float(scores[row]) for row in expected], abs=1e-3)
+        pairs = [(query, json.loads(hit.raw)["contents"]) for hit in candidates]
+        scores = dict(zip(read_ids(candidates), model.predict(pairs, show_progress_bar=False), strict=True))
+        expected = sorted(scores, key=lambda name: -round(float(scores[name]), 4))[:5]
+        assert read_ids(hits) == expected and len(hits) == 5
+        assert read_ids(hits) != read_ids(candidates[:5]), "nothing was reordered"
+        assert [hit.score for hit in hits] == pytest.approx([float(scores[name]) for name in expected], abs=1e-3)
     assert found[2] == []
-    assert backend.search(queries, 3) == [hits[:3] for hits in found], "the first hits depend on k"
-    assert backend.search(queries[:1], 5) == found[:1], "a hit depends on its neighbours in the batch"
+    assert plain(backend.search(queries, 3)) == plain([hits[:3] for hits in found]), "the first hits depend on k"
+    assert plain(backend.search(queries[:1], 5)) == plain(found[:1]), "a hit depends on its neighbours in the batch"
 
 
-def test_its_fingerprint_is_of_backend_model_and_depth(cross_encoder: Path, inner: EmbeddedBackend) -> None:
-    def make(depth: int) -> RerankBackend:
-        return RerankBackend(inner, cross_encoder, depth=depth, batch=8, device="cpu")
+def test_its_fingerprint_is_of_backend_model_and_depth(cross_encoder: Path, inner: CorpusRetriever) -> None:
+    def make(depth: int) -> Reranker:
+        return Reranker(inner, cross_encoder, depth=depth, batch=8, device="cpu")
 
     assert make(5).fingerprint == make(5).fingerprint
     assert len({make(5).fingerprint, make(6).fingerprint, inner.fingerprint}) == 3
@@ -69,21 +68,21 @@ def test_its_fingerprint_is_of_backend_model_and_depth(cross_encoder: Path, inne
 
 
 def test_documents_of_any_backend_are_read(cross_encoder: Path) -> None:
-    names = ListBackend([(name, 1.0) for name in "abcd"])
-    backend = RerankBackend(names, cross_encoder, depth=3, batch=8, device="cpu")
+    names = ListRetriever([(name, 1.0) for name in "abcd"])
+    backend = Reranker(names, cross_encoder, depth=3, batch=8, device="cpu")
     (hits,) = backend.search(["a text"], 10)
     assert sorted(read_ids(hits)) == ["a", "b", "c"] and names.asked == [("a text", 3)]
     backend.close()
     assert names.closed
 
 
-def test_what_is_no_cross_encoder_is_refused(cross_encoder: Path, inner: EmbeddedBackend, tmp_path: Path) -> None:
+def test_what_is_no_cross_encoder_is_refused(cross_encoder: Path, inner: CorpusRetriever, tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"the folder .* does not exist"):
-        RerankBackend(inner, tmp_path / "none", depth=5, batch=8, device="cpu")
+        Reranker(inner, tmp_path / "none", depth=5, batch=8, device="cpu")
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
     two = tmp_path / "two"
     BertForSequenceClassification(BertConfig.from_pretrained(cross_encoder, num_labels=2)).save_pretrained(two)
     BertTokenizerFast.from_pretrained(cross_encoder).save_pretrained(two)
     with pytest.raises(SpearError, match="has 2 outputs"):
-        RerankBackend(inner, two, depth=5, batch=8, device="cpu")
+        Reranker(inner, two, depth=5, batch=8, device="cpu")

@@ -18,18 +18,17 @@ import httpx
 from click.testing import CliRunner
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.backend import Backend, Load
 from spear_envs.retrieval.cli import retriever
 from spear_envs.retrieval.client import RetrieverClient
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
-from spear_envs.retrieval.server import RetrievalService, ServiceSettings
+from spear_envs.retrieval.retriever import FaultKind, Load, Retriever, RetrieverFault, RetrieverRefusal, find_documents
+from spear_envs.retrieval.service import RetrievalService, ServiceSettings
 from tests.commands import wait_until
-from tests.spear_envs.retrieval.backends.engines import ListBackend, answer_well, open_kind
+from tests.spear_envs.retrieval.engines.engines import ListRetriever, answer_well, open_kind
 from tests.spear_envs.retrieval.service import run_command, run_service, write_corpus
 from tests.spear_envs.retrieval.test_client import reply, serve
 
 
-def make_service(backends: Mapping[str, Backend], **settings: Any) -> RetrievalService:
+def make_service(backends: Mapping[str, Retriever], **settings: Any) -> RetrievalService:
     return RetrievalService(lambda: backends, ServiceSettings(**settings))
 
 
@@ -38,9 +37,9 @@ def ask(url: str, query: str, topk: int = 2) -> Any:
 
 
 def test_each_index_has_its_path_and_the_first_is_the_default() -> None:
-    web = ListBackend([("w", 1.0)])
+    web = ListRetriever([("w", 1.0)])
     web.fingerprint = "of the web"
-    backends = {"wiki": ListBackend([("a", 2.0), ("b", 1.0)]), "web": web}
+    backends = {"wiki": ListRetriever([("a", 2.0), ("b", 1.0)]), "web": web}
     with run_service(make_service(backends)) as url:
         found = {path: ask(f"{url}{path}", "q").json()["result"][0] for path in ("", "/wiki", "/web")}
         assert [document["id"] for document in found[""]] == ["a", "b"] and found["/wiki"] == found[""]
@@ -48,13 +47,13 @@ def test_each_index_has_its_path_and_the_first_is_the_default() -> None:
         missing = ask(f"{url}/wep", "q")
         assert missing.status_code == 422 and "Did you mean 'web'?" in missing.json()["detail"]
         with pytest.raises(SpearError, match="the index 'wep' does not exist"):
-            RetrieverClient(f"{url}/wep").search("q", 1)
+            find_documents(RetrieverClient(f"{url}/wep"), "q", 1)
         health = httpx.get(f"{url}/health").json()
         assert health["fingerprint"] == "list" and list(health["indexes"]) == ["wiki", "web"]
         assert httpx.get(f"{url}/web/health").json()["fingerprint"] == "of the web"
         assert httpx.get(f"{url}/wep/health").status_code == 404
         client = RetrieverClient(f"{url}/web")
-        assert client.search("other", 1)[0]["id"] == "w" and client.fingerprint == "of the web"
+        assert find_documents(client, "other", 1)[0]["id"] == "w" and client.fingerprint == "of the web"
         lines = httpx.get(f"{url}/metrics").text.splitlines()
         assert 'spear_retriever_backend_requests_total{index="web"} 2.0' in lines
         assert 'spear_retriever_backend_requests_total{index="wiki"} 1.0' in lines  # the second was in the cache
@@ -71,7 +70,7 @@ def test_each_index_has_its_path_and_the_first_is_the_default() -> None:
     ],
 )
 def test_a_backend_that_fails_is_asked_once_and_says_so(error: Exception, status: int) -> None:
-    backend = ListBackend()
+    backend = ListRetriever()
     backend.error = error
     with run_service(make_service({"one": backend})) as url:
         answer = httpx.post(f"{url}/retrieve", json={"queries": ["a", "b"]}, timeout=30)
@@ -80,7 +79,7 @@ def test_a_backend_that_fails_is_asked_once_and_says_so(error: Exception, status
 
 
 def test_calls_run_side_by_side_as_far_as_the_backend_takes_them() -> None:
-    backend = ListBackend([("a", 1.0)], Load(calls=3, queries=1))
+    backend = ListRetriever([("a", 1.0)], Load(calls=3, queries=1))
     backend.gate.clear()
     queries = {"queries": [f"q{number}" for number in range(5)]}
     with run_service(make_service({"one": backend})) as url:

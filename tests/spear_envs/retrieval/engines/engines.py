@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from spear_envs.retrieval.backend import Backend, Found, Load, Passage
+from spear_envs.retrieval.retriever import Load, Passage, Retriever
 from tests.spear_envs.retrieval.test_client import reply
 
 KEYS = {"serper": "SERPER_API_KEY", "brave": "BRAVE_API_KEY", "opensearch": "TEST_ENGINE_KEY"}
@@ -17,10 +17,10 @@ SECRET = "k3y-that-nobody-may-see"
 KINDS = ("serper", "brave", "searxng", "opensearch", "service")
 
 
-def open_kind(kind: str, url: str, **settings: Any) -> Backend:
+def open_kind(kind: str, url: str, **settings: Any) -> Retriever:
     """A backend of a kind that asks a server of the test."""
-    from spear_envs.retrieval.backends.opening import open_index
-    from spear_envs.retrieval.backends.settings import Config
+    from spear_envs.retrieval.config import Config
+    from spear_envs.retrieval.opening import open_index
 
     own: dict[str, Any] = {
         "opensearch": {
@@ -99,12 +99,10 @@ def answer_well(kind: str) -> Callable[[str, Mapping[str, str], bytes], bytes]:
     return lambda line, _, body: reply(200, write_answer(kind, *read_queries(kind, line, body)))
 
 
-class ListBackend:
+class ListRetriever(Retriever):
     """Finds documents by their scores, which stand in a table; counts, fails and blocks as a test wants."""
 
-    passages: int | None = None
     fingerprint = "list"
-    scale: str | None = "test"
 
     def __init__(self, hits: Sequence[tuple[str, float]] = (), load: Load | None = None) -> None:
         self.hits = sorted(hits, key=lambda hit: -hit[1])
@@ -115,19 +113,12 @@ class ListBackend:
         self.gate = threading.Event()
         self.gate.set()
 
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        return [1] * len(queries)
-
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         self.asked += [(query, k) for query in queries]
         assert self.gate.wait(30)
         if self.error:
             raise self.error
-        return [[(write_document(name), score) for name, score in self.hits[:k]] for _ in queries]
-
-    def read(self, passage: Passage) -> bytes:
-        assert isinstance(passage, bytes)
-        return passage
+        return [[Passage(write_document(name), score) for name, score in self.hits[:k]] for _ in queries]
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "list"}
@@ -143,5 +134,9 @@ def write_document(name: str) -> bytes:
     return json.dumps({"id": name, "contents": f'"{name}"\ntext of {name}'}).encode()
 
 
-def read_ids(hits: Sequence[Found]) -> list[str]:
-    return [json.loads(raw)["id"] for raw, _ in hits]
+def read_ids(hits: Sequence[Passage]) -> list[str]:
+    return [json.loads(hit.raw)["id"] for hit in hits]
+
+
+def plain(rows: Sequence[Sequence[Passage]]) -> list[list[tuple[bytes, float]]]:
+    return [[(hit.raw, hit.score) for hit in hits] for hits in rows]

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError, one_line
 from spear_envs.retrieval.asking import digest_plain, read_key
-from spear_envs.retrieval.backend import DocumentBackend, Found, Load
 from spear_envs.retrieval.encoders import TorchEncoder
-from spear_envs.retrieval.models import describe_model, find_model
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_envs.retrieval.manifest import describe_model, find_model
+from spear_envs.retrieval.retriever import FaultKind, Passage, Retriever, RetrieverFault
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
@@ -78,7 +77,7 @@ class MilvusPlace:
             raise SpearError(f"{self.uri} cannot be opened ({one_line(error)}): check uri.") from error
 
 
-class MilvusBackend(DocumentBackend):
+class MilvusRetriever(Retriever):
     """Passages whose vectors have the greatest inner product with the query's.
 
     Args:
@@ -88,9 +87,6 @@ class MilvusBackend(DocumentBackend):
     Raises:
         SpearError: the collection is missing, incomplete, or from another model.
     """
-
-    load = Load()
-    scale: str | None = "cosine"
 
     def __init__(self, place: MilvusPlace, *, ef_search: int, deadline_s: float) -> None:
         self._place = place
@@ -115,11 +111,11 @@ class MilvusBackend(DocumentBackend):
         self.fingerprint = digest_plain([about, ef_search])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Tokens of each query for the encoder."""
+        """Return the tokens of each query for the encoder."""
         return self._encoder.lengths(queries)
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
-        """See :class:`~spear_envs.retrieval.backend.Backend`. Scores are cosines to six digits, ties by row."""
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See :class:`~spear_envs.retrieval.retriever.Retriever`. Scores are cosines to six digits, ties by row."""
         if self._pid != os.getpid():  # gRPC's threads are the parent's
             self._client, self._pid = self._place.connect(self._deadline_s), os.getpid()
         vectors = self._encoder.encode_queries(queries)
@@ -140,7 +136,7 @@ class MilvusBackend(DocumentBackend):
             raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._place.uri}: {one_line(error)}.") from error
 
     def describe(self) -> dict[str, Any]:
-        """Kind and settings."""
+        """Return kind and settings."""
         return {
             "kind": "milvus",
             "collection": self._place.collection,
@@ -270,8 +266,8 @@ def _order(hit: Mapping[str, Any]) -> tuple[float, int]:
     return -round(hit["distance"], 6), hit["id"]
 
 
-def _read_hit(hit: Mapping[str, Any]) -> Found:
+def _read_hit(hit: Mapping[str, Any]) -> Passage:
     score = round(float(hit["distance"]), 6)
     if not math.isfinite(score):
         raise TypeError("a score is not a number")
-    return hit["entity"]["document"].encode(), score
+    return Passage(hit["entity"]["document"].encode(), score)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.asking import Asker, Budget, Call, digest_plain, read_json, read_key
-from spear_envs.retrieval.backend import DocumentBackend, Found, Load
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_envs.retrieval.retriever import FaultKind, Load, Passage, Retriever, RetrieverFault
 from spear_sandbox.web.endpoints import Service, read_urls
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.backends.settings import Web
+    from spear_envs.retrieval.config import Web
 
 
 _TAG = re.compile(r"<[^<>]*>")
@@ -81,14 +80,12 @@ SEARXNG = WebEngine("searxng", None, None, None, 100, _ask_searxng, ("results",)
 ENGINES = {engine.name: engine for engine in (SERPER, BRAVE, SEARXNG)}
 
 
-class WebBackend(DocumentBackend):
+class WebRetriever(Retriever):
     """A search engine. Scores are 1, 1/2, 1/3, … by rank.
 
     Raises:
         SpearError: the engine does not give as many results with one request, or the address is not valid.
     """
-
-    scale: str | None = None
 
     def __init__(self, settings: Web) -> None:
         engine = ENGINES[settings.kind]
@@ -120,11 +117,11 @@ class WebBackend(DocumentBackend):
         key = read_key(self._variable)
         return {header: key if self._engine.key_header else f"Bearer {key}"}
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
-        """See :class:`~spear_envs.retrieval.backend.Backend`. At most ``results`` for each query."""
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See :class:`~spear_envs.retrieval.retriever.Retriever`. At most ``results`` for each query."""
         return [hits[:k] for hits in self._asker.gather([self._search(query) for query in queries])]
 
-    async def _search(self, query: str) -> list[Found]:
+    async def _search(self, query: str) -> list[Passage]:
         response = await self._asker.require(self._engine.ask(query, self._results, self._options))
         items: Any = read_json(response)
         for key in self._engine.list_path:
@@ -138,7 +135,7 @@ class WebBackend(DocumentBackend):
         if items and not documents:
             keys = " and ".join(self._engine.keys[:2])
             raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: no result of the answer has {keys}.")
-        return [(raw, 1 / rank) for rank, raw in enumerate(list(documents.values())[: self._results], start=1)]
+        return [Passage(raw, 1 / rank) for rank, raw in enumerate(list(documents.values())[: self._results], start=1)]
 
     def _read_item(self, item: Any) -> tuple[str, bytes] | None:
         """Address and document of a result; None for one without an address or a title."""
@@ -150,11 +147,11 @@ class WebBackend(DocumentBackend):
         return url, json.dumps(document).encode()
 
     def describe(self) -> dict[str, Any]:
-        """Kind, settings and limits."""
+        """Return kind, settings and limits."""
         return {**self._settings, "budget": self._asker.budget.describe()}
 
     def counts(self) -> Mapping[str, float]:
-        """Requests and their price."""
+        """Return requests and their price."""
         budget = self._asker.budget
         return {"requests": budget.requests, "cost": round(budget.cost, 6)}
 

@@ -1,4 +1,4 @@
-"""Reranking the passages of a backend with a cross-encoder."""
+"""Reranking the passages of a retriever with a cross-encoder."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.asking import digest_plain
-from spear_envs.retrieval.backend import Backend, Found, Passage
-from spear_envs.retrieval.models import describe_model, find_model
+from spear_envs.retrieval.manifest import describe_model, find_model
+from spear_envs.retrieval.retriever import Passage, Retriever
 
 DIGITS = 4
 """Of a score; the composition of batches only changes later ones."""
 
 
-class RerankBackend:
-    """The first passages of a backend, ordered by a cross-encoder's score of query and contents.
+class Reranker(Retriever):
+    """The first passages of another retriever, ordered by a cross-encoder's score of query and contents.
 
-    A list has at most ``depth`` passages. Ties keep the backend's order.
+    A list has at most ``depth`` passages. Ties keep the other's order.
 
     Args:
-        inner: finds the candidates; closed with this backend.
+        inner: finds the candidates; closed with this one.
         model: folder of a sentence-transformers cross-encoder with one output.
 
     Raises:
@@ -31,9 +31,7 @@ class RerankBackend:
         ModuleNotFoundError: the extra ``search`` is not installed.
     """
 
-    scale: str | None = "cross-encoder"
-
-    def __init__(self, inner: Backend, model: str | Path, *, depth: int, batch: int, device: str) -> None:
+    def __init__(self, inner: Retriever, model: str | Path, *, depth: int, batch: int, device: str) -> None:
         from sentence_transformers import CrossEncoder
 
         folder = find_model(model)
@@ -54,42 +52,38 @@ class RerankBackend:
         self.load = inner.load
 
     @property
-    def fingerprint(self) -> str:
-        """Of the backend, the model and the depth."""
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Return that of the other, the model and the depth."""
         return digest_plain([self._inner.fingerprint, self._digest, self._depth])
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """As of the backend."""
+        """Return those of the other."""
         return self._inner.lengths(queries)
 
-    def read(self, passage: Passage) -> bytes:
-        """As the backend reads it."""
-        return self._inner.read(passage)
-
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
-        """See :class:`~spear_envs.retrieval.backend.Backend`."""
-        found = [hits[: self._depth] for hits in self._inner.search(queries, self._depth)]
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See :class:`~spear_envs.retrieval.retriever.Retriever`."""
+        found = [list(hits[: self._depth]) for hits in self._inner.search(queries, self._depth)]
         pairs = [
-            (query, json.loads(self._inner.read(passage))["contents"])
+            (query, json.loads(passage.raw)["contents"])
             for query, hits in zip(queries, found, strict=True)
-            for passage, _ in hits
+            for passage in hits
         ]
         if not pairs:
             return found
         with self._lock:
             scores = self._model.predict(pairs, batch_size=self._batch, show_progress_bar=False)
         left = iter([round(float(score), DIGITS) for score in scores])
-        scored = [[(passage, next(left)) for passage, _ in hits] for hits in found]
-        return [sorted(hits, key=lambda hit: -hit[1])[:k] for hits in scored]
+        scored = [[Passage(passage.raw, next(left)) for passage in hits] for hits in found]
+        return [sorted(hits, key=lambda hit: -hit.score)[:k] for hits in scored]
 
     def describe(self) -> dict[str, Any]:
-        """Describe the backend and the reranking."""
+        """Describe the other and the reranking."""
         return {**self._inner.describe(), "rerank": self._settings}
 
     def counts(self) -> Mapping[str, float]:
-        """As of the backend."""
+        """Return those of the other."""
         return self._inner.counts()
 
     def close(self) -> None:
-        """Close the backend."""
+        """Close the other."""
         self._inner.close()

@@ -1,1 +1,0 @@
-"""Backends besides the embedded one, and the file that configures them."""

@@ -1,0 +1,1 @@
+"""Retrievers that ask engines of others, one file each."""

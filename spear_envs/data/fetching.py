@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import (
@@ -120,10 +120,10 @@ def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> Path:
 
 def _download(file: RemoteFile, part: Path, show: Show, settle: Callable[[], str], by_hand: str) -> None:
     try:
-        from spear_envs.data.transfer import RefusedError, download, name_host
+        from spear_envs.data.transfer import RefusedError, download
     except ModuleNotFoundError as error:
         raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]'.") from error
-    host = name_host(file)
+    host = urlsplit(file.url).netloc
     try:
         download(file, part, partial(show, f"{file.name} from {host}"), settle)
     except RefusedError as error:
@@ -262,9 +262,8 @@ def _read(path: Path) -> _Lock:
 def _change(change: Callable[[_Lock], object]) -> None:
     """Change the data folder's lock, safely with other processes."""
     folder = data_folder()
-    mutex = folder / ".lock.json.mutex"
-    mutex.mkdir(parents=True, exist_ok=True)
-    with lock_folder(mutex, lambda: None):
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, lambda: None):
         lock = _read(folder / "lock.json")
         change(lock)
         text = json.dumps({"revisions": lock.revisions, "files": lock.files}, indent=1, sort_keys=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -201,8 +200,3 @@ def download(file: RemoteFile, part: Path, report: Report, find_fault: Callable[
         transfer.drop()
         raise RefusedError(f"it sends another file, {fault}. {file.changed}".rstrip(". "))
     transfer.state_path.unlink(missing_ok=True)
-
-
-def name_host(file: RemoteFile) -> str:
-    """Host and port of the file's address."""
-    return urlsplit(file.url).netloc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from functools import lru_cache
 from typing import Any
 
 _CONTROLS = re.compile(
@@ -22,11 +23,17 @@ def show_text(text: str) -> str:
     Line ends and tabs stay. A key is what :func:`hide_secret` has had, or a variable of the environment whose name says
     so.
     """
-    named = {value: name for name, value in os.environ.items() if _SECRET.search(name)}
-    for value, name in {**named, **_secrets}.items():
-        if len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, f"[{name}]")
+    if len(text) >= _SHORTEST_SECRET:  # consoles ask for each piece of a line
+        named = {os.environ[name]: name for name in os.environ if _names_secret(name)}
+        for value, name in {**named, **_secrets}.items():
+            if len(value) >= _SHORTEST_SECRET:
+                text = text.replace(value, f"[{name}]")
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # valid in JSON too
+
+
+@lru_cache(maxsize=1024)
+def _names_secret(variable: str) -> bool:
+    return _SECRET.search(variable) is not None
 
 
 def show_entry(text: str) -> str:

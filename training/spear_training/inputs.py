@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spear_agents.files import digest_model
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import read_yaml_text
+from spear_envs.data.files import digest_file, read_yaml_text
 from spear_training.checkpoints import HASHED_BYTES, OVERRIDE, ROOMS
 from spear_training.environments import EnvironmentFacts
 
@@ -119,11 +119,12 @@ def _add_file(place: str, files: dict[str, str | None]) -> None:
 
 
 def _digest(place: str) -> str:
-    digest, size = hashlib.sha256(), os.path.getsize(place)
+    size = os.path.getsize(place)
+    if size <= HASHED_BYTES:
+        return digest_file(Path(place))
     with open(place, "rb") as file:
-        if size > HASHED_BYTES:
-            digest.update(f"{size} ".encode() + file.read(_EDGE))
-            file.seek(size - _EDGE)
+        digest = hashlib.sha256(f"{size} ".encode() + file.read(_EDGE))
+        file.seek(size - _EDGE)
         digest.update(file.read())
     return digest.hexdigest()
 

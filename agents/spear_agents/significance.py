@@ -29,7 +29,7 @@ from spear_agents.statistics import (
 )
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
-from spear_envs.data.showing import show_table
+from spear_envs.data.progress import show_table
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 

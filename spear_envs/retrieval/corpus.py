@@ -1,19 +1,25 @@
-"""A corpus: one JSON object per line, as in Search-R1's ``wiki-18.jsonl``, read in place.
+"""A corpus, one JSON object per line as in Search-R1's ``wiki-18.jsonl``, read in place; and what an index is made of.
 
 Row i is line i + 1. A document has at least ``id`` (unique) and ``contents``, whose first line is the title in quotes.
 The first opening parses every line; for a large file the offsets of lines are then kept next to it, so that later ones
 take milliseconds and all processes share the pages of text and offsets.
+
+An index is never used with another corpus. An index folder has a part for each way of searching, ``bm25/`` and
+``dense/``; its manifest, which has checksums of the corpus and its files, makes a part complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -22,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import put_file
+from spear_envs.data.files import MANIFEST, check_manifest, put_file, read_manifest, write_manifest
 
 FORMAT = "spear-corpus-lines-1"
 HEADER = 512
@@ -33,6 +39,12 @@ MAX_LINE = 1 << 24
 """Bytes of a line; without a limit, a large file without line breaks would be read at once."""
 ARCHIVES = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "xz -dk", b"BZh": "bunzip2 -k", b"(\xb5/\xfd": "zstd -d"}
 REPORTED_LINES = 10_000
+POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.f16"
+"""Files and folders within a part: of ``bm25``; of ``dense`` the index, the encoder, and exact vectors."""
+INDEX_FORMAT, VERSION = "spear-index", 1
+SMALL_FILE = 1 << 22
+"""Size up to which opening an index also compares checksums of files, not only lengths."""
+MEND = "build the index again ('spear index build')"
 
 Hit = tuple[int, float]
 """Row of a corpus and score."""
@@ -254,3 +266,93 @@ def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int6
 def _identify(stat: os.stat_result) -> list[Any]:
     """Return what changes when a file is written."""
     return [FORMAT, stat.st_size, stat.st_mtime_ns]
+
+
+# ---------------------------------------------------------------- the manifest of an index
+
+
+class Part(Enum):
+    """One way of searching an index folder."""
+
+    BM25 = "bm25"
+    """Postings of words."""
+    DENSE = "dense"
+    """Vectors and their encoder."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a part."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    """What affects results, as plain data."""
+    notes: Mapping[str, Any]
+    """What does not affect them: when and how it was built."""
+    files: Mapping[str, Mapping[str, Any]]
+    """``bytes`` and ``sha256`` by path in the folder."""
+    fingerprint: str
+    """SHA-256 in hex, of the corpus, the settings and the files."""
+
+
+def finish_part(
+    folder: Path, part: Part, corpus: Corpus, settings: Mapping[str, Any], notes: Mapping[str, Any], files: list[str]
+) -> None:
+    """Turn a folder with these files into a part of an index."""
+    content = {
+        "format": INDEX_FORMAT,
+        "version": VERSION,
+        "part": part.value,
+        "corpus": {"sha256": corpus.fingerprint, "lines": len(corpus)},
+        "settings": dict(settings),
+        "notes": dict(notes),
+    }
+    write_manifest(folder, content, files)
+
+
+def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
+    """Read the manifest of a part and compare it with the corpus and the files.
+
+    Large files are compared by length; :func:`check_files` compares every byte.
+
+    Raises:
+        SpearError: the part is missing, damaged, or of another version or corpus.
+    """
+    folder = Path(index) / part.value
+    try:
+        content = read_manifest(folder, "an index", MEND, format=INDEX_FORMAT, version=VERSION, part=part.value)
+        notes = content.pop("notes")
+        manifest = Manifest(
+            folder=folder,
+            settings=dict(content["settings"]),
+            notes=dict(notes),
+            files=content["files"],
+            fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest(),
+        )
+        found, lines = content["corpus"]["sha256"], int(content["corpus"]["lines"])
+    except FileNotFoundError:
+        others = [other.value for other in Part if (folder.with_name(other.value) / MANIFEST).is_file()]
+        held = f"has only the part {others[0]!r}" if others else "has no finished index"
+        example = "bm25" if part is Part.BM25 else "hnsw"
+        raise SpearError(
+            f"{index} {held if folder.parent.is_dir() else 'does not exist'}: 'spear index build --type {example} "
+            f"--out {index}' makes the part {part.value!r}."
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
+    if found != corpus.fingerprint:
+        raise SpearError(
+            f"{folder} is an index of another corpus ({lines:,} documents, SHA-256 {str(found)[:12]}…) than the one at "
+            f"hand ({len(corpus):,} documents, SHA-256 {corpus.fingerprint[:12]}…): give that corpus, or {MEND}."
+        )
+    check_files(manifest, SMALL_FILE)
+    return manifest
+
+
+def check_files(manifest: Manifest, most_bytes: float = math.inf) -> None:
+    """Compare the files of a part with its manifest: all lengths, and the checksums of files of up to ``most_bytes``.
+
+    Raises:
+        SpearError: a file differs.
+    """
+    check_manifest(manifest.folder, manifest.files, MEND, hashed_bytes=most_bytes)

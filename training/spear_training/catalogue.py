@@ -20,7 +20,7 @@ from spear_agents.models import KNOWN, ModelListing, Place, describe_hub, descri
 from spear_agents.tables import print_rows
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
-from spear_envs.data.space import format_bytes
+from spear_envs.data.files import format_bytes
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.choices import (

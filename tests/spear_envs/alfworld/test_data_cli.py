@@ -65,9 +65,9 @@ def games(tmp_path: Path) -> Path:
 
 class TestGet:
     def test_published_addresses(self) -> None:
-        assert [archive.urls for archive in data_cli.ARCHIVES] == [
-            ("https://github.com/alfworld/alfworld/releases/download/0.4.0/json_2.1.2_tw-pddl.zip",),
-            ("https://github.com/alfworld/alfworld/releases/download/0.2.2/json_2.1.1_json.zip",),
+        assert [archive.url for archive in data_cli.ARCHIVES] == [
+            "https://github.com/alfworld/alfworld/releases/download/0.4.0/json_2.1.2_tw-pddl.zip",
+            "https://github.com/alfworld/alfworld/releases/download/0.2.2/json_2.1.1_json.zip",
         ]
 
     def test_download_resume_and_unpack(
@@ -79,7 +79,7 @@ class TestGet:
             site.put("/0.zip", cut(first, len(first) // 2, ETag='"v1"'), ranged(first)),
             site.put("/1.zip", ranged(archives[data_cli.ARCHIVES[1].name])),
         ]
-        served = [replace(one, urls=(url,)) for one, url in zip(data_cli.ARCHIVES, urls, strict=True)]
+        served = [replace(one, url=url) for one, url in zip(data_cli.ARCHIVES, urls, strict=True)]
         monkeypatch.setattr(data_cli, "ARCHIVES", tuple(served))
         code, out, err = run(capsys, "get", "alfworld")
         assert (code, err) == (0, ""), err

@@ -21,7 +21,7 @@ from spear_envs.adapters.conversation import Conversation, find_tools_template
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import Task
 from spear_envs.mcp_tools.client import McpFaultKind
-from spear_envs.mcp_tools.tasks import judge
+from spear_envs.mcp_tools.env import judge
 from spear_envs.testing import check_spear_env
 
 HERE = Path(__file__).parent

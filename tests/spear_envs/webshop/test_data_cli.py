@@ -58,18 +58,18 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def move(file: RemoteFile) -> RemoteFile:
         url = site.put(f"/{file.name}", whole(text_of(file.name)))
         size = None if file.size is None else len(text_of(file.name))
-        return RemoteFile(file.name, (url,), size, file.sha256, file.manual)
+        return RemoteFile(file.name, url, size, file.sha256, file.manual)
 
     monkeypatch.setattr(data_cli, "FILES", {size: tuple(map(move, files)) for size, files in data_cli.FILES.items()})
     monkeypatch.setattr(data_cli, "HUMAN_FILE", move(data_cli.HUMAN_FILE))
-    monkeypatch.setattr("spear_envs.data.locking.KNOWN", Path("nothing is known of ours"))
+    monkeypatch.setattr("spear_envs.data.fetching.KNOWN", Path("nothing is known of ours"))
 
 
 def test_the_official_files() -> None:
     files = [*data_cli.FILES["small"], *data_cli.FILES["full"], data_cli.HUMAN_FILE]
     assert [file.size for file in files] == [4_467_013, 147_099, None, None, None]
     for file in files:
-        (url,) = file.urls
+        url = file.url
         drive_id = url.split("id=")[1].split("&")[0]
         assert url.startswith("https://drive.usercontent.google.com/") and len(drive_id) == 33
         assert drive_id in file.manual and file.name in file.manual

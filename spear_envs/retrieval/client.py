@@ -61,7 +61,7 @@ class HttpSession:
             import httpx
         except ImportError as error:
             raise SpearError(
-                "asking a retrieval service needs httpx: pip install 'spear-envs[search]' brings it."
+                "asking a retrieval service needs httpx: pip install 'spear-envs[retriever]' brings it."
             ) from error
         self.client: httpx.AsyncClient = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S),

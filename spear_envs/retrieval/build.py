@@ -32,7 +32,14 @@ from spear_envs.data.progress import Show
 from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, POSTINGS, Corpus, Part, write_manifest
 from spear_envs.retrieval.encoders import EXPORT_FILES, Encoder, EncoderSpec, OnnxEncoder, TorchEncoder, export_onnx
 from spear_envs.retrieval.indexes import DenseIndex
-from spear_envs.retrieval.vectors import EF_CONSTRUCTION, IndexType, choose_type, read_type, require_memory
+from spear_envs.retrieval.vectors import (
+    EF_CONSTRUCTION,
+    IndexType,
+    choose_type,
+    estimate_index,
+    read_type,
+    require_memory,
+)
 
 COMPLETE = "complete"
 """File in a finished export with the fingerprint of its encoder."""
@@ -263,7 +270,8 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
         else:
             kind = (build.type or choose_type(len(corpus), dimension, build.memory)).resolve(len(corpus), dimension)
             require_memory(kind, len(corpus), dimension, build.memory)
-            check_space(work, _find_disk(kind, len(corpus), dimension), f"the index {index}")
+            needed = estimate_index(kind, len(corpus), dimension).disk_bytes + MARGIN
+            check_space(work, needed, f"the index {index}")
             vectors = _encode(corpus, build, work, bool(reason), on_progress)
             assemble_index(vectors, kind, fresh, build, on_progress=on_progress)
         files = [INDEX, *([EXACT] if kind.needs_exact else [])]
@@ -378,11 +386,6 @@ def _prepare_folder(index: Path) -> Path:
 
 
 _OWN = {part.value for part in Part}
-
-
-def _find_disk(kind: IndexType, rows: int, dimension: int) -> int:
-    vectors = 2 * dimension * rows
-    return round(kind.index_bytes(rows, dimension)) + vectors * (2 if kind.needs_exact else 1) + MARGIN
 
 
 def _now() -> str:

@@ -40,7 +40,7 @@ from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, wr
 if TYPE_CHECKING:
     from socket import socket
 
-    from spear_envs.retrieval.service import Load
+    from spear_envs.retrieval.service import OpenIndexes
 
 
 file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -149,7 +149,7 @@ def serve_passages(
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.service import RetrievalService, ServiceSettings, serve, serve_workers
 
-    load: Load = partial(open_one, **choice)
+    load: OpenIndexes = partial(open_one, **choice)
     if config is not None:
         from spear_envs.retrieval.config import open_config
 

@@ -75,7 +75,7 @@ RESTART_S, LONGEST_RESTART_S = 1.0, 30.0
 STOP_S = 15.0
 """Time for workers to stop, longer than their own drain."""
 
-Load = Callable[[], Mapping[str, Retriever]]
+OpenIndexes = Callable[[], Mapping[str, Retriever]]
 """Opens the indexes by name, the default first. Picklable where several processes serve."""
 
 
@@ -246,7 +246,7 @@ class RetrievalService:
         load: called once, on the thread that later searches the default.
     """
 
-    def __init__(self, load: Load, settings: ServiceSettings) -> None:
+    def __init__(self, load: OpenIndexes, settings: ServiceSettings) -> None:
         self.settings = settings
         self._ready: dict[str, _Ready] = {}
         self.metrics = Counts()
@@ -523,7 +523,7 @@ class _Process:
 
 
 def serve_workers(
-    load: Load, settings: ServiceSettings, host: str, port: int, *, number: int, on_ready: Callable[[str], None]
+    load: OpenIndexes, settings: ServiceSettings, host: str, port: int, *, number: int, on_ready: Callable[[str], None]
 ) -> None:
     """Serve with ``number`` processes until SIGINT or SIGTERM.
 
@@ -562,7 +562,7 @@ def serve_workers(
                 worker.process.join()
 
 
-def _work(load: Load, settings: ServiceSettings, host: str, port: int, told: Connection) -> None:
+def _work(load: OpenIndexes, settings: ServiceSettings, host: str, port: int, told: Connection) -> None:
     """Serve, in a worker process, until a signal or until the parent ends."""
     service = RetrievalService(load, settings)
 

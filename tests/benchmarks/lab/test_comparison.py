@@ -171,7 +171,7 @@ def test_the_digest_is_of_what_is_compared_alone() -> None:
         ({"arms": {"a": {"epoch": 2}}}, "arm.epoch is not a setting; did you mean arm.epochs"),
         ({"arms": {"a": {"algorithm": "ppo"}}}, "neither a critic"),
         ({"levels": {"shortest": 9, "longest": 7}}, "shortest=9"),
-        ({"training": {"group": 1}}, "training.group must be at least 2"),
+        ({"training": {"group": 1}}, "training.group: "),
         ({"speed": 1}, "comparison.speed is not a setting"),
     ],
 )

@@ -134,6 +134,7 @@ def change_manifest(index: Path, change: Callable[[dict[str, Any]], object]) -> 
     path = index / "dense" / MANIFEST
     content = json.loads(path.read_text("utf-8"))
     change(content)
+    content.pop("checksum", None)
     path.write_text(json.dumps(content), "utf-8")
 
 

@@ -94,7 +94,7 @@ def test_another_alfworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @needs_alfworld
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpearError, match=r"cannot be written .*: name another folder"):
+    with pytest.raises(SpearError, match=r"cannot be written"):
         write_synthetic_game("pick", 0, tmp_path / "file")
 
 

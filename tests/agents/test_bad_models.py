@@ -15,13 +15,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from spear_agents.chat import Chat  # noqa: E402
-from spear_agents.engines.base import Finish  # noqa: E402
 from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
 from spear_agents.evaluation import run_evaluation  # noqa: E402
 from spear_agents.prompting import Overlong  # noqa: E402
 from spear_agents.records import EPISODES  # noqa: E402
 from spear_agents.settings import EvalSettings  # noqa: E402
-from spear_agents.trajectory import Layout, StopReason, read_trajectories  # noqa: E402
+from spear_agents.trajectory import StopReason, read_trajectories  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.registration import register_env  # noqa: E402
 from spear_training.warmstart.policy import PolicyShape, make_model  # noqa: E402
@@ -48,23 +47,6 @@ def test_broken_weights_are_faults_and_no_lost_episodes(
     played = list(read_trajectories(tmp_path / "out" / EPISODES))
     assert {(t.stop, t.fault, t.reward) for t in played} == {(StopReason.FAULT, "engine_nan", 0.0)}
     assert "NaN" not in (tmp_path / "out" / EPISODES).read_text()
-
-
-@pytest.mark.parametrize("layout", list(Layout))
-def test_a_model_that_closes_no_tag_loses_its_episodes_and_no_more(
-    settings: EvalSettings, tmp_path: Path, layout: Layout
-) -> None:
-    # Three tokens are too few for any form: each response is cut off.
-    found = run_evaluation(replace(settings, layout=layout, max_tokens=3, temperature=0.5), tmp_path)
-    assert found.overall.episodes == 6 and found.overall.faults == 0
-    turns = [turn for t in found.trajectories for turn in t.turns]
-    cut = [turn for turn in turns if turn.finish is Finish.LENGTH]
-    assert len(cut) > len(turns) / 2 and not any(turn.format_ok for turn in cut)
-    assert all(len(turn.response_ids) <= 3 for turn in turns)
-    assert all(t.stop in (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT) for t in found.trajectories)
-    again = run_evaluation(replace(settings, layout=layout, max_tokens=3, temperature=0.5), tmp_path)
-    assert again.trajectories == found.trajectories
-    assert len(list(read_trajectories(tmp_path / EPISODES))) == 6, "nothing is played twice"
 
 
 def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(tiny_model: Path) -> None:

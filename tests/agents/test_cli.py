@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
-from spear_agents.compare_cli import compare
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
@@ -26,26 +25,6 @@ def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: P
     for words in ("won %", "CI95", "(random)", "(expert)", "100.0", summary["fingerprint"], *summary["subtasks"]):
         assert words in result.output
     assert set(summary["baselines"]) == {"random", "expert"}
-
-
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_figures_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
-    outs = [str(tmp_path / name) for name in ("a-rather-long-name-of-a-folder", "b")]
-    shown = ""
-    for out in outs:
-        shown += CliRunner().invoke(evaluate, [*SOKOBAN, "--out", out], env={"COLUMNS": str(width)}).output
-    shown += CliRunner().invoke(compare, outs, env={"COLUMNS": str(width)}).output
-    whole = " ".join(shown.split())
-    tables = [line for line in shown.splitlines() if re.fullmatch(r"[\s\d.–\[\],+-]*", line)]
-    assert "61.0–100.0" in whole and "[61.0, 100.0]" in whole and "[-48.3, +48.3]" in whole
-    assert max(map(len, tables)) <= width
-
-
-def test_only_environments_of_the_paper_have_its_columns(corridor_id: str) -> None:
-    register_env(corridor_id, SplitCorridor)
-    assert "the paper's columns" in CliRunner().invoke(evaluate, SOKOBAN).output
-    plain = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert"]).output
-    assert "paper" not in plain and "tasks" in plain
 
 
 def test_a_broken_environment_is_told_with_file_and_line(corridor_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +43,6 @@ def test_faults_are_told_by_their_kind(corridor_id: str, monkeypatch: pytest.Mon
     result = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert", "--tasks", "2"])
     assert "won %" in result.output
     assert str(result.exception) == "2 of 2 episodes were lost to faults (2 door_stuck)" and result.exit_code == 1
-
-
-def test_a_model_is_evaluated(tiny_model: Path) -> None:
-    # The corridor's words are unknown to Sokoban: every response is malformed, and that is a result, not an error.
-    arguments = ["spear/Sokoban-v1", "--model", str(tiny_model), "--env", "modality=text", "--tasks", "2"]
-    result = CliRunner().invoke(evaluate, arguments)
-    assert result.exit_code == 0, result.output
-    assert "0.0" in result.output
 
 
 def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:

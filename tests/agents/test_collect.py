@@ -43,14 +43,6 @@ def test_each_turn_of_the_expert_is_a_sample(settings: EvalSettings, tmp_path: P
     assert "input_ids" not in lines[0]
 
 
-def test_a_conversation_is_one_sample(settings: EvalSettings, tmp_path: Path) -> None:
-    collect_episodes(replace(settings, layout=Layout.CONVERSATION), tmp_path / "data.jsonl")
-    lines = read_lines(tmp_path / "data.jsonl")
-    assert len(lines) == 3
-    assert [message["role"] for message in lines[0]["messages"]] == ["user", "assistant"] * 2
-    assert lines[0]["messages"][1]["content"] == GO
-
-
 @pytest.mark.parametrize("layout", list(Layout))
 def test_tokens_are_those_of_the_messages_and_the_mask_is_on_the_responses(
     settings: EvalSettings, tmp_path: Path, tiny_model: Path, layout: Layout
@@ -176,11 +168,3 @@ def test_what_cannot_be_collected_is_said(settings: EvalSettings, tmp_path: Path
     gone = replace(settings, engine=EngineKind.OPENAI, model="m", server=Server("http://127.0.0.1:9", "m", tries=1))
     with pytest.raises(SpearError, match=r"127\.0\.0\.1:9 cannot be reached"):
         collect_episodes(gone, tmp_path / "gone.jsonl")
-
-
-def test_a_folder_is_refused_before_the_episodes(settings: EvalSettings, tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="is a folder: name a file in it"):
-        collect_episodes(settings, tmp_path)
-    assert not tmp_path.with_name(f"{tmp_path.name}.episodes").exists()
-    with pytest.raises(SpearError, match="is a folder"):
-        collect_episodes(settings, Path())

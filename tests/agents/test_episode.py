@@ -14,7 +14,7 @@ from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.env import RewardMode
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import CompactTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv
 from tests.agents.test_prompting import PictureTemplate
@@ -98,11 +98,6 @@ def test_what_a_policy_writes_never_raises() -> None:
     assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
 
-def test_a_fault_is_recorded() -> None:
-    trajectory = play(CorridorEnv(), Script(*say("go", "break")))
-    assert (trajectory.stop, trajectory.fault, trajectory.reward) == (StopReason.FAULT, "collapse", 0.0)
-
-
 @pytest.mark.parametrize("fault", ["collapse", EngineFaultKind.UNREACHABLE.value])
 @pytest.mark.parametrize("reward", RewardMode)
 def test_a_fault_takes_back_what_was_paid(reward: RewardMode, fault: str) -> None:
@@ -140,11 +135,6 @@ def test_an_engine_s_error_names_task_and_turn() -> None:
     assert isinstance(caught.value.__cause__, MemoryError)
 
 
-def test_an_unknown_task_is_told() -> None:
-    with pytest.raises(UnknownTaskError, match="corridor/test/777"):
-        play(CorridorEnv(), Script(), "corridor/test/777")
-
-
 @pytest.mark.parametrize("layout", Layout)
 def test_the_context_limit_ends_an_episode(layout: Layout) -> None:
     engine = Script(*say("back", "back", "back", "back", "back", "back"))
@@ -170,16 +160,6 @@ def test_seeds_and_request_ids_are_those_of_the_turn() -> None:
     assert len(set(seeds)) == len(seeds)
     names = [call[2] for script in (first, other, elsewhere) for call in script.calls]
     assert names == sorted(names) and len(set(names)) == len(names)
-
-
-def test_a_conversation_sends_everything_and_records_what_is_new() -> None:
-    engine = Script(*say("go", "go"))
-    trajectory = play(CorridorEnv(), engine, layout=Layout.CONVERSATION)
-    first, second = trajectory.turns
-    assert engine.calls[0][0] == first.prompt_ids
-    assert engine.calls[1][0] == first.prompt_ids + first.response_ids + second.prompt_ids
-    (row,) = trajectory.rows()
-    assert row.prompt_ids + row.response_ids == engine.calls[1][0] + second.response_ids
 
 
 def test_a_blocking_environment_is_stepped_in_a_thread() -> None:

@@ -28,15 +28,6 @@ def test_a_run_without_metrics_has_no_history(tmp_path: Path) -> None:
     assert read_history(tmp_path) == []
 
 
-def test_steps_come_in_order_with_validation_first(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, (0, {"val/success/all": 0.2}), train(1, x=1.0), train(2, x=2.0))
-    assert read_history(str(tmp_path)) == [
-        {"step": 0, "val/success/all": 0.2},
-        {"step": 1, "training/global_step": 1, "x": 1.0},
-        {"step": 2, "training/global_step": 2, "x": 2.0},
-    ]
-
-
 @pytest.mark.parametrize("torn", [b'{"step": 3, "da', b"{", b"\n\n", b'{"step": 3, "data": {"\xc3'])
 def test_a_torn_last_line_is_left_out(tmp_path: Path, torn: bytes) -> None:
     write_launch(tmp_path, 0, train(1), train(2), torn=torn)
@@ -58,20 +49,6 @@ def test_a_resumed_launch_replaces_the_steps_after_its_checkpoint(tmp_path: Path
     ], "step 7 was lost with the weights it made"
     # Validation at the checkpoint belongs to the step that made it.
     assert history[5] == {"step": 5, "training/global_step": 5, "launch": 0, "val/a": 1}
-
-
-def test_a_launch_that_only_validated_takes_nothing_but_what_was_lost(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, *(train(step) for step in range(1, 8)))
-    write_launch(tmp_path, 1, (5, {"val/a": 1}))
-    history = read_history(tmp_path)
-    assert [record["step"] for record in history] == [1, 2, 3, 4, 5]
-    assert history[-1]["val/a"] == 1
-
-
-def test_a_launch_that_wrote_nothing_changes_nothing(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, *(train(step) for step in range(1, 4)))
-    write_launch(tmp_path, 1, torn=b'{"st')
-    assert [record["step"] for record in read_history(tmp_path)] == [1, 2, 3]
 
 
 def test_launches_follow_each_other_by_number(tmp_path: Path) -> None:

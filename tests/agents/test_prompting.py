@@ -212,16 +212,6 @@ def test_a_conversation_ends_where_no_response_has_room(row: int, room: int | No
     assert (second and second.room) == room
 
 
-def test_the_placeholder_of_a_picture_is_noticed() -> None:
-    for layout in Layout:
-        for template, shown in ((PictureTemplate(), True), (DefaultTemplate(), False)):
-            dialogue = PromptBuilder(ByteTokenizer(), template, layout).begin()
-            for turn in (1, 2):
-                prompt = dialogue.next(**see("board", turn))
-                assert prompt is not None and prompt.shows_image is shown
-                dialogue.add("board", "go", (65,), Finish.STOP)
-
-
 WORDS = st.lists(st.sampled_from([*"<image> \n", IMAGE, "<|in|>", "é"]), max_size=6).map("".join)
 
 
@@ -254,17 +244,6 @@ def test_only_the_template_s_own_place_becomes_the_picture(
             # Behind the history, where a mark that somebody else wrote would stand.
             assert text.index("This is step") - text.index("<|out|>") == len("<|out|>\n")
     assert sizes == [(2, 3, 3)] * 2 * is_shown
-
-
-def test_a_word_like_the_mark_of_a_place_is_broken_up() -> None:
-    builder = PromptBuilder(ByteTokenizer(), DefaultTemplate(), history=1)
-    dialogue = builder.begin()
-    dialogue.add("a page with <image>", "say <image>", (65,), Finish.STOP)
-    prompt = dialogue.next(**see("more of <image>", 2))
-    assert prompt is not None and not prompt.shows_image
-    text = builder.decode(prompt.ids)
-    assert all(words in text for words in ("a page with < image>", "say < image>", "more of < image>"))
-    assert "of < image>" in builder.decode(builder.ask("outside of <image> too"))
 
 
 def test_a_template_with_two_places_is_refused() -> None:
@@ -346,11 +325,6 @@ def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) ->
     assert "< |in|> here" in text
 
 
-def test_a_negative_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="history"):
-        PromptBuilder(ByteTokenizer(), CompactTemplate(), history=-1)
-
-
 THINKING = (
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{ '\nwalk' }}{% endif %}"
@@ -388,11 +362,6 @@ def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: A
     tokenizer.chat_template = THINKING
     with pytest.raises(SpearError, match=message):
         PromptBuilder(tokenizer, CompactTemplate(), template_kwargs=keywords)
-
-
-def test_bytes_have_no_chat_template_that_takes_keywords() -> None:
-    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model"):
-        PromptBuilder(ByteTokenizer(), CompactTemplate(), template_kwargs={"enable_thinking": False})
 
 
 def test_the_stock_template_shows_the_picture_of_any_environment() -> None:

@@ -170,18 +170,6 @@ def test_options_that_do_not_go_together_are_one_clear_error(script: Script, opt
     assert "\n" not in str(result.exception)
 
 
-def test_prompts_that_never_fit_are_no_figure(script: Script) -> None:
-    script.answers = [say({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, 400)]
-    result = run(script)
-    assert result.exit_code == 1 and "every prompt was too long" in str(result.exception)
-
-
-def test_that_nothing_is_kept_is_said_before_it_is_paid_for(script: Script, tmp_path: Path) -> None:
-    script.answers = [say({"error": {"message": "no key"}}, 401)]
-    assert "--out FOLDER keeps it" in run(script).output
-    assert "--out" not in run(script, "--out", str(tmp_path)).output
-
-
 def test_the_report_names_what_the_server_refused_and_withheld(script: Script, tmp_path: Path) -> None:
     withheld = complete("", choice={"finish_reason": "content_filter"})
     script.answers = [say({"error": {"message": "Unsupported parameter: 'seed'"}}, 400), say(withheld)]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -51,24 +48,6 @@ def test_a_notebook_without_widgets_gets_no_bar(monkeypatch: pytest.MonkeyPatch)
     console = Console(force_jupyter=True, file=io.StringIO())
     with watch_episodes("random", console) as bar:  # rich warns where it cannot draw one
         bar.observe(1, 2, None)
-
-
-def test_a_shell_cell_of_a_notebook_gets_colours_but_no_bar() -> None:
-    command_line = [sys.executable, "-m", "spear_envs.cli", "eval", SOKOBAN, "--engine", "random", "--tasks", "2"]
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    done = subprocess.run(
-        command_line, env={**environment, "FORCE_COLOR": "1", "TERM": "xterm"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "\x1b[1m" in done.stdout
-    assert done.stderr == "" and "\x1b[2K" not in done.stdout
-
-
-def test_an_error_in_a_notebook_is_the_same_one() -> None:
-    async def cell() -> None:
-        evaluate(SOKOBAN, engine="random", tasks=2, out="/dev/null/x")
-
-    with pytest.raises(SpearError, match="cannot be written"):
-        asyncio.run(cell())
 
 
 def test_tasks_may_be_ids_and_a_panel_decides_them() -> None:
@@ -171,15 +150,3 @@ def test_bad_input_is_one_clear_error(keywords: dict[str, Any], words: str) -> N
     with pytest.raises(SpearError) as caught:
         evaluate(**{"env_id": SOKOBAN, "engine": "random", "progress": False, **keywords})
     assert words in str(caught.value)
-
-
-def test_none_is_the_default() -> None:
-    none: dict[str, Any] = dict.fromkeys(("temperature", "seed", "history", "split"))
-    assert evaluate(SOKOBAN, engine="random", tasks=1, **none).settings.seed == 0
-
-
-def test_importing_the_package_imports_nothing_of_it() -> None:
-    import subprocess
-
-    code = "import spear_agents, sys; print(any(name.startswith('spear_agents.') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -125,11 +125,6 @@ def test_a_difference_has_an_interval_at_the_edges_too(
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.001)
 
 
-def test_a_difference_is_that_of_shares() -> None:
-    with pytest.raises(SpearError, match="outside"):
-        estimate_difference([0.0, 50.0])
-
-
 def test_the_interval_of_a_difference_covers_it_as_often_as_it_says() -> None:
     tasks, intervals = 24, {}
     for gained in range(tasks + 1):
@@ -177,12 +172,6 @@ def test_pass_at_k_grows_with_k_from_the_mean_to_any(samples: int, data: st.Data
     assert passes[0] == pytest.approx(won / samples)
     assert passes[-1] == (won > 0)
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(passes))
-
-
-def test_pass_at_k_has_no_bias() -> None:
-    dice = np.random.default_rng(0)
-    found = [estimate_pass_at(10, int((dice.random(10) < 0.2).sum()), 5) for _ in range(20_000)]
-    assert np.mean(found) == pytest.approx(1 - 0.8**5, abs=0.01)
 
 
 @pytest.mark.parametrize(("samples", "won", "k"), [(4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1)])

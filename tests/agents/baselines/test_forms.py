@@ -131,7 +131,3 @@ def test_react_plays_in_one_conversation_that_keeps_its_thoughts() -> None:
     assert found.won and [turn.action for turn in found.turns] == ["go", "go"]
     assert "Thought: step 1" in prompts[1] and "Observation: This is step 2" in prompts[1]
     assert found.turns[0].response == "Thought: step 1\nAction: go"
-
-
-def test_io_plays_without_thoughts() -> None:
-    assert play(Method.IO, lambda prompt, dice: "go").won

@@ -5,8 +5,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-
 from spear_agents.baselines.forms import Method, make_form, wrap_reader
 from spear_agents.baselines.reflexion import Reflexion
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Sampling
@@ -14,7 +12,6 @@ from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, Trajectory
-from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import DefaultTemplate
 from tests.agents.corridor import CorridorEnv
 
@@ -137,8 +134,3 @@ def test_an_account_that_is_too_long_is_cut_down_to_its_end() -> None:
     assert lengths == sorted(lengths, reverse=True)
     short = play(Learner(), max_prompt_tokens=300)  # no account fits: the trials go on without notes
     assert short.memory == () and not short.won
-
-
-def test_trials_are_counted_from_one() -> None:
-    with pytest.raises(SpearError, match="trials"):
-        Reflexion(0)

@@ -26,12 +26,6 @@ def test_a_stream_does_not_know_its_batch(seeds: list[int], position: int) -> No
     assert together.tolist() == alone
 
 
-def test_rows_may_be_at_different_positions() -> None:
-    seeds, positions = np.arange(5, dtype=np.uint64), np.array([0, 7, 3, 7, 100], dtype=np.uint64)
-    alone = [uniform_at(seeds[i : i + 1], int(position))[0] for i, position in enumerate(positions)]
-    assert uniform_at(seeds, positions).tolist() == alone
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [3, 256, 257, 5000])
 def test_mass_is_inverted_as_by_one_running_sum(size: int, dtype: torch.dtype) -> None:

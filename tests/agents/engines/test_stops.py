@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Sampling
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.stops import StopFinder, cut_at_stop
 
@@ -54,11 +52,6 @@ def test_tokens_that_cannot_end_a_string_cost_nothing() -> None:
 def test_no_strings_never_stop() -> None:
     assert not StopFinder(ByteTokenizer(), ()).is_reached(list(b"</search>"))
     assert cut_at_stop("</search>", ()) == ("</search>", False)
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Sampling(stop_strings=("</search>", ""))
 
 
 class BytePieces:

@@ -271,15 +271,6 @@ def test_a_conversation_that_grows_too_long_is_told_and_is_no_other_end() -> Non
     assert played.reward == -1.0
 
 
-def test_tools_want_bare_actions() -> None:
-    def play(task: AgentTask) -> None:
-        with pytest.raises(SpearError, match="response_format=plain"):
-            task.call("act", {"action": "go"})
-
-    (played,) = play_program(play, KeepingEngine(), env=CorridorEnv())
-    assert played.fault is None
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [

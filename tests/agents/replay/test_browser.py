@@ -130,12 +130,6 @@ def test_an_address_names_an_episode_and_the_filters(page: Chromium) -> None:
     page.wait("document.getElementById('detail').textContent.includes('No episode of nowhere')")
 
 
-def test_the_page_says_why_an_episode_was_lost(page: Chromium) -> None:
-    page.evaluate("openEpisode(state.rows.find((row) => !row.won && row.stop === 'turn_limit').i)")
-    page.wait("document.querySelector('.why') && !state.body.won")
-    assert "✗" in text_of(page, ".why") and page.evaluate("document.querySelector('.why').open")
-
-
 def test_filters_leave_what_fits(page: Chromium) -> None:
     def choose(label: str, value: str) -> str:
         page.evaluate(
@@ -165,32 +159,6 @@ def test_a_turn_has_its_picture_thought_and_reward_terms(page: Chromium) -> None
     assert "outcome−1" in head and "native return" in head
     assert "= turn 1" in text_of(page, "#turn-2 .anchor"), "the same state, told by its anchor"
     assert count(page, ".strip > button") == 15
-
-
-def test_a_turn_that_is_gone_to_stands_below_the_strip(page: Chromium) -> None:
-    for width in (1400, 390):
-        page.resize(width, 700)
-        page.evaluate("openEpisode(data.episodes.find((row) => row.stop === 'turn_limit').i)")
-        page.wait("document.querySelectorAll('.turn').length === 16")
-        page.evaluate("goToTurn(9)")
-        gap = page.evaluate(
-            "document.getElementById('turn-9').getBoundingClientRect().top"
-            " - document.querySelector('.strip').getBoundingClientRect().bottom"
-        )
-        assert abs(gap) < 2
-        assert page.evaluate("document.querySelector('.strip').getBoundingClientRect().height") < 60
-
-
-def test_a_phone_shows_the_list_or_the_episode(page: Chromium) -> None:
-    page.resize(390, 800)
-    page.evaluate("closeEpisode()")
-    assert page.evaluate("getComputedStyle(document.getElementById('detail')).display") == "none"
-    page.evaluate("document.querySelector('.row').click()")
-    page.wait("document.querySelector('.back')")
-    assert page.evaluate("getComputedStyle(document.getElementById('side')).display") == "none"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
-    page.evaluate("document.querySelector('.back').click()")
-    assert page.evaluate("getComputedStyle(document.getElementById('side')).display") != "none"
 
 
 def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> None:
@@ -299,17 +267,3 @@ def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path)
     (trajectory,) = read_trajectories(tmp_path / "out" / "episodes.jsonl")
     assert trajectory.won and [turn.action for turn in trajectory.turns] == plan
     assert browser.console == []
-
-
-def test_actions_are_completed_in_the_browser(browser: Chromium, tmp_path: Path) -> None:
-    stage = Stage(lambda: Game("spear/ALFWorld-v0", tmp_path))
-    with serve(Run(tmp_path), stage) as server:
-        browser.open(server.address)
-        browser.wait("document.activeElement.id === 'action'")
-        browser.type("sinkb")
-        browser.press("Tab")
-        assert browser.evaluate("document.getElementById('action').value") == "go to sinkbasin 1"
-        browser.press("Enter")
-        browser.wait("game.now.turn === 1")
-        assert "You arrive at sinkbasin 1" in text_of(browser, ".stage .seen")
-    stage.close()

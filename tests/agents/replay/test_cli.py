@@ -14,13 +14,6 @@ from spear_agents.replay.cli import play, view
 from spear_envs.core.errors import SpearError
 
 
-def test_a_run_is_exported(sokoban_run: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(view, [str(sokoban_run), "--export", str(tmp_path / "page.html")])
-    assert result.exit_code == 0, result.output
-    assert "page.html: 5 episodes" in result.output
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
 @pytest.mark.parametrize("command", ["view", "play"])
 def test_a_page_is_served_until_ctrl_c(command: str, sokoban_run: Path, tmp_path: Path, root: Path) -> None:
     arguments = [str(sokoban_run)] if command == "view" else ["spear/Sokoban-v1", "--browser", "--out", str(tmp_path)]
@@ -49,12 +42,3 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert isinstance(result.exception, SpearError) and "is not a file of episodes" in str(result.exception)
     result = CliRunner().invoke(play, ["spear/Sokobn-v0", "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, SpearError) and not (tmp_path / "out").exists()
-
-
-def test_the_page_needs_no_torch(sokoban_run: Path, tmp_path: Path, root: Path) -> None:
-    code = (
-        "import sys; from spear_agents.replay.cli import view; "
-        f"view([{str(sokoban_run)!r}, '--export', {str(tmp_path / 'page.html')!r}], standalone_mode=False); "
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)

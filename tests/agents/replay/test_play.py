@@ -7,7 +7,7 @@ import pytest
 from spear_agents.replay.play import Game, Stage
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import StopReason, TokenKind, read_trajectories
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from tests.agents.corridor import CorridorEnv
 from tests.agents.replay.conftest import play_expert
@@ -59,14 +59,6 @@ def test_only_what_came_to_its_end_is_recorded(corridor_id: str, tmp_path: Path)
     assert trajectory.final_observation == "P__"
 
 
-def test_tasks_follow_each_other_and_begin_again_after_the_last(corridor_id: str, tmp_path: Path) -> None:
-    game = Game(corridor_id, tmp_path, template="compact", task="corridor/test/002")
-    assert game.info["task_id"] == "corridor/test/002"
-    game.start_next()
-    assert game.info["task_id"] == "corridor/test/000"
-    game.close()
-
-
 def test_undo_takes_the_reward_back(corridor_id: str, tmp_path: Path) -> None:
     game = Game(corridor_id, tmp_path, template="compact", env_kwargs={"reward": "native"})
     game.act("back")
@@ -101,40 +93,6 @@ def test_a_game_that_cannot_be_repeated_is_not_recorded(
         game.act("go")
     game.close()
     assert list(read_trajectories(tmp_path / "episodes.jsonl")) == []
-
-
-def test_games_of_other_settings_are_not_mixed(corridor_id: str, tmp_path: Path) -> None:
-    for _ in range(2):
-        game = Game(corridor_id, tmp_path, template="compact")
-        play_expert(game)
-        game.close()
-    assert len(list(read_trajectories(tmp_path / "episodes.jsonl"))) == 2
-    with pytest.raises(SpearError, match="choose another folder"):
-        Game(corridor_id, tmp_path, template="compact", env_kwargs={"max_turns": 3})
-
-
-def test_two_games_do_not_write_one_file(corridor_id: str, tmp_path: Path) -> None:
-    game = Game(corridor_id, tmp_path, template="compact")
-    with pytest.raises(SpearError, match="another process"):
-        Game(corridor_id, tmp_path, template="compact")
-    game.close()
-    Game(corridor_id, tmp_path, template="compact").close()
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "kind"),
-    [
-        ("spear/Sokobn-v0", {}, SpearError),
-        ("spear/Sokoban-v1", {"split": "tset"}, SpearError),
-        ("spear/Sokoban-v1", {"template": "none"}, SpearError),
-        ("spear/Sokoban-v1", {"task": "sokoban/none"}, UnknownTaskError),
-        ("spear/Sokoban-v1", {"env_kwargs": {"colour": 1}}, SpearError),
-    ],
-)
-def test_errors_are_one_line_with_the_mend(env: str, options: dict, kind: type[Exception], tmp_path: Path) -> None:
-    with pytest.raises(kind) as caught:
-        Game(env, tmp_path, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_stage_does_what_the_page_asks_for(corridor_id: str, tmp_path: Path) -> None:

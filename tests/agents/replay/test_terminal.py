@@ -18,8 +18,6 @@ from spear_agents.replay.play import Game
 from spear_agents.replay.terminal import complete, play_in_terminal
 from spear_agents.trajectory import read_trajectories
 
-ESCAPE = "\x1b"
-
 
 @pytest.fixture
 def corridor(corridor_id: str, tmp_path: Path) -> Iterator[Game]:
@@ -51,11 +49,6 @@ def test_a_game_from_hint_to_record(corridor: Game) -> None:
     assert corridor.recorded == 1 and corridor.info["turn"] == 0, "nothing is played after /quit"
 
 
-def test_the_beginning_of_one_action_is_enough(corridor: Game) -> None:
-    run(corridor, "g", "b")
-    assert [move.shown["action"] for move in corridor.moves] == ["go", "back"]
-
-
 def test_mistakes_are_answered_and_the_game_goes_on(corridor: Game) -> None:
     shown = run(corridor, "/undo", "/dance", "", "/help", "/actions", "go", "go", "go", "/undo", "/hint")
     for words in (
@@ -73,24 +66,12 @@ def test_a_command_without_its_slash_costs_no_turn(corridor: Game) -> None:
     assert "/help" in run(corridor, "help") and not corridor.moves
 
 
-def test_a_fault_is_told(corridor: Game) -> None:
-    assert "fault: collapse" in run(corridor, "break")
-
-
 def test_code_is_typed_on_several_lines(tmp_path: Path) -> None:
     game = Game("spear/CodeInterpreter-v0", tmp_path)
     shown = run(game, "```python", "for i in range(2):", "    print(i + 40)", "```", "/quit")
     game.close()
     assert game.moves[0].shown["action"] == "```python\nfor i in range(2):\n    print(i + 40)\n```"
     assert "40\n41" in shown
-
-
-def test_boards_are_painted(tmp_path: Path) -> None:
-    said: list[str] = []
-    game = Game("spear/Sokoban-v1", tmp_path)
-    play_in_terminal(game, said.append, lambda prompt: "/quit")
-    game.close()
-    assert f"{ESCAPE}[48;5;60m" in "\n".join(said), "walls have a colour"
 
 
 def test_completion_prefers_the_beginning() -> None:

@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
-from benchmarks._ablation_plots import COLOURS
-from benchmarks._ablation_report import make_tables, print_report, write_report
+from benchmarks._ablation_report import make_tables
 from benchmarks._ablation_results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
 from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
 from benchmarks.ablation import RESULTS
@@ -115,12 +114,6 @@ def test_no_rate_is_chosen_before_all_candidates_are_recorded(tmp_path: Path) ->
     assert choose_rates(tmp_path, SMALL) == {"grpo": "1e-4"}, "the first of equals"
 
 
-def test_one_candidate_needs_no_tuning(tmp_path: Path) -> None:
-    single = replace(SMALL, rates=("2e-4",))
-    assert choose_rates(tmp_path, single) == {"grpo": "2e-4", "grpo_spear": "2e-4"}
-    assert {trial.seed for trial in list_trials(single, choose_rates(tmp_path, single))} == {0, 1}
-
-
 def test_the_difference_is_paired_by_task() -> None:
     before = {"a": 0.0, "b": 0.5, "c": 1.0}
     after = ArmResult("grpo", "1e-4", [{"seed": 0, "test_panel": {"won": {"c": 1.0, "a": 0.5, "b": 1.0}}}])
@@ -162,32 +155,6 @@ def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
     spear = next(line for line in make_tables(SMALL, tmp_path).splitlines() if line.startswith("| GRPO + SI + IR"))
     # Of seed 0 alone: 100 % beside 50 %.
     assert "+50.0 [" in spear and "(GRPO, seeds 0 of both)" in spear
-
-
-def test_every_arm_has_a_colour_of_its_own() -> None:
-    assert COLOURS.keys() == ARMS.keys() and len(set(COLOURS.values())) == len(ARMS)
-
-
-def test_the_report_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_report([SMALL], tmp_path, Console())
-    assert "No result" in capsys.readouterr().out
-
-
-def test_a_page_gets_its_tables_and_pictures(tmp_path: Path) -> None:
-    results, page = tmp_path / "results", tmp_path / "docs" / "results.md"
-    record_all(results, SMALL)
-    page.parent.mkdir()
-    page.write_text("before\n<!-- ablation sokoban -->\nold\n<!-- end -->\nafter\n")
-    write_report([SMALL], results, page)
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n") and "old" not in text
-    for name in ("ablation-sokoban.png", "ablation-sokoban-curves.png"):
-        assert f"](images/{name})" in text and (page.parent / "images" / name).stat().st_size > 10_000
-    write_report([SMALL], results, page)
-    assert page.read_text() == text
-    page.write_text("nothing")
-    with pytest.raises(ValueError, match="no place for sokoban"):
-        write_report([SMALL], results, page)
 
 
 def test_two_calls_share_the_work(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _cli, _compare, _registry, _running
-from benchmarks._figures import Figure, Size, Status, make_parser, run_benchmark
+from benchmarks._figures import Status
 from benchmarks._results import Verdict, judge, read_result, read_results, read_summary
-from spear_envs import bench, cli
-from spear_envs.core.errors import SpearError
+from spear_envs import cli
 from tests.benchmarks.scripts import write_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,36 +194,3 @@ def test_ratios_follow_the_speed_of_the_cores(run: Run, folder: Path, tmp_path: 
     now = {"good": type(before["good"]).read(data)}
     (step, *_) = _compare.compare_results(_cli.find_benchmarks(), before, now, 1.2)
     assert step.ratio == pytest.approx(1.5) and step.change is _compare.Change.WORSE
-
-
-def test_what_a_user_can_mend_is_one_line(
-    run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_script(folder, "good")
-    assert run("bad") == 1 and "no benchmark 'bad'" in capsys.readouterr().err
-    assert run(command="show") == 1 and "spear bench run writes them" in capsys.readouterr().err
-    (tmp_path / "out").mkdir(exist_ok=True)
-    (tmp_path / "out" / "good.json").write_text("{}")
-    assert run(command="show") == 1 and "remove it" in capsys.readouterr().err
-    broken = tmp_path / "broken.json"
-    broken.write_text("[]")
-    with pytest.raises(SpearError, match="not a result of spear bench"):
-        read_summary(broken)
-
-
-def test_without_a_checkout_the_command_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "list"])
-    assert caught.value.code == 1 and "clone the repository" in capsys.readouterr().err
-
-
-def test_a_bar_in_another_unit_is_refused(tmp_path: Path) -> None:
-    from benchmarks._figures import Bar
-
-    options = make_parser("x").parse_args(["--quick"])
-    with pytest.raises(ValueError, match="its bar is in 'ms'"):
-        run_benchmark(lambda _: [Figure("step", 1.0, "s")], options, (Bar("step", "ms", at_most=1.0),))
-    assert options.size is Size.QUICK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ def test_every_benchmark_keeps_the_contract() -> None:
         functions = {node.name for node in ast.parse((FOLDER / f"{benchmark.name}.py").read_text("utf-8")).body
                      if isinstance(node, ast.FunctionDef)}  # fmt: skip
         assert {"measure", "main"} <= functions, f"{benchmark.name} lacks measure or main"
-
-
-def test_listing_imports_nothing_heavy() -> None:
-    assert "benchmarks.agents" not in sys.modules and "benchmarks.search_vectors" not in sys.modules
-    find_benchmarks()
-    assert "benchmarks.agents" not in sys.modules
 
 
 def test_bars_are_those_of_the_script(tmp_path: Path) -> None:

@@ -253,31 +253,6 @@ class TestFailedStarts:
         sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
         assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
 
-    def test_a_missing_package_is_named_with_its_extra(self) -> None:
-        code = "import sys; sys.modules['uvicorn'] = None; from spear_envs import cli; cli.main(['sandbox', 'serve'])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 1 and "uvicorn" in done.stderr and "'spear-sandbox[server]'" in done.stderr
-        assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("--port", "70000"),
-            ("--isolation", "none"),
-            ("--isolation", "magic"),
-            ("--allow-weak-isolation", "bwrap"),
-            ("--max-running", "0"),
-            ("--queue-wait", "-1"),
-            ("--max-run-timeout", "0"),
-            ("--memory-mb", "1"),
-        ],
-    )
-    def test_bad_arguments_are_usage_errors(
-        self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        code, _, err = call(capsys, "serve", *arguments)
-        assert code == 2 and arguments[0] in err
-
     def test_a_token_that_no_header_carries_is_refused(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -58,12 +58,6 @@ def test_the_protocol() -> None:
     assert ask("spear data g") == ["plain,get"] and ask("spear data get web") == ["plain,webshop"]
 
 
-def test_other_shells_hear_what_each_is() -> None:
-    assert ask("spear chec", shell="zsh") == ["plain", "check", "Test that an environment keeps the contract."]
-    found = ask("spear check spear/Sok", shell="zsh")
-    assert found == ["plain", "spear/Sokoban-v1", next(one.summary for one in ENVIRONMENTS if "Sokoban" in one.id)]
-
-
 @pytest.mark.parametrize("command", ["check", "serve", "eval", "collect", "play", "warmstart"])
 def test_every_command_that_takes_an_environment_offers_them(command: str) -> None:
     if command == "warmstart":
@@ -109,12 +103,6 @@ def test_what_is_offered_for_an_environment() -> None:
     assert complete("mine/") == []
 
 
-def test_an_environment_arrives_as_it_is_registered() -> None:
-    for given in ("spear/Sokoban-v1", "spear_envs:spear/Sokoban-v1"):
-        assert ENV.convert(given, None, None) == "spear/Sokoban-v1"
-    assert ENV.convert("mine:mine/X-v0", None, None) == "mine:mine/X-v0"
-
-
 def test_splits_are_those_of_the_environment() -> None:
     assert ask_line("spear eval spear/ALFWorld-v0 --split ") == ["train", "valid_seen", "valid_unseen"]
     assert ask_line("spear play spear_envs:spear/WebShop-v0 --split e") == ["eval"]
@@ -135,11 +123,6 @@ def test_splits_are_those_of_the_environment() -> None:
 )
 def test_bash_is_given_the_part_that_it_replaces(line: str, offered: list[str]) -> None:
     assert ask_line(line) == offered
-
-
-def test_where_bash_does_not_cut_it_is_given_the_whole_word() -> None:
-    given = {"COMP_LINE": "spear eval spear/WebShop-v0 --split=te", "_SPEAR_COMPLETE": "bash_complete"}
-    assert run({**given, "COMP_WORDBREAKS": " \t\n"}) == ["plain,--split=test"]
 
 
 @pytest.mark.parametrize("line", ["spear no-such-command ", "spear check 'half a quo", "spear eval --tasks "])
@@ -201,20 +184,6 @@ def terminal(command_folder: Path) -> Iterator[Terminal]:
     opened = Terminal(command_folder)
     yield opened
     opened.close()
-
-
-@pytest.mark.skipif(BASH is None, reason="needs bash")
-def test_bash_knows_the_function(command_folder: Path) -> None:
-    script = "source <(_SPEAR_COMPLETE=bash_source spear); complete -p spear; declare -F _spear_completion"
-    done = subprocess.run(
-        [BASH or "", "--norc", "-c", script],
-        env={**os.environ, "PATH": f"{command_folder}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
-    assert done.stdout == "complete -o nosort -F _spear_completion spear\n_spear_completion\n"
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")

@@ -25,18 +25,6 @@ def test_a_sound_environment_passes() -> None:
     assert all(result.seconds >= 0 and result.detail for result in report.results)
 
 
-@pytest.mark.parametrize(
-    "keywords",
-    [{"response_format": "plain"}, {"reward": "native"}, {"split": "test"}, {"render_mode": "ansi"}, {"mu": "none"}],
-)
-def test_it_passes_with_other_keywords(keywords: dict[str, Any]) -> None:
-    assert check_spear_env("tests/Corridor-v0", resets=50, **keywords).kwargs == keywords
-
-
-def test_an_environment_behind_a_module_prefix() -> None:
-    assert check_spear_env("tests.spear_envs.corridor:tests/Corridor-v0", resets=50).passed
-
-
 # Corridors that are wrong in one way each, and the check that must find it.
 
 

@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_envs.doctor import Verdict
 from spear_training import attention
-from spear_training.attention import AUTO, FLASH, SDPA, check_attention, check_sequence_parallel, choose_attention
+from spear_training.attention import AUTO, FLASH, SDPA, check_sequence_parallel, choose_attention
 from spear_training.launch import check_config, compose_config, compose_training
 from tests.training.conftest import TINY_CONFIG
 
@@ -92,13 +91,3 @@ def test_a_critic_counts_where_there_is_one(model_folder: Path, tmp_path: Path) 
         check_sequence_parallel(config, str(model_folder), vision=False)
     config.critic.enable = False
     check_sequence_parallel(config, str(model_folder), vision=False)
-
-
-def test_the_doctor_says_what_a_gpu_would_attend_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no GPU" in next(check_attention("no-such-command")).found
-    assert "torch's own kernel" in next(check_attention(sys.executable)).found
-    monkeypatch.setattr(attention, "find_spec", lambda name: None)
-    (found,) = check_attention(sys.executable)
-    assert found.verdict is Verdict.NOTE and "Install torch 2.10" in found.mend
-    monkeypatch.setattr(attention, "find_flash_fault", lambda: None)
-    assert FLASH in next(check_attention(sys.executable)).found

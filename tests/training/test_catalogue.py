@@ -13,10 +13,9 @@ from click.testing import CliRunner
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import Aggregation, SpearSettings, VoidFilter
-from spear_training.catalogue import algorithms, presets
+from spear_training.algorithms import SpearSettings
+from spear_training.catalogue import algorithms
 from spear_training.choices import ORDER, check_choice, find_files, list_algorithms
-from spear_training.cli import train
 from spear_training.launch import compose_config
 from spear_training.settings import RunSettings
 
@@ -65,49 +64,6 @@ def test_additions_change_nothing_else(settings: dict[str, SpearSettings], base:
     assert replace(imitating, sil=plain.sil) == plain and replace(whole, reward=plain.reward) == imitating
 
 
-def test_plain_baselines_have_none_of_the_tricks(settings: dict[str, SpearSettings]) -> None:
-    estimators = {
-        "grpo": ("grpo", True),
-        "rloo": ("rloo", False),
-        "ppo": ("gae", False),
-        "gigpo": ("gigpo", True),
-        "gigpo_nostd": ("gigpo", False),
-    }
-    for name, (estimator, normalized) in estimators.items():
-        one = settings[name]
-        assert (one.advantage.estimator, one.advantage.normalize_std) == (estimator, normalized)
-        assert (one.clip.low, one.clip.high) == (0.2, 0.2)
-        assert one.loss.aggregation is Aggregation.TOKEN_MEAN
-        assert (one.filter.groups, one.filter.void) == (1.0, VoidFilter.OFF)
-        assert not (one.filter.overlong or one.filter.repetition or one.cov.on_policy)
-        assert replace(one, advantage=settings["grpo"].advantage) == settings["grpo"]
-
-
-def test_drbot_has_all_of_them(settings: dict[str, SpearSettings]) -> None:
-    one = settings["drbot"]
-    assert (one.kl.coefficient, one.clip.high, one.clip.dual) == (0.0, 0.28, 10.0)
-    assert not one.advantage.normalize_std and one.loss.aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
-    assert (one.filter.groups, one.filter.void) == (0.75, VoidFilter.TRAJECTORY)
-    assert one.filter.overlong and one.filter.repetition
-    other = settings["drbot_gigpo"]
-    assert other.advantage.estimator == "gigpo" and not other.advantage.normalize_std
-    assert replace(other, advantage=one.advantage) == one
-
-
-def test_ppo_alone_has_a_critic_which_is_the_actors_network(configs: dict[str, Any]) -> None:
-    for name, config in configs.items():
-        assert config.critic.enable == name.startswith("ppo")
-        assert not config.actor_rollout_ref.actor.use_kl_loss
-    config = compose("ppo_spear", "actor_rollout_ref.model.path=/some/model", "trainer.max_actor_ckpt_to_keep=7")
-    assert config.critic.model.path == "/some/model" and config.critic.optim.lr == 1e-5
-    assert config.critic.strategy == config.actor_rollout_ref.actor.strategy
-    assert config.trainer.max_critic_ckpt_to_keep == 7
-
-
-def test_a_kl_term_brings_the_reference_policy() -> None:
-    assert compose("grpo", "spear.kl.coefficient=0.01").actor_rollout_ref.actor.use_kl_loss
-
-
 def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
     switches = {
         "kl": {"coefficient": 0.01},
@@ -125,21 +81,11 @@ def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
     assert found == {node: {**values, **switches.get(node, {})} for node, values in plain.items()}
 
 
-def test_a_user_has_the_last_word() -> None:
-    assert RunSettings.from_config(compose("grpo", "spear.clip.high=0.3")).algorithm.clip.high == 0.3
-
-
 @pytest.mark.parametrize(("name", "near"), [("gigpo-spear", "gigpo_spear"), ("grppo", "grpo")])
 def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(SpearError, match=f"did you mean {near}"):
         check_choice("algorithm", name)
     check_choice("algorithm", near)
-
-
-def test_the_command_lists_them_all() -> None:
-    result = CliRunner().invoke(algorithms, [], env={"COLUMNS": "160"})
-    assert result.exit_code == 0
-    assert all(f"\n{name} " in result.output for name in NAMES)
 
 
 def test_the_command_gives_them_as_json() -> None:
@@ -183,18 +129,6 @@ def test_a_file_of_ones_own_is_an_algorithm(own: Path, monkeypatch: pytest.Monke
     assert (config.actor_rollout_ref.model.path, config.trainer.experiment_name) == ("me/small", "demo")
     monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own))
     assert compose_config(given, Path("x"), check=False) == config
-
-
-def test_commands_list_what_is_ones_own(own: Path) -> None:
-    listed = CliRunner().invoke(algorithms, ["--config-dir", str(own)], env={"COLUMNS": "160"}).output
-    assert "mine " in listed and "GRPO with a wide clip" in listed
-    by_variable = CliRunner().invoke(algorithms, ["--json"], env={"SPEAR_CONFIG_DIR": str(own)}).output
-    assert json.loads(by_variable)["algorithms"][-1]["title"] == "Mine"
-    found = json.loads(CliRunner().invoke(presets, ["--json", "--config-dir", str(own)]).output)["presets"]
-    (mine,) = (preset for preset in found if preset["name"] == "small_sokoban")
-    assert (mine["model"], mine["environment"], mine["of_paper"]) == ("small", "sokoban", False)
-    whole = CliRunner().invoke(train, ["algorithm=mine", "--config-dir", str(own), "--print-config"]).output
-    assert "high: 0.5" in whole
 
 
 @pytest.mark.parametrize(

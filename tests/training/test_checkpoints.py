@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import zipfile
@@ -142,10 +141,3 @@ def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None
     (checkpoints / "global_step_3" / "data.pt").unlink()
     check_files(checkpoints / BEST)
     assert keep_best(save_small_checkpoint(tmp_path, 5), "score", 0.1), "by another metric"
-
-
-def test_a_manifest_lists_all_files(tmp_path: Path) -> None:
-    folder = save_small_checkpoint(tmp_path, 3)
-    listed = json.loads((folder / MANIFEST).read_text())["files"]
-    assert set(listed) == {"actor/model.pt", "data.pt", STATE, TENSORS}
-    assert all(entry["bytes"] > 0 and len(entry["sha256"]) == 64 for entry in listed.values())

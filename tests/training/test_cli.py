@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,23 +29,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 # ---- spear train -----------------------------------------------------------------------------------------------------
-def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "train", f"{MODEL}=x")
-    assert code == 2 and err.strip().endswith("Error: name a run folder: --out runs/NAME")
-
-
-def test_help_names_the_configurations(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "train", "--help")
-    assert code == 0 and "KEY=VALUE" in out and "demo" in out
-
-
-def test_the_choices_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "train", "--list")
-    assert code == 0
-    for name in ("webshop_qwen2.5_1.5b", "drbot_gigpo_spear", "tiny", "4x8gpu", "official/NAME"):
-        assert name in out
-    described = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
-    assert all(len(line) == 2 for line in described), "each file begins with a sentence about it"
 
 
 @pytest.mark.parametrize(
@@ -81,12 +62,6 @@ def test_a_mistake_is_one_line_and_exit_code_1(
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
-def test_a_taken_place_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    code, _, err = call(capsys, "train", "preset=demo", "--out", str(tmp_path / "file"), f"{MODEL}={model_folder}")
-    assert code == 1 and "cannot be written" in err and err.count("\n") == 1
-
-
 @pytest.mark.parametrize("choices", [(), ("preset=demo",), ("preset=math_qwen3_32b_16k", "cluster=4x8gpu")])
 def test_the_configuration_can_be_printed_without_a_model(
     capsys: pytest.CaptureFixture[str], choices: tuple[str, ...]
@@ -96,16 +71,6 @@ def test_the_configuration_can_be_printed_without_a_model(
     config = yaml.safe_load(out)
     assert config["spear"]["seed"] == 7
     assert {"spear", "actor_rollout_ref", "trainer", "data"} <= set(config)
-
-
-def test_the_console_script_says_the_same(tmp_path: Path) -> None:
-    arguments = ["-m", "spear_training", "--out", str(tmp_path / "run"), "spear.sil.gama=1"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.splitlines()[-1].endswith("did you mean spear.sil.gamma?")
-    assert "Traceback" not in done.stderr
 
 
 # ---- what the command does around the training -----------------------------------------------------------------------

@@ -142,19 +142,6 @@ def test_a_file_that_cannot_be_used_is_told_before_anything_starts(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_custom_reward(configure(name="compute_score")) is None
-    with pytest.raises(SpearError, match=r"x\.py is not a file: name a Python file"):
-        resolve_custom_reward(configure("x.py"))
-    with pytest.raises(SpearError, match="takes a path: name the Python file"):
-        read_custom_reward(configure(reward_kwargs={"a": 1}))
-    load(tmp_path, "def mine(**_): return 1", name="mine")
-    monkeypatch.chdir(tmp_path)
-    config = configure("reward.py", name="mine")
-    resolve_custom_reward(config)
-    assert config.reward.custom_reward_function.path == str(tmp_path / "reward.py"), "workers run in another folder"
-
-
 def test_a_composed_training_knows_the_function(tmp_path: Path, model_folder: Path) -> None:
     pytest.importorskip("verl", reason="needs the extra 'train'")
     from spear_training.launch import compose_config

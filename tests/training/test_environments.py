@@ -52,22 +52,6 @@ def test_an_environment_of_a_split_is_made_without_the_checker() -> None:
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("settings", "split", "expected"),
-    [
-        (EnvironmentSettings("spear/Sokobann-v0"), "train", "Sokobann"),
-        (EnvironmentSettings("not an id"), "train", "not an id"),
-        (EnvironmentSettings("spear/Sokoban-v1"), "trian", "trian"),
-        (EnvironmentSettings("spear/Sokoban-v1", kwargs={"boxen": 2}), "train", "boxen"),
-        (EnvironmentSettings("spear/Sokoban-v1", kwargs={"modality": "smell"}), "train", "smell"),
-    ],
-)
-def test_what_cannot_be_made_is_told(settings: EnvironmentSettings, split: str, expected: str) -> None:
-    with pytest.raises(SpearError) as caught:
-        make_environment(settings, split=split)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_an_environment_whose_states_cannot_be_kept_says_why() -> None:
     corridor = EnvironmentSettings("tests.spear_envs.corridor:tests/Corridor-v0", template="compact")
     assert inspect_environment(corridor, branches=True).obstacle is None

@@ -8,13 +8,11 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import keep_best, write_manifest
 from spear_training.export import export_policy
-from spear_training.export_cli import export
 from tests.training.trainings import save_small_checkpoint
 
 
@@ -63,12 +61,3 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     with pytest.raises(SpearError, match="cannot be read"):
         export_policy(run, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-
-
-def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
-    save_policy(tmp_path / "run", 4)
-    result = CliRunner().invoke(export, [str(tmp_path / "run"), "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    assert "policy of step 4" in result.output and "10 parameters, F32" in result.output
-    both = CliRunner().invoke(export, [str(tmp_path / "run"), "--out", str(tmp_path / "o"), "--best", "--step", "4"])
-    assert both.exit_code == 2 and "not both" in both.output

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import MANIFEST, repair_tracker
 from spear_training.inputs import TASKS_FILE, describe_inputs
 from spear_training.launch import (
@@ -83,26 +82,6 @@ def test_missing_data_is_told_before_the_hub_is_asked(tmp_path: Path, monkeypatc
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], model_folder: Path, name: str) -> None:
-    config = composed[name]
-    assert config.actor_rollout_ref.model.path == str(model_folder)
-    assert Path(config.trainer.default_local_dir) == Path("runs/x").resolve() / "checkpoints"
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-    assert plain["data"]["spear_env"] == plain["spear"]["env"]
-    assert plain["data"]["train_files"] == "train" and plain["data"]["val_files"] == ON_TEXTS.get(name, "valid")
-    assert plain["trainer"]["v1"]["trainer_mode"] == "spear"
-
-
-def test_every_setting_of_spear_is_in_the_configuration_with_its_default(composed: dict[str, Any]) -> None:
-    assert RunSettings.from_config(composed["none"]).algorithm == SpearSettings()
-    assert RunSettings.from_config(composed["demo"]).algorithm.replay.capacity == 1024
-
-
-def test_the_cpu_configuration_needs_no_gpu(composed: dict[str, Any]) -> None:
-    config = composed["none"]
-    assert config.trainer.device == "cpu" and config.actor_rollout_ref.rollout.name == "spear_hf"
-    assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node == 1, "logical ones"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -136,21 +115,6 @@ def test_overrides_reach_every_corner(model_folder: Path) -> None:
     assert config.data.spear_env.kwargs == {"modality": "text"}
 
 
-def test_keywords_of_an_environment_need_no_plus() -> None:
-    whole = compose_config(("spear.env.kwargs={modality: text, max_turns: 7}",), Path("x"), check=False)
-    assert whole.spear.env.kwargs == {"modality": "text", "max_turns": 7}
-
-
-def test_the_home_folder_may_be_abbreviated(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "model").mkdir()
-    shutil.copy(model_folder / "config.json", tmp_path / "model")
-    config = compose_config((f"{MODEL}=~/model", TEXT), Path("x"))
-    assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
-
-
 # ---- errors of overrides ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("override", "expected"),
@@ -179,26 +143,7 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
     assert expected in fail(override)
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ("cluster=cpuu", "there is no cluster 'cpuu'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm"),
-        ("cluster=tpu-pod", "there is no cluster 'tpu-pod'; choose 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm"),
-        ("preset=alfworld_qwen2.5_72b", "did you mean alfworld_qwen2.5_7b? There are alfworld, alfworld_qwen2.5_1.5b,"),
-        ("preset=official/demo", "there is no preset 'official/demo'; did you mean demo?"),
-        ("model=", "there is no model ''; choose qwen2.5_1.5b"),
-        ("algorithm=drbot_sper", "there is no algorithm 'drbot_sper'; did you mean drbot_spear?"),
-    ],
-)
-def test_an_unknown_choice_is_told_with_those_there_are(choice: str, expected: str) -> None:
-    assert expected in fail(choice)
-
-
 # ---- errors of models ------------------------------------------------------------------------------------------------
-def test_a_run_without_a_model_is_told_where_to_get_one() -> None:
-    message = fail(check=True)
-    assert message.startswith(f"no model: pass {MODEL}=FOLDER") and "spear warmstart" in message
-    assert fail(f"{MODEL}=null", check=True) == message
 
 
 def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,14 +174,6 @@ def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(
     monkeypatch.setenv("SPEAR_OFFLINE", "1")
     shutil.rmtree(fetched)
     assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2-135m", TEXT, check=True)
-
-
-def test_a_hub_id_is_left_to_verl() -> None:
-    config = compose_config(("cluster=1gpu", f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT), Path("x"))
-    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
-    # The transformers rollouts of a CPU read a folder.
-    message = fail(f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT, check=True)
-    assert "choose cluster=1gpu, 8gpu or 4x8gpu, or model=tiny for a dry run here" in message
 
 
 # ---- errors of settings ----------------------------------------------------------------------------------------------
@@ -503,25 +440,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
     assert taken.read_text() == "mine"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(SpearError, match="cannot be written"):
-        prepare(composed["none"], tmp_path / "run")
-
-
 # ---- trackers --------------------------------------------------------------------------------------------------------
-def test_no_checkpoint_no_step(tmp_path: Path) -> None:
-    assert repair_tracker(tmp_path / "checkpoints") is None
-    (tmp_path / "checkpoints").mkdir()
-    assert repair_tracker(tmp_path / "checkpoints") is None
-
-
-def test_a_whole_tracker_is_believed(tmp_path: Path) -> None:
-    save_small_checkpoint(tmp_path, 5)
-    save_small_checkpoint(tmp_path, 10, tracked=False)  # killed just before the tracker was written
-    assert repair_tracker(tmp_path / "checkpoints") == 5
-    assert (tmp_path / "checkpoints" / TRACKER).read_text() == "5"
 
 
 @pytest.mark.parametrize("torn", [None, "", "1\x00", "ten", "15"])
@@ -552,11 +471,4 @@ def test_a_checkpoint_whose_weights_were_cleared_away_does_not_count(tmp_path: P
     (old / "actor" / "model.pt").unlink()
     (old / "actor").rmdir()
     save_small_checkpoint(tmp_path, 10, tracked=False)
-    assert repair_tracker(tmp_path / "checkpoints") == 10
-
-
-def test_a_users_copy_of_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    best = save_small_checkpoint(tmp_path, 5)
-    best.rename(best.with_name("global_step_5_best"))
-    save_small_checkpoint(tmp_path, 10)
     assert repair_tracker(tmp_path / "checkpoints") == 10

@@ -51,13 +51,6 @@ def test_a_run_of_one_step_with_missing_and_broken_numbers_is_drawn(tmp_path: Pa
     assert plot_curves(tmp_path, tmp_path / "c.png").stat().st_size > 10_000
 
 
-def test_drawing_again_replaces_the_picture(tmp_path: Path) -> None:
-    write_run(tmp_path, steps=3)
-    first = plot_curves(tmp_path, tmp_path / "c.png").read_bytes()
-    write_run(tmp_path, steps=9)
-    assert plot_curves(tmp_path, tmp_path / "c.png").read_bytes() != first
-
-
 @pytest.mark.parametrize("records", [[], [(0, {"val/success/all": 0.1})]])
 def test_a_run_without_a_step_cannot_be_drawn(tmp_path: Path, records: list[Any]) -> None:
     if records:
@@ -65,14 +58,6 @@ def test_a_run_without_a_step_cannot_be_drawn(tmp_path: Path, records: list[Any]
     with pytest.raises(ValueError, match="no training step yet"):
         plot_curves(tmp_path, tmp_path / "c.png")
     assert not (tmp_path / "c.png").exists()
-
-
-def test_figures_do_not_pile_up(tmp_path: Path) -> None:
-    from matplotlib import pyplot
-
-    write_run(tmp_path, steps=2)
-    plot_curves(tmp_path, tmp_path / "c.png")
-    assert pyplot.get_fignums() == []
 
 
 def test_success_is_smoothed_over_the_last_steps_alone() -> None:

@@ -104,21 +104,3 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "the episodes of step 4 are not recorded, the training continues" in message and "No space left" in message
     path.unlink()
     assert recorder.write(5, [make_episode(0)]) == 1, "once there is room again"
-
-
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "rollouts").write_text("a file where the folder should be")
-    recorder = EpisodeRecorder(tmp_path, IDENTITY)
-    with caplog.at_level(logging.WARNING):
-        recorder.resume_after(1)
-        assert recorder.write(1, [make_episode(0)]) == 0
-    assert caplog.messages
-
-
-def test_a_file_that_is_not_ours_to_read_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder, path = EpisodeRecorder(tmp_path, IDENTITY), tmp_path / "rollouts" / "episodes.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(b"\xff\n")
-    with caplog.at_level(logging.WARNING):
-        recorder.resume_after(1)
-    assert path.read_bytes() == b"\xff\n" and "stay in" in caplog.messages[0]

@@ -25,11 +25,6 @@ def read(**values: Any) -> RolloutCorrection | None:
     return RolloutCorrection.from_node({"bypass_mode": False, "loss_type": "ppo_clip", **values})
 
 
-def test_without_weights_and_rejections_nothing_is_corrected() -> None:
-    assert read() is None
-    assert read(rollout_is_threshold=3.0, bypass_mode=True) is None
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -73,16 +68,6 @@ def test_rejections_are_verls() -> None:
     from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
     assert set(REJECTIONS) == SUPPORTED_ROLLOUT_RS_OPTIONS
-
-
-def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
-    base = ("preset=demo", f"actor_rollout_ref.model.path={model_folder}")
-    config = compose_config((*base, f"{NODE}.rollout_is=token", f"{NODE}.rollout_is_threshold=0.5_2.0"), Path("runs/x"))
-    assert read(**config.algorithm.rollout_correction) == RolloutCorrection("token", "0.5_2.0")
-    with pytest.raises(SpearError, match=r"needs .*rollout_rs_threshold"):
-        compose_config((*base, f"{NODE}.rollout_rs=token_k1"), Path("runs/x"))
-    with pytest.raises(SpearError, match="loss_type cannot be changed here: the loss is SPEAR's"):
-        compose_config((*base, f"{NODE}.loss_type=reinforce"), Path("runs/x"))
 
 
 @pytest.mark.parametrize(

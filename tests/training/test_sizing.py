@@ -73,12 +73,6 @@ def test_a_limit_of_the_queue_must_hold_all_rows_of_a_step(model_folder: Path) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", ["0", "many", "1.5"])
-def test_a_wrong_number_of_workers_is_refused(model_folder: Path, wrong: str) -> None:
-    with pytest.raises(SpearError, match=f"{WORKERS} must be a whole number"):
-        check_config(compose(f"actor_rollout_ref.model.path={model_folder}", f"{WORKERS}={wrong}"))
-
-
 def test_replayed_rows_count_too() -> None:
     config = compose("algorithm=grpo_spear", "spear.replay.capacity=10", "spear.replay.unit=trajectory")
     settings = RunSettings.from_config(config).algorithm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -144,13 +143,6 @@ def test_the_process_gets_the_run_folder_and_its_variables(out: Path, stand_in: 
     assert (out / LOG_FILE).read_text().strip() == expected
 
 
-def test_a_later_launch_adds_to_the_log(out: Path, stand_in: StandIn) -> None:
-    for number in range(2):
-        stand_in(f"print('launch {number}')")
-        run(out)
-    assert (out / LOG_FILE).read_text() == "launch 0\nlaunch 1\n"
-
-
 # ---- a run that fails ------------------------------------------------------------------------------------------------
 def test_a_failure_is_one_line_with_the_log(out: Path, stand_in: StandIn) -> None:
     stand_in("print('ValueError: an older one', flush=True); sys.exit(1)")
@@ -160,12 +152,6 @@ def test_a_failure_is_one_line_with_the_log(out: Path, stand_in: StandIn) -> Non
     with pytest.raises(SpearError) as caught:
         run(out)
     assert str(caught.value) == f"the training stopped: RuntimeError: no space (log: {out / LOG_FILE})"
-
-
-def test_a_killed_training_says_so(out: Path, stand_in: StandIn) -> None:
-    stand_in("os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(SpearError, match="the process was killed"):
-        run(out)
 
 
 @pytest.mark.parametrize(("acts", "words"), [("sys.exit(0)", "ended"), ("time.sleep(600)", "stopped")])
@@ -303,10 +289,6 @@ def test_shared_memory_of_killed_processes_goes_too() -> None:
         holder.wait()
 
 
-def test_nothing_marked_nothing_to_do() -> None:
-    _end_all("no such mark")
-
-
 # ---- one run a folder ------------------------------------------------------------------------------------------------
 def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> None:
     stand_in("")
@@ -355,11 +337,6 @@ def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
 
 
 # ---- the environment of the process ----------------------------------------------------------------------------------
-def test_each_launch_logs_into_a_file_of_its_own(out: Path) -> None:
-    first = Path(build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"])
-    assert first == out / METRICS_FOLDER / "0000.jsonl"
-    first.write_text("")
-    assert Path(build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"]).name == "0001.jsonl"
 
 
 def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,13 +356,6 @@ def test_a_cpu_run_joins_no_cluster_that_it_was_not_told_of(out: Path, monkeypat
     assert "RAY_ADDRESS" not in build_environment(out, "cuda"), "several machines are one cluster first"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert build_environment(out, "cpu")["RAY_ADDRESS"] == "10.0.0.1:6379"
-
-
-def test_a_gpu_run_keeps_the_devices_it_was_given(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    variables = build_environment(out, "cuda")
-    assert variables["CUDA_VISIBLE_DEVICES"] == "2,3" and "VERL_PLATFORM" not in variables
 
 
 # ---- what went wrong -------------------------------------------------------------------------------------------------
@@ -457,11 +427,3 @@ def test_the_error_is_found_in_the_log(tmp_path: Path, log: str, expected: str) 
     before = b"RuntimeError: of an earlier launch\n"
     path.write_bytes(before + log.encode() + b"\xff\xfe")
     assert _find_error(path, len(before)) == expected
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / supervise.LOG_FILE).write_bytes(b"")
-    assert "the process was killed" in supervise._explain_failure(tmp_path, 0)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: usage._replace(free=4096))
-    assert "is full: free it" in supervise._explain_failure(tmp_path, 0)

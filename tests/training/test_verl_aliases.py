@@ -141,14 +141,3 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], message: str) ->
     with pytest.raises(SpearError) as caught:
         compose(*overrides)
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_the_same_value_under_two_names_is_fine() -> None:
-    assert compose(f"{ACTOR}.kl_loss_coef=1e-2", f"{KL}=0.01")[KL] == 0.01
-    assert compose("data.seed=1", "data.seed=2")["spear.seed"] == 2, "the last of one name wins, as in Hydra"
-
-
-def test_what_has_no_equivalent_stays_as_it_is() -> None:
-    given = ["~trainer.device", "+x.y=[1,2]", f"{ACTOR}.use_kl_loss=true", "algorithm.lam=0.9", "nonsense"]
-    assert translate_overrides(given, "grpo") == given
-    assert translate_overrides(["++algorithm.lam=0.9"], "gae") == ["++spear.critic.lam=0.9"]

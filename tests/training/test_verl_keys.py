@@ -110,13 +110,6 @@ def test_every_entry_speaks_of_a_key_of_verl(leaves: dict[str, Any], flat: dict[
     assert not NOT_COMPOSED & leaves.keys()
 
 
-def test_nothing_is_both_read_and_advised_against() -> None:
-    read = [pattern for readers in READERS for pattern in readers.list_patterns()]
-    assert not set(read) & set(ADVICE)
-    assert not any(explain_alias(key) for key in (*read, *ADVICE))
-    assert len(set(read)) == len(read), "a key stands once"
-
-
 def list_our_keys() -> Iterator[str]:
     """Keys of verl in our own files."""
     for file in resources.files("spear_training").joinpath("config").rglob("*.yaml"):  # type: ignore[attr-defined]
@@ -233,22 +226,12 @@ def test_a_key_that_is_taken_away_has_changed(flat: dict[str, Any]) -> None:
     check_keys(flat, {key: value for key, value in flat.items() if key != "ray_kwargs.timeline_json_file"})
 
 
-def test_the_settings_of_spear_are_checked_elsewhere(flat: dict[str, Any]) -> None:
-    check_keys(flat, {**flat, "spear.sil.enabled": 3, "spear.nonsense": 1})
-
-
 # ---- composed --------------------------------------------------------------------------------------------------------
 def test_a_composed_configuration_is_checked() -> None:
     with pytest.raises(SpearError, match=r"^actor_rollout_ref\.actor\.tau_pos cannot be changed here"):
         compose_config((TEXT, f"{AR}.actor.tau_pos=2.0"), Path("x"), check=False)
     with pytest.raises(SpearError, match=r"repetition_penalty cannot be changed here"):
         compose_config((TEXT, f"+{AR}.rollout.repetition_penalty=1.3"), Path("x"), check=False)
-
-
-def test_a_node_that_others_refer_to_may_be_taken_away_or_be_refused() -> None:
-    assert compose_config((TEXT, "~spear.seed"), Path("x"), check=False).data.train_files is not None
-    with pytest.raises(SpearError, match=r"trainer must be a mapping of settings, not 1"):
-        compose_config((TEXT, "trainer=1"), Path("x"), check=False)
 
 
 def test_writing_out_what_holds_anyway_is_no_change() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import replace
@@ -22,7 +21,7 @@ from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
 from spear_agents.trajectory import Layout  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.making import make_env  # noqa: E402
-from spear_envs.core.prompts import CompactTemplate, DefaultTemplate  # noqa: E402
+from spear_envs.core.prompts import CompactTemplate  # noqa: E402
 from spear_training.warmstart import (  # noqa: E402
     RECIPES,
     Answers,
@@ -82,14 +81,6 @@ def test_every_text_of_known_words_comes_back(words: list[str]) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=4))
-def test_any_text_it_was_made_from_comes_back(texts: list[str]) -> None:
-    tokenizer = make_tokenizer(CompactTemplate(), texts)
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
 def test_a_sokoban_turn_is_sixteen_cells_and_four_tokens() -> None:
     tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
     messages = [{"role": "user", "content": "#_OX" * 4}]
@@ -106,11 +97,6 @@ def test_ids_do_not_depend_on_the_order_and_unknown_words_are_marked() -> None:
     assert first.get_vocab() == second.get_vocab()
     assert [first.convert_tokens_to_ids(t) for t in ("<pad>", "<bos>", "<eos>", "<unk>")] == [0, 1, 2, 3]
     assert first.decode(first.encode("up~~up")) == "up<unk>up"
-
-
-def test_a_template_for_large_models_has_no_tiny_tokenizer() -> None:
-    with pytest.raises(SpearError, match="token_pattern"):
-        make_tokenizer(DefaultTemplate(), ["x"])
 
 
 # ---------------------------------------------------------------- rows
@@ -145,11 +131,6 @@ def test_the_experts_answers_are_its_own_in_every_state() -> None:
     assert 0.4 < sum(same) / len(same) < 0.9  # half of what was played is random, a quarter of that is right
     with pytest.raises(SpearError, match="per_turn"):
         collect_expert_rows(ENV, KEYWORDS, episodes=1, noise=0, answers=Answers.EXPERT, layout=Layout.CONVERSATION)
-
-
-def test_an_expert_that_cannot_win_is_told() -> None:
-    with pytest.raises(SpearError, match="won none"):
-        collect_expert_rows(ENV, KEYWORDS | {"max_turns": 1}, episodes=3, noise=0.0)
 
 
 def test_only_responses_are_learnt() -> None:
@@ -235,23 +216,6 @@ def test_short_rows_come_first_then_long_ones_and_then_all(monkeypatch: pytest.M
     assert seen == [(n, 13) for n in range(1, 14)]
 
 
-def test_rows_of_one_length_are_all_short() -> None:
-    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
-    ids, labels = encode_rows(tokenizer, [ExpertRow(("#",), ("up",))] * 8)
-    plan = replace(SMALL, batch=4, epochs=1, short_epochs=1, long_epochs=5)
-    model = make_model(plan.shape, tokenizer, ids.shape[1], 0)
-    assert len(fit(model, ids, labels, plan, lambda done, total: None)) == 2 + 2
-
-
-def test_padding_changes_no_loss(small: tuple[Path, WarmStartReport]) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(small[0])
-    tokenizer = load_tokenizer(small[0])
-    rows = [ExpertRow(("#_X" * n,), ("<think></think><action>up</action>",)) for n in (1, 5)]
-    ids, labels = encode_rows(tokenizer, rows)
-    alone, padded = (_measure_loss(model, ids[:1, :n], labels[:1, :n], 0.0).item() for n in (8, ids.shape[1]))
-    assert alone == pytest.approx(padded, abs=1e-5)
-
-
 # ---------------------------------------------------------------- policy
 
 
@@ -291,16 +255,6 @@ def test_the_engine_agrees_with_the_saved_model(small: tuple[Path, WarmStartRepo
         assert answer.log_probs == pytest.approx(engine.log_probs(ids, answer.token_ids), abs=1e-5)
 
 
-def test_the_report_says_how_it_was_made(small: tuple[Path, WarmStartReport]) -> None:
-    out, report = small
-    written = json.loads((out / "warmstart.json").read_text())
-    assert written["settings"]["noise"] == 0.5 and written["settings"]["env_id"] == ENV
-    assert written["result"]["rows"] == report.rows
-    assert written["result"]["valid"]["success"]["tasks"] == 2
-    assert report.steps == -(-report.rows // 16)
-    assert os.listdir(out.parent) == ["policy"]
-
-
 def test_the_same_seed_gives_the_same_weights(small: tuple[Path, WarmStartReport], tmp_path: Path) -> None:
     out, _ = small
     train_policy(replace(SMALL, panel_tasks=0), tmp_path / "again")
@@ -329,15 +283,6 @@ def test_an_existing_folder_is_kept_unless_told_otherwise(tmp_path: Path) -> Non
     assert os.listdir(out) == ["precious"]
     train_policy(replace(SMALL, panel_tasks=0, episodes=4), out, overwrite=True)
     assert "config.json" in os.listdir(out) and "precious" not in os.listdir(out)
-
-
-def test_a_failure_leaves_nothing_half_written(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="compact"):
-        train_policy(replace(SMALL, template="default"), tmp_path / "policy")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SpearError, match="cannot be written"):
-        train_policy(SMALL, tmp_path / "file" / "policy")
-    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(
@@ -391,13 +336,3 @@ def test_the_command_makes_a_policy(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "valid panel at temperature 1" in result.output
     assert load_tokenizer(tmp_path / "p").eos_token == "<eos>"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_recipe_leaves_room_to_learn(tmp_path: Path, seed: int) -> None:
-    report = train_policy(WarmStartSettings(ENV, KEYWORDS, seed=seed), tmp_path / "policy")
-    assert report.valid is not None and report.valid.success is not None
-    assert 0.25 <= report.valid.success.mean <= 0.45
-    assert report.valid.format_ok > 0.98
-    assert report.collect_cpu_s + report.train_cpu_s < 120

@@ -15,7 +15,6 @@ from spear_agents.evaluation import choose_template
 from spear_agents.prompting import PromptBuilder
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
-from spear_training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +100,6 @@ def test_the_picture_decides_too(model: HFModel) -> None:
     assert seen != other
 
 
-def test_pictures_that_do_not_fit_the_prompt_are_one_error(model: HFModel) -> None:
-    (request,) = show(model, range(1))
-    with pytest.raises(SpearError, match="image tokens for pictures"):
-        model.generate_batch([Request(request.prompt_ids, request.sampling, "r", ())])
-
-
 def test_pictures_survive_packing() -> None:
     dice = np.random.default_rng(0)
     pictures = [dice.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((5, 7), (96, 96))]
@@ -114,13 +107,6 @@ def test_pictures_survive_packing() -> None:
     assert packed.dtype == np.uint8 and packed.ndim == 1
     assert all(np.array_equal(a, b) for a, b in zip(unpack_pictures(packed), pictures, strict=True))
     assert unpack_pictures(pack_pictures([])) == []
-
-
-def test_a_text_environment_and_an_existing_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="shows no pictures"):
-        make_tiny_vision_policy(TinyVisionSettings(env_kwargs={"modality": "text"}, episodes=3), tmp_path / "new")
-    with pytest.raises(SpearError, match="exists"):
-        make_tiny_vision_policy(TinyVisionSettings(), tmp_path)
 
 
 def test_another_vision_family_and_a_folder_without_a_processor_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
 from spear_agents.significance import count_pairs, estimate_crossed
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SettingsError, SpearSettings
-from tests.rooms import ROOT
 
 CONTENT: dict[str, Any] = {
     "title": "Trial",
@@ -135,21 +134,6 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
     assert "is not a result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
 
 
-def test_a_page_gets_its_tables(made: Path) -> None:
-    page = made / "page.md"
-    page.write_text("before\n<!-- lab trial -->\nold\n<!-- end -->\nafter\n")
-    assert (
-        invoke("report", str(made / "trial.yaml"), str(made / "whole" / "result.json"), "--page", str(page)).output
-        == ""
-    )
-    text = page.read_text()
-    assert text.startswith("before\n<!-- lab trial -->\nTrial. 3 seeds") and text.endswith("<!-- end -->\nafter\n")
-    assert "old" not in text
-    page.write_text("nothing\n")
-    refused = invoke("report", str(made / "trial.yaml"), str(made / "whole" / "result.json"), "--page", str(page))
-    assert "no place for trial" in str(refused.exception)
-
-
 # ---- the file --------------------------------------------------------------------------------------------------------
 def test_the_digest_is_of_what_is_compared_alone() -> None:
     first = Comparison.of(CONTENT)
@@ -182,13 +166,6 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, change: dict
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_what_is_no_file_of_settings_is_refused(tmp_path: Path) -> None:
-    for text, message in (("[1]", "not a mapping"), ("a: [", "not YAML"), ("seeds: 3", r"comparison\.\w+ is missing")):
-        (tmp_path / "a.yaml").write_text(text)
-        with pytest.raises(SpearError, match=message):
-            Comparison.read(tmp_path / "a.yaml")
-
-
 @pytest.mark.parametrize("name", ["grpo_spear", "gigpo_nostd_sil"])
 def test_an_arm_is_what_the_trainer_makes_of_its_algorithm(name: str) -> None:
     pytest.importorskip("omegaconf", reason="needs the extra 'train'")
@@ -206,17 +183,3 @@ def test_an_arm_changes_what_all_share() -> None:
     assert made != SpearSettings()
     with pytest.raises(SettingsError):
         Arm(spear={"replay": {"max_age": -1}}).compose(shared)
-
-
-def test_registered_comparisons_can_be_reported() -> None:
-    """The page of tables is what these files and results say."""
-    files = sorted((ROOT / "benchmarks" / "lab").glob("*.yaml"))
-    page = (ROOT / "docs" / "lab-results.md").read_text(encoding="utf-8")
-    assert len(files) >= 3
-    for file in files:
-        result = ROOT / "benchmarks" / "results" / "lab" / f"{file.stem}.json"
-        if not result.exists():
-            assert f"`{file.stem}`, registered as `{Comparison.read(file).digest[:12]}`" in page, "not yet run"
-            continue
-        text = Findings(Comparison.read(file), result).write_tables()
-        assert f"<!-- lab {file.stem} -->\n{text}<!-- end -->" in page

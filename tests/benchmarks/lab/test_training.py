@@ -17,7 +17,7 @@ from benchmarks.lab.rooms import Rooms
 from benchmarks.lab.training import Training, train
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.algorithms import SettingsError, policy_loss
+from spear_training.algorithms import policy_loss
 from spear_training.algorithms.branching import Branch
 
 SETTINGS = TrainingSettings(
@@ -99,20 +99,6 @@ def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
     assert result["success"] == pytest.approx(examiner.examine(training.policy).mean())
     assert np.mean(result["won"]) / 1000 == pytest.approx(result["success"], abs=1e-3)
     assert result["steps"] == training.steps and training.finished
-
-
-@pytest.mark.parametrize(("name", "node"), [("curriculum", {"choice": "thompson"}), ("branch", {"share": 0.5})])
-def test_what_an_arm_has_itself_is_given_in_one_place(rooms: Rooms, name: str, node: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=rf"arm\.spear\.{name}: {name} is a key of the arm, arm"):
-        make(rooms, spear={name: node})
-
-
-@pytest.mark.parametrize(
-    "change", [{"advantage": {"estimator": "gae", "normalize_std": False}}, {"kl": {"coefficient": 0.1}}]
-)
-def test_what_the_lab_has_not_is_refused(rooms: Rooms, change: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match="neither a critic nor a reference"):
-        make(rooms, spear=change)
 
 
 # ---- where a group begins --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lab.comparison import Arm, Comparison, TrainingSettings
+from benchmarks.lab.comparison import Arm, TrainingSettings
 from benchmarks.lab.playing import Beginning, Played, play_groups, tabulate_play
 from benchmarks.lab.policy import BoardPolicy, Examiner
 from benchmarks.lab.rooms import Rooms
@@ -98,12 +98,6 @@ def test_a_group_without_a_split_has_the_advantages_of_grpo(rooms: Rooms) -> Non
     _, _, rows = play(rooms, None)
     settings = SpearSettings().override({"advantage": {"normalize_std": True}})
     assert estimate_tree(rows, settings) == pytest.approx(estimate_grpo(rows, settings).numpy(), abs=1e-12)
-
-
-def test_one_continuation_has_nothing_to_compare_with(rooms: Rooms) -> None:
-    _, _, rows = play(rooms, TREE, TREE.leaves)
-    found = estimate_tree(rows, SpearSettings())
-    assert (found[rows.turn < 2] == 0).all() and (found[rows.turn >= 2] != 0).any()
 
 
 def test_parts_go_on_from_the_very_state_by_the_policy_itself(rooms: Rooms) -> None:
@@ -217,12 +211,3 @@ def test_a_tree_that_cannot_be_played_is_refused(arm: dict[str, Any], message: s
     with pytest.raises(SettingsError) as raised:
         Arm.from_mapping(arm).compose(SETTINGS)
     assert message in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_the_trainer_refuses_trees() -> None:
-    content = {
-        "engine": "trainer", "title": "Trial", "rates": [0.001], "compare": [],
-        "training": {"group": 8, "minibatch": 16}, "arms": {"a": {"tree": {"turns": [4]}}},
-    }  # fmt: skip
-    with pytest.raises(SettingsError, match="the trainer does not support trees"):
-        Comparison.of(content)

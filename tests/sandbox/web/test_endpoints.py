@@ -121,14 +121,3 @@ def test_a_password_is_not_repeated_where_the_rest_is_wrong(url: str) -> None:
     with pytest.raises(SpearError, match="name or password") as caught:
         read_urls(url, SANDBOX)
     assert "s3cret" not in str(caught.value)
-
-
-def test_a_service_has_its_own_path_name_and_example() -> None:
-    assert read_urls(["http://a/x/", "https://b/x/run_code/", "http://a/x"], SANDBOX) == ("http://a/x", "https://b/x")
-    assert read_urls("http://a/retrieve", SANDBOX) == ("http://a/retrieve",)
-    with pytest.raises(
-        SpearError, match=r"'a:1' is not an address of a sandbox: write, for instance, http://127\.0\.0\.1:8080"
-    ):
-        read_urls("a:1", SANDBOX)
-    with pytest.raises(SpearError, match="no address of a sandbox was given"):
-        read_urls([], SANDBOX)

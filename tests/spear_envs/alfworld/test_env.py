@@ -7,12 +7,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from gymnasium.error import ResetNeeded
 
 from spear_envs.alfworld.env import ALFWorldEnv
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
@@ -269,28 +268,6 @@ def test_an_empty_folder_of_games(tmp_path: Path) -> None:
         make(game=tmp_path / "game.tw-pddl")
 
 
-def test_before_the_first_episode() -> None:
-    env = make()
-    with pytest.raises(ResetNeeded):
-        _ = env.play
-    with pytest.raises(ResetNeeded):
-        env.expert_plan()
-    with pytest.raises(UnknownTaskError):
-        env.reset(options={"task": "alfworld/embedded/train/99999"})
-
-
-def test_a_vector_of_environments() -> None:
-    envs = gym.make_vec("spear_envs:spear/ALFWorld-v0", num_envs=3, response_format="plain", rooms="small")
-    observations, _ = envs.reset(seed=5)
-    assert len(set(observations)) == 3
-    single = [make(rooms="small") for _ in range(3)]
-    assert [env.reset(seed=5 + i)[0] for i, env in enumerate(single)] == list(observations)
-    for _ in range(4):
-        observations, _, _, _, _ = envs.step(["look", "inventory", "help"])
-    assert observations[1] == "You are not carrying anything."
-    envs.close()
-
-
 def test_many_environments_share_what_does_not_change() -> None:
     envs = [make() for _ in range(40)]
     for env in envs:
@@ -299,10 +276,3 @@ def test_many_environments_share_what_does_not_change() -> None:
     assert len({id(env.tasks) for env in envs}) == 1
     envs[0].step("go to fridge 1")
     assert envs[1].play.state.location == envs[1].play.game.initial.location
-
-
-def test_render_shows_the_text() -> None:
-    env = make(render_mode="ansi")
-    observation, _ = env.reset(seed=1)
-    assert env.render() == observation
-    assert env.step("inventory")[0] == env.render() == "You are not carrying anything."

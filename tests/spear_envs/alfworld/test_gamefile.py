@@ -82,28 +82,6 @@ def test_a_part_that_cannot_be_read_names_the_file(tmp_path: Path, key: str, val
         read_game(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": 1}', "\ufeff{}", "[" * 100_000, '"x"', "null"])
-def test_what_is_no_game_file_names_the_file(tmp_path: Path, text: str) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(GameError, match=str(path)):
-        read_game(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    for path in (tmp_path / "no.tw-pddl", tmp_path):
-        with pytest.raises(GameError, match="cannot be read"):
-            read_game_file(path)
-    with pytest.raises(GameError, match="cannot be read"):
-        read_game(tmp_path / "no.tw-pddl")
-
-
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "game.tw-pddl"
-    path.write_bytes(b"\x80\x81{}")
-    with pytest.raises(GameError, match="is not JSON"):
-        read_game_file(path)
-
-
 @needs_logic
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))

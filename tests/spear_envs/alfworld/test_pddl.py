@@ -130,20 +130,8 @@ def test_other_odd_names_are_not(name: str) -> None:
     assert problem.having("iscool") == {"apple_bar_2"} and name.lower() in problem.having("cleanable")
 
 
-def test_two_things_of_one_name_are_refused() -> None:
-    text = write_problem(facts="(isHot x_dot_y) (isHot x.y)").replace("Apple Mug - object", "x_dot_y x.y - object")
-    with pytest.raises(GameError, match=r"2 things that are all called 'x\.y '"):
-        Game.from_problem(text, "x", WORDING_2_1_2)
-
-
 def test_a_question_mark_begins_a_word() -> None:
     assert parse_expression("(exists (?a?b) (p ?a?b x?c))") == ("exists", ("?a", "?b"), ("p", "?a", "?b", "x", "?c"))
-
-
-@pytest.mark.parametrize("section", [":objects", ":init", ":goal"])
-def test_a_missing_section_is_named(section: str) -> None:
-    with pytest.raises(GameError, match=f"no section '{section}'"):
-        read_problem(write_problem().replace(f"({section}", "(:requirements", 1))
 
 
 @given(st.integers(min_value=0, max_value=len(write_problem()) - 2))

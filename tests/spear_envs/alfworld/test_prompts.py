@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 import regex
 
-from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate, strip_opening
+from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
 from spear_envs.core.prompts import PromptContext
 from tests.spear_envs.alfworld.small import start
 
@@ -30,43 +30,6 @@ def test_the_task_stands_in_the_prompt_once() -> None:
     assert "'look'" in prompt
     assert "<think>" in prompt
     assert "steps" not in prompt.rpartition("Your task")[2]  # no history, no count of steps
-
-
-def test_history_is_shown_as_in_the_paper() -> None:
-    game = start()
-    history = ((game.opening, "go to fridge 1"), ("You arrive at fridge 1. The fridge 1 is closed.", "open fridge 1"))
-    prompt = HouseholdTemplate().render(show("It is open.", *history, turn=3))
-    assert "[Observation 1: 'You are in the middle of a room." in prompt
-    assert "Action 2: 'open fridge 1']" in prompt
-    assert prompt.count("put a hot apple") == 1
-    assert "You have taken 2 of at most 50 steps." in prompt
-
-
-def test_only_the_opening_is_stripped() -> None:
-    assert strip_opening("Nothing happens.") == "Nothing happens."
-    assert strip_opening("Your task is to: x") == "Your task is to: x"
-
-
-def test_the_compact_prompt() -> None:
-    game = start()
-    template = CompactHouseholdTemplate()
-    first = template.render(show(game.opening, commands=game.admissible))
-    assert first == (
-        "put hot apple fridge\n:\n@\ngo to cabinet 1 cabinet 2 countertop 1 desk 1 fridge 1 microwave 1 sinkbasin 1\n#"
-    )
-    said, _ = game.step("go to countertop 1")
-    second = template.render(show(said, (game.opening, "go to countertop 1"), commands=game.admissible, turn=2))
-    assert second == (
-        "put hot apple fridge\n>go to countertop 1\n: countertop 1 apple 2 knife 1 mug 1 spoon 1\n@ countertop 1\n"
-        "take apple 2 knife 1 mug 1 spoon 1 from countertop 1\n"
-        "go to cabinet 1 cabinet 2 desk 1 fridge 1 microwave 1 sinkbasin 1\n#"
-    )
-
-
-def test_the_compact_prompt_marks_what_did_nothing() -> None:
-    history = (("You arrive.", "eat apple 1"), ("Nothing happens.", "(nothing)"))
-    prompt = CompactHouseholdTemplate().render(show("Your response could not be read: it is empty. x", *history))
-    assert prompt.startswith("put hot apple fridge\n!\n!\n: unread\n@")
 
 
 def play_noisily(env: Any, episodes: int) -> Iterator[tuple[str, str]]:

@@ -224,14 +224,6 @@ except SpearError as error:
     assert "run the same command again" in done.stdout
 
 
-def test_a_new_index_takes_the_place_of_the_old(folder: Path) -> None:
-    old = SearchIndex.open(folder)
-    build_index(["green hat"], folder, processes=1)
-    assert SearchIndex.open(folder).search("hat") == [0]
-    assert old.search("dress") == [0, 1]
-    assert [path.name for path in folder.parent.iterdir()] == ["index"]
-
-
 def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SpearError, match="not a search index"):
@@ -239,20 +231,6 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="not a search index"):
         build_index(TEXTS, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    folder.mkdir()
-    build_index([], folder)
-    assert len(SearchIndex.open(folder)) == 0
-    assert SearchIndex.open(folder).search("red") == []
-
-
-@pytest.mark.parametrize("processes", [0, -1])
-def test_processes_must_be_one_at_least(tmp_path: Path, processes: int) -> None:
-    with pytest.raises(SpearError, match="processes"):
-        build_index([], tmp_path / "index", processes=processes)
 
 
 def test_no_index(tmp_path: Path, folder: Path) -> None:
@@ -301,17 +279,6 @@ def test_manifests_that_say_something_else_are_refused(folder: Path, change: dic
 def test_manifests_that_are_none_are_refused(folder: Path, content: str) -> None:
     (folder / MANIFEST).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(SpearError, match="build it again"):
-        SearchIndex.open(folder)
-
-
-def test_files_of_two_indexes_do_not_mix(folder: Path, tmp_path: Path) -> None:
-    build_index(["green hat"], tmp_path / "other", processes=1)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    for name in ("starts.bin", "frequencies.bin"):
-        shutil.copy(tmp_path / "other" / name, folder / name)
-        manifest["files"][name]["bytes"] = (folder / name).stat().st_size
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(SpearError, match="do not belong together"):
         SearchIndex.open(folder)
 
 

@@ -48,14 +48,6 @@ def test_aime_is_fetched_and_counted(data: Path, site: Site, capsys: pytest.Capt
     assert code == 1 and "is not the expected file" in out and "'spear data get code' fetches" in err
 
 
-def test_a_table_is_fetched_rather_than_lines(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    publish_source(site, "aime-2025", {"aime.jsonl": LINES, "data/train-00000-of-00001.parquet": b"table"})
-    assert run(capsys, "get", "code", "aime-2025")[0] == 0
-    assert [path.name for path in (data / "aime-2025").iterdir() if path.suffix in (".jsonl", ".parquet")] == [
-        "train-00000-of-00001.parquet"
-    ]
-
-
 def test_problems_that_are_missing_are_told(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "aime.jsonl").write_bytes(LINES[: LINES.index(b"\n") + 1] * 2)
@@ -73,10 +65,3 @@ def test_a_repository_that_is_not_what_it_was(
     site.put(f"/api/datasets/{BENCHMARKS['dapo-math-17k'].repository}/tree/{hub.COMMIT}?recursive=true", answer)
     code, _, err = run(capsys, "get", "code")
     assert code == 1 and words in err and "browser" in err and err.count("\n") == 1
-
-
-def test_nothing_is_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "verify", "code")
-    assert code == 3 and "spear data get code" in err
-    code, _, err = run(capsys, "get", "code", "aime")
-    assert code == 2 and "aime-2024" in err

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, require_whole, suggest_name
+from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.parsing import ResponseFormat
 
@@ -32,11 +32,6 @@ def test_choose_member() -> None:
         choose_member(ResponseFormat, "xml", "response_format")
 
 
-@pytest.mark.parametrize(("value", "most"), [(2, None), (2, 2), (7, None), (3, 1_000)])
-def test_a_whole_number_within_its_limits_passes(value: int, most: int | None) -> None:
-    assert require_whole("topk", value, 2, most) == value
-
-
 @pytest.mark.parametrize(
     ("value", "most", "limits"),
     [
@@ -52,8 +47,3 @@ def test_what_is_no_whole_number_within_its_limits_is_refused(value: object, mos
     said = f"topk={value!r} is not valid: give a whole number {limits}."
     with pytest.raises(SpearError, match=f"^{re.escape(said)}$"):
         require_whole("topk", value, 2, most)
-
-
-def test_suggest_name() -> None:
-    assert suggest_name("chek", ["check", "train"]) == " Did you mean 'check'?"
-    assert suggest_name("zzz", ["check", "train"]) == ""

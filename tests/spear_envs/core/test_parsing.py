@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import (
     MAX_RESPONSE_LENGTH,
     PlainParser,
     ResponseParser,
     TagParser,
-    make_parser,
 )
 
 TAGS = [
@@ -143,13 +141,6 @@ def test_a_native_thought_is_no_part_of_a_bare_action(response: str) -> None:
     assert PlainParser().parse(response) == ("up", True, "", "n", "action", "n")
 
 
-def test_other_tags_for_thoughts_leave_think_to_the_model() -> None:
-    parser = TagParser("search", "reason")
-    for native in ("<think>n</think>", "n</think>"):
-        assert parser.parse(f"{native}<reason>t</reason><search>q</search>") == ("q", True, "", "t", "action", "n")
-        assert parser.parse(f"{native}<search>q</search>") == ("q", True, "", "n", "action", "n")
-
-
 @given(anything)
 def test_strict_form_means_exactly_one_of_each_tag(response: str) -> None:
     parsed = TagParser().parse(response)
@@ -180,8 +171,3 @@ def test_time_is_linear(piece: str) -> None:
     for response in (longest, "<think>" + longest[: MAX_RESPONSE_LENGTH - 20] + "</action>"):
         TagParser().parse(response)
     assert time.process_time() - start < 0.1
-
-
-def test_unknown_format_names_the_valid_ones() -> None:
-    with pytest.raises(SpearError, match="'tags', 'plain'"):
-        make_parser("xml")

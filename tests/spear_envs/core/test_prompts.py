@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from spear_envs.core.parsing import PlainParser, TagParser
@@ -39,11 +37,6 @@ def test_default_template_has_all_slots() -> None:
     assert text.endswith(TagParser().hint)
 
 
-def test_first_turn_has_no_history() -> None:
-    text = DefaultTemplate().render(make_context())
-    assert "Observation" not in text and "taken" not in text
-
-
 def test_follow_up_leaves_out_what_the_conversation_shows() -> None:
     text = DefaultTemplate("Rules.").follow_up(make_context(4, history=[("P__D", "right")]))
     assert "Rules." not in text and "P__D" not in text and "task" not in text
@@ -60,12 +53,3 @@ def test_the_form_of_the_response_is_the_parsers() -> None:
     template = DefaultTemplate(parser=PlainParser())
     assert template.render(make_context()).endswith("Give the bare action, nothing else.")
     assert template.respond("left", "hm") == "left"
-
-
-def test_compact_template_is_short_and_its_words_cover_it() -> None:
-    template = CompactTemplate()
-    assert template.render(make_context()) == "Walk to the door.\n_P_D"
-    assert template.render(make_context(2)) == template.follow_up(make_context(2)) == "_P_D"
-    assert template.token_pattern is not None
-    text = template.respond("left")
-    assert re.findall(template.token_pattern, text) == ["<think>", "</think>", "<action>", "left", "</action>"]

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 
 import gymnasium as gym
-import pytest
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.registration import ENVIRONMENTS, register_builtin, register_env
+from spear_envs.core.registration import ENVIRONMENTS, register_env
 from tests.spear_envs.corridor import CorridorEnv
 
 
@@ -16,13 +13,6 @@ def test_every_entry_is_registered() -> None:
         spec = gym.spec(entry.id)
         assert spec.entry_point == entry.entry_point
         assert spec.max_episode_steps is None
-
-
-def test_registering_again_is_silent() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        register_builtin()
-        register_env("tests/Corridor-v0", "tests.spear_envs.corridor:CorridorEnv")
 
 
 def test_an_environment_of_others() -> None:
@@ -41,8 +31,3 @@ def test_specs_can_be_pickled_and_made_from() -> None:
     spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
     assert isinstance(spec.make().unwrapped, CorridorEnv)
     assert gym.make_vec(spec, num_envs=2).num_envs == 2
-
-
-def test_a_keyword_that_does_not_exist() -> None:
-    with pytest.raises(SpearError, match="no keyword 'no_such_keyword'"):
-        gym.make("tests/Corridor-v0", no_such_keyword=1)

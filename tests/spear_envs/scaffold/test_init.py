@@ -98,25 +98,6 @@ def test_what_somebody_breaks_is_found(copy: Path, found: str) -> None:
         assert done.returncode == 1 and "test_contract" in done.stdout
 
 
-def test_it_is_formatted(package: Path) -> None:
-    for words in (
-        ("ruff", "check", "--isolated", "--no-cache", "--line-length", "88", "--select", "E,F,W,I,UP,B,SIM,RUF", "."),
-        ("ruff", "format", "--isolated", "--no-cache", "--check", "."),
-    ):
-        done = run("-m", *words, folder=package)
-        if "No module named" in done.stderr:
-            pytest.skip("needs ruff")
-        assert done.returncode == 0, done.stdout
-
-
-def test_the_current_folder_if_it_is_empty(tmp_path: Path) -> None:
-    done = spear("init", "env", "maze", "--out", ".", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and "\n  cd " not in done.stdout
-    assert (tmp_path / "maze" / "env.py").is_file()
-    done = spear("init", "env", "maze_two", "--out", ".", folder=tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith("Error: . is not empty") and done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(("words", "code"), [(("Maze",), 1), (("json",), 1), ((), 2), (("maze", "more"), 2)])
 def test_bad_input_is_one_clear_error(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
     done = spear("init", "env", *words, folder=tmp_path)

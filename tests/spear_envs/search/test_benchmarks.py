@@ -159,14 +159,6 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_benchmark_by_its_name(fetched: Path) -> None:
-    tasks = open_benchmark("hotpotqa", "test")
-    assert [task.id for task in tasks] == [f"search/hotpotqa/test/{i:05d}" for i in range(3)]
-    assert tasks[1].instruction == "hotpotqa 1?" and tasks[1].content["golden_answers"] == ["a1"]
-    assert {task.subtask for task in tasks} == {"hotpotqa"}
-    assert tasks.get("search/hotpotqa/test/00002") is tasks[2]
-
-
 def test_all_seven_and_a_panel_of_them(fetched: Path) -> None:
     whole, panel = open_benchmark("seven", "test"), open_benchmark("seven", "test", 2)
     assert Counter(task.subtask for task in whole) == {item.name: 3 for item in BENCHMARKS}
@@ -175,14 +167,6 @@ def test_all_seven_and_a_panel_of_them(fetched: Path) -> None:
     lines = fetched / "search" / "flashrag" / "nq" / "test.jsonl"
     lines.write_text(lines.read_text().replace("nq 0?", "nq 9?"))
     assert open_benchmark("seven", "test").fingerprint != whole.fingerprint
-
-
-def test_what_is_not_fetched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
-    with pytest.raises(SpearError, match="spear data get search questions"):
-        open_benchmark("bamboogle", "test")
-    with pytest.raises(SpearError, match="spear data get search train"):
-        open_benchmark("nq_hotpotqa", "train")
 
 
 def test_splits_by_data_set(tmp_path: Path) -> None:

@@ -82,16 +82,6 @@ def test_parts_are_joined_and_a_cut_download_goes_on(
     assert code == 1 and "part_ac" in out
 
 
-def test_two_indexes_with_parts_of_the_same_names_do_not_mix(
-    data: Path, site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    publish_source(site, "e5-flat", PARTS)
-    publish_source(site, "e5-hnsw64", {name: content[::-1] + b"!" for name, content in PARTS.items()})
-    code, out, _ = run(capsys, "get", "search", "e5-hnsw64", "e5-flat")
-    assert code == 0 and "e5_HNSW64.index" in out
-    assert (data / "wiki-18" / "e5_HNSW64.index").stat().st_size == 150_004
-
-
 def test_the_corpus_is_unpacked(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = b'{"id": "0", "contents": "\\"T\\"\\ntext"}\n' * 1_000
     publish_source(site, "wiki-18", {"wiki-18.jsonl.gz": gzip.compress(corpus)})
@@ -140,10 +130,3 @@ def test_a_repository_that_is_not_what_it_was(
     code, _, err = run(capsys, "get", "search")
     assert code == 1 and any(word in err for word in words.split("|"))
     assert "browser" in err and err.count("\n") == 1
-
-
-def test_nothing_is_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "verify", "search")
-    assert code == 3 and "spear data get search" in err
-    code, _, err = run(capsys, "get", "search", "wiki18")
-    assert code == 2 and "wiki-18" in err

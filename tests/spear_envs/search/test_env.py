@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.info import INFO_KEYS
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault
 from spear_envs.search.prompts import INVALID_ACTION, LAST_TURN
@@ -98,15 +96,6 @@ def test_information_that_the_policy_writes_is_not_read(tmp_path: Path) -> None:
     assert info["reward_terms"]["format"] == 0.0
 
 
-def test_an_example_or_a_thought_is_no_answer(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["Beijing"])
-    observation, _, terminated, _, info = env.step("<think>Say <answer> Beijing </answer>, as in the example.</think>")
-    assert not terminated and "within the thoughts" in observation
-    assert "<search>your query</search>" in observation and "<answer>your answer</answer>" in observation
-    _, _, terminated, _, info = env.step(say("<answer>Rome</answer><answer>Beijing</answer>"))
-    assert terminated and info["answer"] == "Rome" and info["score"] == 0.0
-
-
 def test_a_blank_answer_ends_nothing(tmp_path: Path) -> None:
     env = make_asking(tmp_path, ["The The"])
     _, _, terminated, _, info = env.step(answer(" "))
@@ -132,14 +121,6 @@ def test_a_query_that_no_service_would_take_is_not_sent(tmp_path: Path) -> None:
     assert (info["format_ok"], info["action_ok"], info["tool_calls"]) == (True, False, 0)
     *_, info = env.step(search("a\ud800b"))
     assert shelf.queries == ["a?b"] and info["tool_calls"] == 1
-
-
-def test_strange_queries_find_something_or_nothing_and_never_raise() -> None:
-    env = make()
-    env.reset(seed=0)
-    for query in ("\0", "AND OR NOT (", '"', "*?~^:[]{}", "の 😀", "\u202e", "a" * 8_192, "q " * 4_000, "\ud800"):
-        *_, info = env.step(search(query))
-        assert info["fault"] is None and info["action_ok"], query
 
 
 def test_the_last_turn_is_told_and_a_search_there_loses(tmp_path: Path) -> None:
@@ -345,39 +326,3 @@ def test_keywords_without_a_valid_value_are_refused(kwargs: dict[str, Any], word
     with pytest.raises(SpearError, match=words) as caught:
         make(**kwargs)
     assert "\n" not in str(caught.value)
-
-
-def test_a_benchmark_has_no_passages_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text('{"question": "Who?", "golden_answers": ["x"]}\n')
-    with pytest.raises(SpearError, match="no passages of its own"):
-        make(dataset=str(path))
-
-
-def test_unknown_tasks() -> None:
-    env = make()
-    for task in ("search/mini/test/00000", "search/mini/train/99999", "search/mini/train/0"):
-        with pytest.raises(UnknownTaskError):
-            env.reset(options={"task": task})
-
-
-def test_environments_share_what_they_opened() -> None:
-    assert make().retriever is make(split="test").retriever
-    assert make().tasks is make().tasks
-
-
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_the_module_is_light() -> None:
-    heavy = ("torch", "faiss", "fastapi", "httpx", "sentence_transformers", "onnxruntime", "pyarrow", "verl")
-    code = f"import sys, spear_envs.search.env; print(*[name for name in {heavy!r} if name in sys.modules])"
-    assert run_python(code) == ""
-    code = (
-        "import spear_envs, time; start = time.process_time(); import spear_envs.search.env;"
-        " print(time.process_time() - start)"
-    )
-    assert min(float(run_python(code)) for _ in range(3)) < 0.3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.sokoban.sprites import Sprites, draw_tiles, load_tiles, read_peer_tiles
+from spear_envs.sokoban.sprites import draw_tiles, load_tiles, read_peer_tiles
 from tests.spear_envs.sokoban.peer import MEND, find_peer
 
 
@@ -32,11 +32,6 @@ def test_our_tiles_differ_from_one_another_in_many_pixels() -> None:
             assert far.sum() >= 60, (a, b, far.sum())
 
 
-def test_tiles_cannot_be_painted_over() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        draw_tiles()[0, 0, 0] = 0
-
-
 def test_peer_tiles_are_read_without_importing_it() -> None:
     if find_peer() is None:
         pytest.skip(MEND)
@@ -52,9 +47,3 @@ def test_a_missing_wheel_is_an_error_that_names_the_command(monkeypatch: pytest.
     with pytest.raises(SpearError, match=r"pip install --no-deps gym-sokoban==0\.0\.6"):
         load_tiles("gym-sokoban")
     read_peer_tiles.cache_clear()
-
-
-def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(SpearError, match="choose one of 'drawn', 'gym-sokoban'"):
-        load_tiles("pretty")
-    assert load_tiles(Sprites.DRAWN) is draw_tiles()

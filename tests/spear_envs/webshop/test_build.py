@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -275,25 +273,6 @@ def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None
     catalog = open_catalog(tmp_path / "store")
     found = [catalog.product(number).attributes for number in range(3)]
     assert found == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
-
-
-@pytest.mark.parametrize("settings", [{"processes": 0}, {"limit": 0}, {"draws": "x"}, {"title_nouns": "x"}])
-def test_bad_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(SpearError, match=f"{next(iter(settings))}="):
-        build_store(make_files(tmp_path / "raw", 3), tmp_path / "store", **{"processes": 1, **settings})
-
-
-def test_missing_files(tmp_path: Path) -> None:
-    files = CatalogFiles(tmp_path / "items.json", tmp_path / "attributes.json")
-    with pytest.raises(SpearError, match=r"items\.json does not exist"):
-        build_store(files, tmp_path / "store", processes=1)
-
-
-def test_own_taggers_are_named(tmp_path: Path) -> None:
-    files = make_files(tmp_path / "raw", 3)
-    build_store(files, tmp_path / "store", processes=2, title_nouns=shlex.split)
-    catalog = open_catalog(tmp_path / "store", title_nouns=shlex.split)
-    assert catalog.tagger == "custom:shlex.split" and catalog.nouns(0) == ("Soft", "Thing", "B000")
 
 
 def test_wrong_taggers_are_refused_before_the_files_are_read(tmp_path: Path) -> None:

@@ -65,16 +65,6 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spear_envs.data.locking.KNOWN", Path("nothing is known of ours"))
 
 
-def test_the_official_files() -> None:
-    files = [*data_cli.FILES["small"], *data_cli.FILES["full"], data_cli.HUMAN_FILE]
-    assert [file.size for file in files] == [4_467_013, 147_099, None, None, None]
-    for file in files:
-        (url,) = file.urls
-        drive_id = url.split("id=")[1].split("&")[0]
-        assert url.startswith("https://drive.usercontent.google.com/") and len(drive_id) == 33
-        assert drive_id in file.manual and file.name in file.manual
-
-
 @pytest.mark.parametrize("size", ["small", "full"])
 def test_get_build_verify_and_play(
     size: str, data: Path, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -165,9 +155,3 @@ def test_what_does_not_go_together(data: Path, tmp_path: Path, capsys: pytest.Ca
 
 def common_of(files: catalogs.CatalogFiles) -> list[object]:
     return ["--items", files.items, "--attributes", files.attributes]
-
-
-def test_offline(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SPEAR_OFFLINE", "1")
-    code, _, err = run(capsys, "get", "webshop")
-    assert code == 1 and "downloads are forbidden" in err and "drive.google.com" in err

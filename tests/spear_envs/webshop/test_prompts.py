@@ -9,21 +9,11 @@ from typing import Any
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.parsing import PlainParser
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 from spear_envs.webshop.env import WebShopEnv
-from spear_envs.webshop.pages import ObservationMode, list_item, list_results, list_sub_page, write_page
-from spear_envs.webshop.prompts import LONGEST_WITH_HISTORY, CompactShopTemplate, ShopTemplate, strip_instruction
-from tests.spear_envs.webshop.conftest import make_product
+from spear_envs.webshop.prompts import LONGEST_WITH_HISTORY, ShopTemplate, strip_instruction
 
 TASK = "Find me soft red mugs with size: 12 oz, and price lower than 30.00 dollars"
-MUG = make_product(
-    "Z0BAKOMUDI",
-    "Velmora Soft, Red Mug (Large!) " + "and more " * 20,
-    bullets=("One. ", "two " * 100),
-    prices=(12.01, 29.5),
-    options={"size": ("12 oz", "4 oz"), "color": ("red | blue", "x-large")},
-)
 
 
 def make_context(observation: str, **values: Any) -> PromptContext:
@@ -56,66 +46,11 @@ def test_view_of_lines() -> None:
     )
 
 
-def test_slots_of_the_default_prompt() -> None:
-    seen = f"Instruction: [SEP] {TASK} [SEP] Back to Search"
-    prompt = ShopTemplate().render(
-        make_context(seen, turn=4, history=[(seen, "search[mug]"), (f"{seen} [SEP] two", "click[a]")])
-    )
-    assert prompt.count(TASK) == 1
-    assert "You have taken 3 of at most 15 steps" in prompt
-    assert "[Observation 2: 'Back to Search', Action 2: 'search[mug]']" in prompt
-    assert "[Observation 3: 'Back to Search' [SEP] 'two', Action 3: 'click[a]']" in prompt
-    assert "step 4 of at most 15. You see:\n'Back to Search'\n" in prompt
-    assert "'click[a]',\n'click[b]',\n" in prompt
-    assert "<think>" in prompt and "<action>" in prompt
-
-
-def test_first_prompt_and_follow_up() -> None:
-    template = ShopTemplate(PlainParser())
-    context = make_context("x", admissible_actions=None)
-    prompt = template.render(context)
-    assert "You have taken" not in prompt and "You may" not in prompt and "<think>" not in prompt
-    assert prompt.endswith(template.follow_up(context)) and TASK not in template.follow_up(context)
-    assert template.respond("click[a]", "why") == "click[a]"
-
-
 def test_overlong_history_is_left_out() -> None:
     history = [("x" * LONGEST_WITH_HISTORY, "click[a]")]
     assert ShopTemplate().render(make_context("x", turn=2, history=history)) == ShopTemplate().render(
         make_context("x", turn=2)
     )
-
-
-def compress(nodes: list[Any], message: str = "") -> list[str]:
-    template = CompactShopTemplate()
-    return template.follow_up(make_context(write_page(nodes, ObservationMode.TEXT_RICH) + message)).split("\n")
-
-
-def test_compact_task() -> None:
-    prompt = CompactShopTemplate().render(make_context("WebShop\nInstruction: \nx\n[button] Search [button_]\n"))
-    assert prompt == "soft red mugs with size:12 oz, and price lower than 30\nsearch\n"
-
-
-def test_compact_results() -> None:
-    other = make_product("B0", "$5 Tea\n$6.0")
-    lines = compress(list_results(TASK, 2, 41, [MUG, other, MUG], {"B0"}), "Your response could not be read: x. y\n")
-    title = "velmora soft red mug large and more and more and more and"
-    assert lines == ["page 2 of 5", f"{title} 13$ to 30$>z0bakomudi", "5 tea 6.0 100$~b0", *[lines[1]], ""]
-
-
-def test_compact_product() -> None:
-    lines = compress(
-        list_item(TASK, MUG, '{"size": "x-large"}'), "Your response could not be read: it is empty. Write ...\n"
-    )
-    title = "velmora soft red mug large and more and more and more and"
-    assert lines == [f"item {title} 13$ to 30$", "size|12 oz|4 oz", "color|red | blue*x-large", ""]
-    assert compress(list_item(TASK, make_product("B0", "")))[0] == "item 100$"
-
-
-def test_compact_sub_pages() -> None:
-    words = compress(list_sub_page(TASK, MUG, "features"))[0].split()
-    assert words[:3] == ["text", "one.", "two"] and len(words) == 61
-    assert compress(list_sub_page(TASK, MUG, "reviews")) == ["text", ""]
 
 
 def test_compact_needs_to_see_what_is_chosen() -> None:

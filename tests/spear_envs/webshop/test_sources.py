@@ -81,22 +81,6 @@ def test_what_is_cut_short_is_an_error_with_its_place(place: Path, values: list[
     assert int(str(caught.value).split("at byte ")[1].split(":")[0].replace(",", "")) <= size
 
 
-def test_the_byte_position_counts_bytes_of_the_text(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.json", '[{"name": "é→"}, {"name": oops}]')
-    with pytest.raises(SpearError, match="at byte 29: Expecting value"):
-        list(read_values(path))
-
-
-def test_errors_far_from_the_end_do_not_read_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK", 100)
-    monkeypatch.setattr(sources, "LONGEST_VALUE", 1_000)
-    path = put(tmp_path / "a.json", "[nonsense" + " " * 50_000 + "]")
-    with JsonReader(path) as reader:
-        with pytest.raises(SpearError, match="at byte 1: Expecting value"):
-            list(iterate_array(reader))
-        assert reader._file.tell() < 5_000
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -175,10 +159,3 @@ def test_finding_the_files(tmp_path: Path) -> None:
     put(tmp_path / "items_shuffle.json", "[]")
     with pytest.raises(SpearError, match="several files"):
         find_files(tmp_path)
-
-
-def test_finding_the_files_in_raw(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    put(tmp_path / "raw" / "items_shuffle.json", "[]")
-    put(tmp_path / "raw" / "items_ins_v2.json", "{}")
-    assert find_files(tmp_path).items == tmp_path / "raw" / "items_shuffle.json"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import UnknownTaskError
-from spear_envs.webshop import tasks
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.goals import Goal
 from tests.spear_envs.webshop.catalogs import load, make_entry, make_options, make_record
@@ -40,15 +39,6 @@ def test_tasks_describe_their_goals(catalog: Catalog) -> None:
 def test_unknown_ids(catalog: Catalog, task_id: str) -> None:
     with pytest.raises(UnknownTaskError, match="run from 'webshop/test/00000' to 'webshop/test/00499'"):
         catalog.make_tasks("test").get(task_id)
-
-
-def test_sets_are_made_once(catalog: Catalog) -> None:
-    assert catalog.make_tasks("all") is catalog.make_tasks("all")
-
-
-def test_large_sets_are_not_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "BOUNDED", 400)
-    assert not catalog.make_tasks("train", split_scheme="verl-agent").bounded
 
 
 def test_fingerprints_cover_order_prices_text_and_tagger() -> None:

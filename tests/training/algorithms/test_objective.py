@@ -88,15 +88,6 @@ def test_aggregation_does_not_depend_on_the_micro_batches(seed: int, sizes: list
         assert total == pytest.approx(whole, abs=1e-12)
 
 
-def test_aggregation_refuses() -> None:
-    with pytest.raises(ValueError, match="loss_scale_factor"):
-        aggregate_loss(tensor(LOSS), tensor(MASK), loss_scale_factor=0)
-    with pytest.raises(ValueError, match="num_sequences"):
-        aggregate_loss(tensor(LOSS), tensor(MASK), num_sequences=-1)
-    with pytest.raises(ValueError):
-        aggregate_loss(tensor(LOSS), tensor(MASK), mode="mean")
-
-
 @settings(deadline=None)
 @given(st.integers(0, 2000), st.floats(0, 1))
 def test_spear_loss_is_both_terms_each_by_its_own_count(seed: int, gamma: float) -> None:
@@ -198,14 +189,6 @@ def test_running_bounds_of_another_scale_do_not_stop_the_clip(lag: float) -> Non
 
     assert run(BoundsMode.RUNNING) == pytest.approx(0.02, abs=1e-3)
     assert run(BoundsMode.PERCENTILE) < 0.02 or lag < 1, "frozen ones find nothing above them"
-
-
-def test_equal_advantages_leave_nothing_to_clip() -> None:
-    log_probs = -torch.rand(8, 10, dtype=torch.float64)
-    clip = CovarianceClip(0.1, None, None, bounds=BoundsMode.RUNNING)
-    same = torch.full((8,), 0.3, dtype=torch.float64)
-    got = spear_loss(log_probs, log_probs, same, torch.ones(8, 10), torch.ones(8), gamma=1.0, cov=clip)
-    assert float(got.cov_fraction) == 0.0
 
 
 def test_what_is_counted_beside_the_loss_by_hand() -> None:

@@ -92,15 +92,6 @@ def test_a_bad_row_is_refused_and_leaves_the_buffer_alone() -> None:
     assert buffer.add([ReplayEntry([], [1, 2], [0, 1], [float("nan"), 0.0], 1.0, 1.0, 1, "x")]) == 1
 
 
-def test_eviction_by_age() -> None:
-    buffer = ReplayBuffer(10, max_age=2)
-    buffer.add([entry(step=t) for t in (1, 2, 3)])
-    assert (buffer.evict(3), buffer.evict(4), buffer.evict(4), len(buffer)) == (0, 1, 0, 2)
-    forever = ReplayBuffer(10, max_age=None)
-    forever.add([entry(step=1)])
-    assert forever.evict(10_000) == 0 and len(forever) == 1
-
-
 def test_readiness() -> None:
     buffer = ReplayBuffer(2, trigger_ratio=1.5)
     for ready in (False, False, False, True):
@@ -119,23 +110,6 @@ def test_draw_gates_strictly_recalibrates_and_empties() -> None:
     assert len(buffer) == 0 and buffer.nbytes == 0
 
 
-def test_a_draw_may_come_back_empty() -> None:
-    buffer = ReplayBuffer(10)
-    buffer.add([entry(reward=-1.0)])
-    draw = buffer.draw(baseline(0.0))
-    assert (draw.entries, draw.advantages.shape, draw.eligible, len(buffer)) == ([], (0,), 0, 0)
-    assert ReplayBuffer().draw(None).considered == 0
-
-
-def test_draw_from_an_empty_baseline_keeps_the_buffer() -> None:
-    buffer = ReplayBuffer(10)
-    buffer.add([entry()])
-    with pytest.raises(ValueError, match="empty"):
-        buffer.draw(BaselineBuffer(3))
-    assert len(buffer) == 1
-    assert buffer.draw(BaselineBuffer(0)).advantages.tolist() == [1.0]  # capacity 0: no recalibration
-
-
 def test_trajectories_stay_together() -> None:
     buffer = ReplayBuffer(2, unit="trajectory", seed=3)
     buffer.add([entry(f"t{i}", step=1) for i in range(5) for _ in range(i + 1)])
@@ -146,13 +120,6 @@ def test_trajectories_stay_together() -> None:
     assert len(picked) == draw.drawn == 2
     assert len(draw.entries) == sum(1 if step == 2 else int(name[1]) + 1 for step, name in picked)
     assert (draw.considered, draw.eligible) == (6, 6)
-
-
-@pytest.mark.parametrize(("held", "drawn"), [(1, 1), (3, 2), (5, 4), (9, 8), (30, 8)])
-def test_power_of_two(held: int, drawn: int) -> None:
-    buffer = ReplayBuffer(10, power_of_two=True)
-    buffer.add([entry(str(i)) for i in range(held)])
-    assert len(buffer.draw(None).entries) == drawn
 
 
 def test_draw_is_uniform() -> None:
@@ -213,9 +180,3 @@ def test_a_token_costs_at_most_8_2_bytes() -> None:
     buffer = ReplayBuffer(4)
     buffer.add([ReplayEntry(ids[:0], ids, np.ones(6000), np.zeros(6000), 1.0, 1.0, 1, str(i)) for i in range(4)])
     assert buffer.nbytes <= 8.2 * 4 * 6000
-
-
-@pytest.mark.parametrize("options", [{"capacity": 0}, {"trigger_ratio": 0.0}, {"max_age": -1}, {"unit": "token"}])
-def test_bad_settings_are_refused(options) -> None:
-    with pytest.raises(ValueError):
-        ReplayBuffer(**options)

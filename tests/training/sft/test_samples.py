@@ -70,12 +70,6 @@ def test_a_response_behind_the_end_token_is_not_learnt(reader: SampleReader, tok
     assert split(sample, tokenizer)[-1] == (1, "b<|im_end|>")
 
 
-def test_messages_without_a_response_are_no_sample(reader: SampleReader) -> None:
-    assert reader.read({"messages": [user("a")]}) is None
-    assert reader.read({"input_ids": [1, 2], "loss_mask": [0, 0]}) is None
-    assert trim([5], [1]) is None, "nothing predicts the first token"
-
-
 def test_a_sample_is_cut_at_its_end(reader: SampleReader) -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 0, 1, 0, 1))
     assert trim(sample.ids[:9], sample.mask[:9]) == sample

@@ -78,18 +78,6 @@ def test_saving_does_not_disturb_the_run(tmp_path: Path) -> None:
     assert draw(one) == draw(other)
 
 
-def test_seeds_decide_draws_and_deals() -> None:
-    same = [draw(fill(SpearState(choose(), seed=3))) for _ in range(2)]
-    other = draw(fill(SpearState(choose(), seed=4)))
-    assert same[0] == same[1] != other
-
-
-def test_fixed_bounds_are_known_from_the_start() -> None:
-    fixed = choose(cov={"bounds": "fixed", "lower": 1, "upper": 40})
-    assert SpearState(fixed, 0).bounds == (1.0, 40.0)
-    assert SpearState(choose(), 0).bounds is None
-
-
 def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
     SpearState(choose(), 0).save(tmp_path, {})
     resumed = SpearState(choose(), 0)
@@ -101,13 +89,6 @@ def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"lacks spear\.json.*another run folder") as caught:
         SpearState(choose(), 0).load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_another_format_is_told(tmp_path: Path) -> None:
-    state = SpearState(choose(), 0)
-    state.save(tmp_path, {"format": 7})
-    with pytest.raises(SpearError, match=r"format 7, this code reads \d+: start"):
-        state.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS])
@@ -146,14 +127,6 @@ def test_a_buffer_of_another_size_is_told(tmp_path: Path, node: str) -> None:
     SpearState(choose(), 0).save(tmp_path, {})
     with pytest.raises(SpearError, match=rf"spear\.{node}\.capacity"):
         SpearState(choose(**{node: {"capacity": 5}}), 0).load(tmp_path)
-
-
-def test_an_unwritable_folder_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("no folder")
-    with pytest.raises(OSError):
-        SpearState(choose(), 0).save(blocked / "global_step_1", {})
-    assert blocked.read_text() == "no folder"
 
 
 def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SpearSettings, gae_advantages, spear_loss
-from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
@@ -96,16 +95,6 @@ def test_rows_of_failed_episodes_among_the_replayed_ones_are_counted() -> None:
     assert run.take(2, make_group("2-0"))["replay/failed"] == 1.0
 
 
-def test_a_replay_step_may_store_nothing() -> None:
-    run = Run(sil={"always_add": False})
-    assert [run.take(t, make_group(f"{t}-00000"))["replay/size"] for t in range(1, 6)] == [2, 4, 0, 2, 4]
-
-
-def test_old_rows_leave_the_buffer() -> None:
-    run = Run(replay={"capacity": 100, "max_age": 1})
-    assert [run.take(t, make_group(f"{t}-00000"))["replay/evicted_age"] for t in range(1, 5)] == [0, 0, 2, 2]
-
-
 def test_without_self_imitation_nothing_is_stored_or_drawn() -> None:
     run = Run(sil={"enabled": False})
     for t in range(1, 5):
@@ -121,14 +110,6 @@ def test_without_a_baseline_the_stored_advantages_are_replayed() -> None:
     rows = run.actor.passes[-1].rows
     assert "baseline/size" not in metrics
     assert rows.advantage[rows.replayed].tolist() == pytest.approx([1.5] * 4)
-
-
-def test_a_gamma_of_zero_draws_and_trains_on_nothing_of_it() -> None:
-    run = Run(sil={"gamma": "none"})
-    for t in range(1, 4):
-        metrics = run.take(t, make_group(f"{t}-00000"))
-    assert metrics["replay/drawn"] == 4 and metrics["replay/share"] == 0.0
-    assert not run.actor.passes[-1].rows.replayed.any()
 
 
 def test_a_step_of_faults_alone_changes_nothing() -> None:
@@ -355,12 +336,6 @@ def test_the_same_seed_gives_the_same_run_and_a_restored_state_goes_on() -> None
         resumed.actor.table.copy_(parted.actor.table)
     assert tell(resumed, range(5, 8)) == everything[4:]
     assert torch.equal(resumed.actor.table, whole.actor.table)
-
-
-def test_a_rollout_without_episodes_is_no_reason_to_fail() -> None:
-    run = Run()
-    run.played = Played(run.actor, Rollout((), play([]).rows))
-    assert run.step.run(1, run.played).metrics["rows/trained"] == 0
 
 
 @pytest.mark.parametrize("name", ["grad_norm", "on_policy"])

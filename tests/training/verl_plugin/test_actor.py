@@ -331,15 +331,6 @@ def test_bounds_are_measured_on_replayed_rows_and_frozen_or_running(
     assert second != pytest.approx(first, abs=1e-4)
 
 
-def test_fixed_bounds_are_given_from_the_start_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step(monkeypatch, choose(cov={"ratio": 0.5, "bounds": "fixed", "lower": -1.0, "upper": 1.0}))
-    _, replay, _ = train(step)
-    info = step.workers.calls[-1].extra_info
-    assert (info["cov_lower"], info["cov_upper"]) == step.state.bounds == (-1.0, 1.0)
-    tokens = int(replay.mask.sum())
-    assert step.metrics["clip/cov_fraction"] == pytest.approx(tokens // 2 / tokens)
-
-
 # ---- keys ------------------------------------------------------------------------------------------------------------
 def test_all_keys_of_a_step_are_given_to_be_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(monkeypatch, choose("sequential"), rows=7, ranks=3)
@@ -349,10 +340,3 @@ def test_all_keys_of_a_step_are_given_to_be_cleared(monkeypatch: pytest.MonkeyPa
     assert sorted(keys) == sorted(step.queue.rows), "and none twice"
     assert any(key.startswith("padding") for key in keys) and any(key.startswith("replay") for key in keys)
     assert step.keys.take_keys(rollout_keys) == rollout_keys, "the next step begins with none"
-
-
-def test_a_step_without_rows_still_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    # verl clears what a step names and fails on nothing.
-    step = Step(monkeypatch, choose())
-    (key,) = step.keys.take_keys([])
-    assert key in step.queue.rows

@@ -8,7 +8,6 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
-from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin.dataset import TaskDataset
 
 
@@ -46,13 +45,3 @@ def test_the_number_of_tasks_can_be_limited(wanted: int, length: int) -> None:
     with pytest.raises(IndexError):
         tasks[length]
     assert [item["index"] for item in tasks] == list(range(length)), "and a plain loop ends"
-
-
-def test_a_split_that_does_not_exist_is_told() -> None:
-    with pytest.raises(SpearError, match="vaild"):
-        open_tasks("vaild")
-
-
-def test_the_node_is_checked_like_everywhere() -> None:
-    with pytest.raises(SpearError, match=r"spear\.env\.histroy.*history"):
-        open_tasks(histroy=1)

@@ -47,24 +47,3 @@ def test_random_state_is_saved_and_restored() -> None:
         assert torch.equal(first, torch.rand(4))
     finally:
         torch.set_rng_state(before)
-
-
-def test_what_has_no_meaning_does_nothing() -> None:
-    platform = PlatformCPU()
-    platform.set_device(0)
-    platform.synchronize()
-    platform.empty_cache()
-    platform.set_allocator_settings("x")
-    platform.profiler_start()
-    platform.profiler_stop()
-    assert platform.cudart() is None
-    with platform.nvtx_range("x"):
-        pass
-
-
-def test_memory_counters_do_not_pretend_to_be_a_device() -> None:
-    module = PlatformCPU().device_module
-    assert not module.is_available()
-    assert module.memory_allocated() == module.max_memory_reserved() == 0
-    free, total = module.mem_get_info()
-    assert 0 < free <= total

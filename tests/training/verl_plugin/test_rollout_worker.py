@@ -126,12 +126,6 @@ def test_what_the_server_had_in_its_cache_is_kept() -> None:
     assert [ask(FakeClient(output)).cached_tokens for output in (cached, answer([END]))] == [1, None]
 
 
-def test_the_requests_own_stop_ids_end_a_response() -> None:
-    client = FakeClient(answer([7, STOP]))
-    assert ask(client, Sampling(stop_token_ids=(STOP,))).finish is Finish.STOP
-    assert ask(client, Sampling()).finish is Finish.LENGTH
-
-
 def test_stop_strings_stay_part_of_the_response() -> None:
     written = list(b"<search>q</search>")
     sampling = Sampling(stop_strings=("</search>", "</answer>"))
@@ -305,12 +299,6 @@ def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp
         assert record.won and record.terms["outcome"] == 1.0, "success stays the environment's"
 
 
-def test_the_chat_template_gets_the_keywords_of_the_data(queue: FakeQueue) -> None:
-    worker = open_worker(walk, template_kwargs={"enable_thinking": False})
-    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model takes keywords"):
-        asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=False))
-
-
 def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueue) -> None:
     pytest.importorskip("fastapi")
     orders = order_episodes("train")
@@ -422,25 +410,6 @@ def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypat
     assert not set(rollout.rows.trajectory) & {record.trajectory for record in broken}
 
 
-def test_nothing_to_play_and_nothing_to_write(queue: FakeQueue) -> None:
-    rollout = asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True))
-    assert (rollout.records, len(rollout.rows), rollout.generations, queue.writes) == ((), 0, 0, [])
-
-
-def test_many_rows_are_written_in_parts(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_worker, "ROWS_PER_WRITE", 5)
-    rollout = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True))
-    assert [key for write in queue.writes for key in write["keys"]] == rollout.rows.key.tolist()
-    assert [len(write["keys"]) for write in queue.writes[:-1]] == [5] * (len(queue.writes) - 1)
-    assert all(len(write["tags"]) == len(write["keys"]) == write["fields"].batch_size[0] for write in queue.writes)
-
-
-def test_an_unknown_task_is_told(queue: FakeQueue) -> None:
-    orders = [EpisodeOrder("g", 0, "corridor/train/99999", 0)]
-    with pytest.raises(SpearError, match="99999"):
-        asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
-
-
 def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
     released: list[str] = []
 
@@ -461,13 +430,6 @@ def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
     asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
     assert worker._cache_tokens == 200
     assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are not tokens"
-
-
-def test_whichever_end_token_was_sampled_is_not_read_as_text(queue: FakeQueue) -> None:
-    worker = open_worker(walk)
-    worker._end_ids = (ByteTokenizer().eos_token_id, 7)
-    env = worker._take_environment("train")
-    assert [worker._build_prompts(env).decode([65, end]) for end in worker._end_ids] == ["A", "A"]
 
 
 # ---- batches to the server actor -------------------------------------------------------------------------------------

@@ -142,14 +142,6 @@ def test_logits_are_made_only_where_a_token_is_learnt_and_a_few_at_a_time(monkey
     assert sum(seen) == count < sum(RESPONSES) and max(seen) == 4
 
 
-def test_a_head_that_is_not_asked_gives_logits() -> None:
-    model = make_model()
-    ids = torch.arange(5)[None]
-    wanted = model(input_ids=ids).logits
-    open_engine(model)
-    assert torch.equal(model(input_ids=ids).logits, wanted)
-
-
 @pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "model"])
 def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
     model = make_model("sdpa", **({"logit_scale": 2.0} if reason == "model" else {}))

@@ -9,7 +9,6 @@ import gymnasium as gym
 import pytest
 
 from spear_envs.alfworld import write_synthetic_game
-from spear_envs.alfworld.synthesis import files
 from spear_envs.alfworld.synthesis.games import make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type
@@ -49,14 +48,6 @@ def test_written_games_are_an_official_folder(tmp_path: Path) -> None:
 
 
 @needs_alfworld
-def test_writing_again_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    path = write_synthetic_game("look", 0, tmp_path)
-    before = path.read_bytes()
-    assert write_synthetic_game("look", 0, tmp_path) == path and path.read_bytes() == before
-    assert sorted(os.listdir(path.parent)) == ["game.tw-pddl", "traj_data.json"]
-
-
-@needs_alfworld
 def test_alfworld_is_not_imported(tmp_path: Path, root: Path) -> None:
     import subprocess
     import sys
@@ -70,45 +61,8 @@ def test_alfworld_is_not_imported(tmp_path: Path, root: Path) -> None:
     assert not (tmp_path / ".cache").exists()
 
 
-def test_without_alfworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(SpearError, match=r"alfworld, which is not installed: pip install 'spear-envs\[alfworld\]'"):
-        write_synthetic_game("pick", 0, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_alfworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("alfworld", tmp_path / "__init__.py", submodule_search_locations=[])
-    assert spec is not None and spec.submodule_search_locations is not None
-    spec.submodule_search_locations.append(str(tmp_path))
-    monkeypatch.setattr(files, "find_spec", lambda name: spec)
-    with pytest.raises(SpearError, match=r"alfred\.pddl cannot be read"):
-        write_synthetic_game("pick", 0, tmp_path / "out")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "alfred.pddl").write_text("")
-    (tmp_path / "data" / "alfred.twl2").write_text("grammar")
-    with pytest.raises(SpearError, match=r"This needs alfworld 0\.4\.2"):
-        write_synthetic_game("pick", 0, tmp_path / "out")
-
-
 @needs_alfworld
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpearError, match=r"cannot be written .*: name another folder"):
         write_synthetic_game("pick", 0, tmp_path / "file")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"task_type": "juggle"}, "task_type='juggle' is not valid"),
-        ({"seed": -1}, "seed=-1 is not valid: give a whole number"),
-        ({"seed": True}, "seed=True is not valid"),
-        ({"seed": "1"}, "seed='1' is not valid"),
-        ({"split": "test"}, "split='test' is not valid"),
-        ({"rooms": "huge"}, "rooms='huge' is not valid"),
-    ],
-)
-def test_arguments_that_do_not_fit(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(SpearError, match=message):
-        write_synthetic_game(**{"task_type": "pick", "seed": 0, "folder": tmp_path, **arguments})  # type: ignore[arg-type]

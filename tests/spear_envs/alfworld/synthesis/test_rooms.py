@@ -8,11 +8,6 @@ import pytest
 from spear_envs.alfworld.synthesis.rooms import LAYOUTS, ROOMS, RoomKind, RoomSize, list_layouts, rooms_of
 from spear_envs.alfworld.synthesis.things import (
     ABILITIES,
-    CONTAINERS,
-    HOLDS,
-    LAMP_STANDS,
-    OPENABLE,
-    SLENDER,
     TREATMENTS,
 )
 from spear_envs.alfworld.task_types import TaskType
@@ -20,14 +15,6 @@ from spear_envs.alfworld.task_types import TaskType
 sized_rooms = pytest.mark.parametrize(
     ("room", "size"), list(itertools.product(ROOMS, RoomSize)), ids=lambda value: getattr(value, "name", value)
 )
-
-
-@sized_rooms
-def test_layouts_can_be_told_apart(room: RoomKind, size: RoomSize) -> None:
-    layouts = list_layouts(room, size)
-    seen = {frozenset(Counter(one.kind for one in layout.receptacles).items()) for layout in layouts}
-    assert len(seen) == len(layouts) == 32
-    assert [layout.scene for layout in layouts] == list(range(room.first_scene, room.first_scene + 32))
 
 
 @sized_rooms
@@ -46,23 +33,6 @@ def test_layouts_of_unseen_splits_are_no_others() -> None:
     assert len(LAYOUTS["train"]) * len(ROOMS) >= 60
 
 
-def test_most_rooms_have_receptacles_at_one_spot() -> None:
-    layouts = [layout for room in ROOMS for layout in list_layouts(room, RoomSize.STANDARD)]
-    shared = sum(len({one.location for one in layout.receptacles}) < len(layout.receptacles) for layout in layouts)
-    assert shared / len(layouts) > 0.7  # official games: 254 of 340
-
-
-@sized_rooms
-def test_tables_fit_together(room: RoomKind, size: RoomSize) -> None:
-    kinds = set(room.counts(size))
-    assert kinds <= set(HOLDS)
-    surely = {kind for kind, (least, _) in room.counts(size).items() if least}
-    for thing in room.objects:  # whatever is picked up can be put down again; a towel only lies where it hangs
-        assert any(thing in HOLDS[kind] for kind in surely) or thing == "Towel"
-    if room.lamp is not None:
-        assert surely & LAMP_STANDS and not any(room.lamp in held for held in HOLDS.values())
-
-
 def test_appliances_are_where_tasks_need_them() -> None:
     needed = {TaskType.CLEAN: "SinkBasin", TaskType.HEAT: "Microwave", TaskType.COOL: "Fridge"}
     for task_type, kind in needed.items():
@@ -70,9 +40,3 @@ def test_appliances_are_where_tasks_need_them() -> None:
             assert room.counts(size)[kind][0] >= 1
             assert any(thing in ABILITIES[TREATMENTS[task_type][0]] for thing in room.objects)
     assert all(room.lamp for room in rooms_of(TaskType.LOOK))
-
-
-def test_tables_name_nothing_unknown() -> None:
-    things = {thing for room in ROOMS for thing in room.objects}
-    assert set().union(*ABILITIES.values(), SLENDER, CONTAINERS, *HOLDS.values()) <= things
-    assert set(HOLDS) >= OPENABLE | LAMP_STANDS

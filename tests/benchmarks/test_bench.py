@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -11,12 +12,24 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import pytest
 
 from benchmarks import _cli, _compare, _registry, _running
-from benchmarks._figures import Status
+from benchmarks._figures import Bar, Size, Status
+from benchmarks._models_plot import plot_learning
+from benchmarks._random_play import measure_random_play
+from benchmarks._registry import FOLDER, choose_benchmarks, find_benchmarks, read_benchmark
 from benchmarks._results import Verdict, judge, read_result, read_results, read_summary
+from spear_agents.statistics import Estimate
 from spear_envs import cli
+from spear_envs.core.errors import SpearError
+from spear_envs.sokoban.engine import Board
+from spear_envs.sokoban.generate import Recipe
+from spear_envs.sokoban.levels import Level, parse_level
+from spear_envs.sokoban.tasks import make_task_set, read_level
+from spear_training.plots import smooth
 from tests.benchmarks.scripts import write_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,3 +207,112 @@ def test_ratios_follow_the_speed_of_the_cores(run: Run, folder: Path, tmp_path: 
     now = {"good": type(before["good"]).read(data)}
     (step, *_) = _compare.compare_results(_cli.find_benchmarks(), before, now, 1.2)
     assert step.ratio == pytest.approx(1.5) and step.change is _compare.Change.WORSE
+
+
+def test_every_benchmark_keeps_the_contract() -> None:
+    known = find_benchmarks()
+    assert len(known) >= 14
+    for benchmark in known:
+        names = [bar.name for bar in benchmark.bars]
+        assert len(set(names)) == len(names), f"{benchmark.name} has two bars of one name"
+        functions = {node.name for node in ast.parse((FOLDER / f"{benchmark.name}.py").read_text("utf-8")).body
+                     if isinstance(node, ast.FunctionDef)}  # fmt: skip
+        assert {"measure", "main"} <= functions, f"{benchmark.name} lacks measure or main"
+
+
+def test_bars_are_those_of_the_script(tmp_path: Path) -> None:
+    found = read_benchmark(write_script(tmp_path, "mine"))
+    assert (found.name, found.summary) == ("mine", "What mine costs.")
+    assert found.bars[0] == Bar("step", "ms", at_most=2.0) and str(found.bars[1]) == "≥ 1.5 times"
+    assert [bar.applies_to(Size.STANDARD) for bar in found.bars] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("BARS = ()", "no docstring"),
+        ('"""X."""', "no literal tuple BARS"),
+        ('"""X."""\nBARS = make_bars()', "no literal tuple BARS"),
+        ('"""X."""\nBARS = (LIMIT,)', "literal arguments"),
+        ('"""X."""\nBARS = (Bar("x", at_most=LIMIT),)', "malformed"),
+        ('"""X."""\nBARS = (Bar("x"),)', "at_most or at_least"),
+        ('"""X."""\nBARS = (Bar("x", at_most=1.0, size="tiny"),)', "tiny"),
+    ],
+)
+def test_what_is_no_benchmark_is_told(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        read_benchmark(path)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    known = find_benchmarks()
+    assert [one.name for one in choose_benchmarks(["sokoban", "agents", "sokoban"], known)] == ["sokoban", "agents"]
+    assert choose_benchmarks([], known) == known
+    with pytest.raises(SpearError, match="Did you mean 'sokoban'"):
+        choose_benchmarks(["sokobn"], known)
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "least"), [(1.0, True, True), (0.5, True, False), (float("nan"), False, False)]
+)
+def test_what_holds(value: float, most: bool, least: bool) -> None:
+    assert Bar("x", at_most=1.0).holds(value) is most and Bar("x", at_least=1.0).holds(value) is least
+
+
+def test_arms_are_drawn_with_what_they_won_before_and_after(tmp_path: Path) -> None:
+    won = {"GRPO": [[0.1, 0.2, 0.4], [0.3, 0.2, 0.2]], "SPEAR": [[0.2, 0.3, 0.5]]}
+    unseen = {title: Estimate(0.4, 0.3, 0.5, 120) for title in won}
+    plot_learning(won, unseen, Estimate(0.25, 0.2, 0.3, 120), 32, tmp_path / "learning.png")
+    picture = matplotlib.image.imread(tmp_path / "learning.png")
+    assert picture.shape[1] > 1000
+
+
+def test_the_running_mean_begins_with_what_there_is() -> None:
+    assert smooth(np.asarray([4.0, 2.0, 0.0, 0.0, 4.0, 9.0])) == pytest.approx([4.0, 3.0, 2.0, 1.5, 2.0, 3.0])
+
+
+def sample_random_play(levels: list[Level], seed: int) -> float:
+    """Share of 15-move episodes that random play wins, one a level."""
+    rng = np.random.default_rng(seed)
+    return sum(is_won(Board(level), rng.integers(1, 5, 15).tolist()) for level in levels) / len(levels)
+
+
+def is_won(board: Board, moves: list[int]) -> bool:
+    for move in moves:
+        board.step(move)
+        if board.won:
+            return True
+    return False
+
+
+def read_levels(recipe: Recipe, split: str, count: int) -> list[Level]:
+    tasks = make_task_set(recipe, split)
+    return [read_level(tasks[i].content["level"]) for i in range(count)]
+
+
+def test_exact_values_of_small_boards() -> None:
+    corridor = parse_level("#####\n#PXO#\n#####")
+    assert measure_random_play(corridor, 1) == 0.25
+    assert measure_random_play(corridor, 2) == 1 - 0.75**2
+    assert measure_random_play(parse_level("####\n#XP#\n#_O#\n####"), 15) == 0.0
+
+
+def test_the_default_levels_are_won_by_random_play_as_often_as_recorded() -> None:
+    """9.6 % were recorded for levels of 3 to 12 moves; 5,000 episodes on 5,000 training levels."""
+    assert 100 * sample_random_play(read_levels(Recipe(), "train", 5_000), 0) == pytest.approx(9.6, abs=1.5)
+
+
+def test_the_papers_kind_of_levels_are_won_far_more_often() -> None:
+    """Levels of 1 to 15 moves: 18.3 % +- 0.5 over many draws of this generator."""
+    recipe = Recipe(shortest=1, longest=15)
+    assert 100 * sample_random_play(read_levels(recipe, "train", 5_000), 0) == pytest.approx(18.3, abs=1.5)
+
+
+@pytest.mark.parametrize(("split", "exact"), [("valid", 7.95), ("test", 7.63)])
+def test_exact_baseline_of_the_panels(split: str, exact: float) -> None:
+    """Levels of the panels differ up to symmetry, which makes them a little harder than draws from the generator."""
+    levels = read_levels(Recipe(), split, 256)
+    assert 100 * np.mean([measure_random_play(level) for level in levels]) == pytest.approx(exact, abs=0.01)
+    assert 100 * sample_random_play(levels * 20, 0) == pytest.approx(exact, abs=1.5)

@@ -1,20 +1,32 @@
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
+pytest.importorskip("omegaconf", reason="needs the extra 'train'")
 
+import torch
 import yaml
-from rich.console import Console
+from safetensors.torch import save_file
 
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from spear_training import runs
-from tests.agents.test_metrics import train, write_launch
+from spear_training.checkpoints import keep_best, write_manifest
+from spear_training.choices import GROUPS, list_choices
+from spear_training.earlier import load_earlier
+from spear_training.export import export_policy
+from spear_training.launch import compose_config
+from spear_training.runs import read_progress, show_progress
+from tests.agents.test_cli import train, write_launch
+from tests.spear_envs.test_completion import ask, ask_line
 from tests.training.trainings import save_small_checkpoint
 
 MODEL = "actor_rollout_ref.model.path"
@@ -185,3 +197,99 @@ def test_the_demo_takes_its_steps_from_the_environment_too(
 def test_a_demo_of_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "demo", "--steps", "0")
     assert code == 2 and "--steps" in err
+
+
+def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:
+    """A checkpoint whose policy is whole, as on a CPU."""
+    folder = save_small_checkpoint(run, step)
+    whole = folder / "actor" / "huggingface"
+    whole.mkdir()
+    save_file({"a": torch.full((2, 3), value), "b": torch.ones(4)}, whole / "model.safetensors")
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "dtype": "bfloat16"}))
+    write_manifest(folder)
+    return folder
+
+
+def test_the_latest_the_best_or_a_given_step_is_exported(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in (1, 2, 3):
+        keep_best(save_policy(run, step), "success/all", {1: 0.2, 2: 0.9, 3: 0.5}[step])
+    for number, (options, step) in enumerate((({}, 3), ({"best": True}, 2), ({"step": 1}, 1))):
+        made = export_policy(run, tmp_path / f"out{number}", **options)
+        assert (made.step, made.parameters, made.dtypes) == (step, 10, ("F32",))
+        assert {path.name for path in made.folder.iterdir()} == {"model.safetensors", "config.json"}
+        assert json.loads((made.folder / "config.json").read_text()) == {"model_type": "qwen3", "dtype": "float32"}
+
+
+def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    with pytest.raises(SpearError, match="a complete checkpoint yet"):
+        export_policy(run, out)
+    with pytest.raises(SpearError, match="does not contain a best checkpoint"):
+        export_policy(run, out, best=True)
+    folder = save_policy(run, 2)
+    with pytest.raises(SpearError, match="of step 7, only of 2"):
+        export_policy(run, out, step=7)
+    with pytest.raises(SpearError, match="exists: choose another"):
+        export_policy(run, run)
+    (folder / "actor" / "huggingface" / "config.json").unlink()
+    with pytest.raises(SpearError, match="missing, torn or changed"):
+        export_policy(run, out)
+    write_manifest(folder)
+    with pytest.raises(SpearError, match=r"lacks weights in safetensors or config\.json"):
+        export_policy(run, out)
+    (folder / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
+    (folder / "actor" / "huggingface" / "config.json").write_text("{}")
+    write_manifest(folder)
+    with pytest.raises(SpearError, match="cannot be read"):
+        export_policy(run, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_completes_its_choices(group: str) -> None:
+    assert ask_line(f"spear train --out runs/x {group}=") == list(list_choices(group))
+
+
+def test_what_is_offered_can_be_composed() -> None:
+    (offered,) = ask("spear plan preset=official/alfworld_qwen2.5_7")
+    assert compose_config((offered.removeprefix("plain,"),), Path("x"), check=False)
+
+
+def test_what_is_ones_own_is_completed(tmp_path: Path) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "zeal.yaml").write_text("# @package _global_\n# Zeal: mine.\nspear: {}\n")
+    assert ask_line(f"spear train --config-dir {tmp_path} algorithm=ze") == ["zeal"]
+
+
+@pytest.mark.parametrize("text", ["", "null", "a: 1", "actor: {}"])
+def test_a_folder_of_another_kind_of_run_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("actor: {tokens: 5}")
+    assert load_earlier(path, "actor.tokens").actor.tokens == 5
+    path.write_text(text)
+    with pytest.raises(SpearError, match=r"lacks actor\.tokens, so .* not of this kind of run: name another"):
+        load_earlier(path, "actor.tokens")
+
+
+@pytest.mark.parametrize("content", [b"[", b"\xff\xfe", b"a: b: c", b"[1]"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(SpearError, match=r"config\.yaml (cannot be read|is not) .*: name another folder") as found:
+        load_earlier(tmp_path / "config.yaml", "actor")
+    assert "\n" not in str(found.value)
+
+
+def test_no_figure_is_cut_on_a_narrow_terminal() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, color_system=None, width=80)
+    last = {"step": 1000, "training/global_step": 1000, "success/all": 0.66, "perf/step_seconds": 125.5}
+    with show_progress(screen, 1000, "starting Ray and verl", read_progress) as observe:
+        observe([last | {"val/success/all": 0.48}])
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "1000/1000 success 66% · valid 48% · 125.5 s/step 0:00:00 0:00:00" in shown and "…" not in shown
+
+
+def test_the_progress_is_that_of_the_last_step() -> None:
+    assert read_progress([{"step": 0}]) is None
+    steps = [{"step": n, "training/global_step": n, "success/all": n / 10, "perf/step_seconds": n} for n in (1, 2)]
+    assert read_progress([{"val/success/all": 0.5}, *steps]) == (2, "success 20% · valid 50% · 2.0 s/step")

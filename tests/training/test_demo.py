@@ -21,7 +21,7 @@ from spear_envs.core.errors import SpearError
 from spear_training import demo
 from spear_training.environments import EnvironmentSettings
 from spear_training.launch import compose_config
-from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_cli import train, write_launch
 from tests.training.conftest import TINY_CONFIG
 
 TASKS = 10

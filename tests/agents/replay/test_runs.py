@@ -12,7 +12,7 @@ from spear_agents.replay.runs import Run
 from spear_agents.trajectory import StopReason, TokenKind, Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE
-from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_cli import train, write_launch
 from tests.agents.test_trajectory import make_trajectory
 
 

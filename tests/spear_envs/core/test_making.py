@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, require_whole
+from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import find_splits, make_env
+from spear_envs.core.modules import import_file, make_command
+from spear_envs.core.parsing import ResponseFormat
+from spear_envs.core.registration import ENVIRONMENTS, register_env
+from tests.spear_envs.corridor import CorridorEnv
 
 CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
 
@@ -50,3 +60,101 @@ def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: d
 def test_splits_of_nothing(env_id: str) -> None:
     with pytest.raises(SpearError, match="Choose one of spear/ALFWorld-v0"):
         find_splits(env_id)
+
+
+def test_every_entry_is_registered() -> None:
+    for entry in ENVIRONMENTS:
+        spec = gym.spec(entry.id)
+        assert spec.entry_point == entry.entry_point
+        assert spec.max_episode_steps is None
+
+
+def test_an_environment_of_others() -> None:
+    register_env("tests/LongCorridor-v0", CorridorEnv, kwargs={"length": 20})
+    env = gym.make("tests/LongCorridor-v0")
+    observation, _ = env.reset(seed=0)
+    assert len(observation) == 20
+    vector = gym.make_vec("tests/LongCorridor-v0", num_envs=2, max_turns=3)
+    assert vector.get_attr("max_turns") == (3, 3)
+    observations, _ = vector.reset(seed=0)
+    assert observations[0] == observation
+    vector.close()
+
+
+def test_specs_can_be_pickled_and_made_from() -> None:
+    spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
+    assert isinstance(spec.make().unwrapped, CorridorEnv)
+    assert gym.make_vec(spec, num_envs=2).num_envs == 2
+
+
+PROGRAM = "import random, sys, mine_beside\nprint(random.randint(3, 3) + mine_beside.FOUR, sys.argv[1:], __name__)"
+
+
+def test_the_current_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in ("random", "1 / 0"), ("types", "1 / 0"), ("mine", PROGRAM), ("mine_beside", "FOUR = 4"):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(make_command("mine", "a"), capture_output=True, text=True, check=False)
+    assert done.stdout == "7 ['a'] __main__\n", done.stderr
+
+
+def test_the_same_path_has_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of this process may have the name of an installed one, such as ``tests``."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("print('mine')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    done = subprocess.run(make_command("tests.none", path=sys.path), capture_output=True, text=True, check=False)
+    assert done.stdout == "mine\n", done.stderr
+
+
+def test_a_file_may_have_dataclasses_and_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "neighbour_of_mine.py").write_text("ONE = 1")
+    lines = ["from __future__ import annotations", "from dataclasses import dataclass, field"]
+    lines += ["from neighbour_of_mine import ONE", "@dataclass", "class Point:", "    x: int = field(default=ONE)"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    assert import_file(tmp_path / "mine.py", "mine_of_test").Point().x == 1
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        import_file(tmp_path / "broken.py", "broken_of_test")
+    assert "broken_of_test" not in sys.modules
+
+
+def test_unknown_task_reads_as_a_sentence() -> None:
+    error = UnknownTaskError("Unknown task 'a': the ids …")
+    assert str(error) == "Unknown task 'a': the ids …"
+    assert isinstance(error, SpearError) and isinstance(error, KeyError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(UnknownTaskError()) == ""
+
+
+def test_faults_have_a_kind_and_survive_pickling() -> None:
+    fault = pickle.loads(pickle.dumps(EnvFault("retriever_timeout", "no answer in 30 s")))
+    assert (fault.kind, fault.message) == ("retriever_timeout", "no answer in 30 s")
+    assert str(fault) == "retriever_timeout: no answer in 30 s"
+    assert str(EnvFault("down")) == "down"
+
+
+def test_choose_member() -> None:
+    assert choose_member(ResponseFormat, "plain", "response_format") is ResponseFormat.PLAIN
+    assert choose_member(ResponseFormat, ResponseFormat.TAGS, "response_format") is ResponseFormat.TAGS
+    with pytest.raises(SpearError, match="response_format='xml' is not valid: choose one of 'tags', 'plain'"):
+        choose_member(ResponseFormat, "xml", "response_format")
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "limits"),
+    [
+        (1, None, "of at least 2"),
+        (True, None, "of at least 2"),
+        (2.0, None, "of at least 2"),
+        ("2", None, "of at least 2"),
+        (1, 1_000, "from 2 to 1,000"),
+        (1_001, 1_000, "from 2 to 1,000"),
+    ],
+)
+def test_what_is_no_whole_number_within_its_limits_is_refused(value: object, most: int | None, limits: str) -> None:
+    said = f"topk={value!r} is not valid: give a whole number {limits}."
+    with pytest.raises(SpearError, match=f"^{re.escape(said)}$"):
+        require_whole("topk", value, 2, most)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.utils import tensordict_utils as tu
 
+from spear_envs.core.errors import SpearError
 from spear_training.algorithms import RowTable
 from spear_training.planning.memory import Architecture, Trainer
 from spear_training.verl_plugin import scoring
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.columns import build_columns, nest_flat
+from spear_training.verl_plugin.resharding import count_saved_ranks
 from spear_training.verl_plugin.scoring import find_learnt
 from tests.training.verl_plugin.engines import ask, open_engine, run_engine, run_verl
+from tests.training.verl_plugin.real_engine import run_alone
 
 VOCABULARY = 31
 PROMPTS, RESPONSES = (3, 1, 5, 2), (9, 1, 2, 6)
@@ -182,3 +186,23 @@ def test_a_step_s_log_probs_take_what_the_plan_says(tokens: int) -> None:
     peak = max(measure_peak(tokens, shape, update=update) for update in (True, False))
     assert planned == pytest.approx(peak, rel=0.2)
     assert planned < 0.4 * 2 * tokens * shape.vocabulary, "all logits at once, in bfloat16, would be more"
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on_with_the_same_weights_optimiser_and_schedule() -> None:
+    found = run_alone("reshard")
+    assert set(found) == {"1 to 2", "2 to 1", "2x2 to 1"}
+    for name, measured in found.items():
+        assert measured["loaded"] == 0.0, name
+        assert measured["learnt"] > 1e-3, name  # the step below moves what is compared
+        assert measured["step"] < 1e-5, name  # sums of gradients in another order
+        assert measured["drawn"], name  # rank 0 goes on with its random state
+
+
+def test_a_folder_without_shards_or_with_two_sets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="the shards of no ranks"):
+        count_saved_ranks(tmp_path)
+    for ranks in (2, 16):
+        (tmp_path / f"model_world_size_{ranks}_rank_0.pt").touch()
+    with pytest.raises(SpearError, match=r"the shards of \[2, 16\] ranks"):
+        count_saved_ranks(tmp_path)

@@ -33,10 +33,10 @@ from spear_training.verl_plugin import trainer as trainer_module
 from spear_training.verl_plugin.queue import PARTITION
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder
 from spear_training.verl_plugin.trainer import SpearTrainer
-from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_cli import train, write_launch
 from tests.training.episodes import Episode, make_episode, play
 from tests.training.step.fakes import FakeActor
-from tests.training.test_recording import make_episode as make_trajectory
+from tests.training.test_review import make_episode as make_trajectory
 
 
 class FakeRollouts:

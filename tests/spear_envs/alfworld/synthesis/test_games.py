@@ -1,14 +1,31 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+import importlib.util
+import itertools
+import json
+import os
+from collections import Counter
+from pathlib import Path
 
+import gymnasium as gym
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spear_envs.alfworld import write_synthetic_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
+from spear_envs.alfworld.synthesis.dice import Dice
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.problem import SENTENCES
-from spear_envs.alfworld.synthesis.rooms import LAYOUTS, RoomSize, list_layouts, rooms_of
-from spear_envs.alfworld.synthesis.things import HOLDS
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.synthesis.rooms import LAYOUTS, ROOMS, RoomKind, RoomSize, list_layouts, rooms_of
+from spear_envs.alfworld.synthesis.things import (
+    ABILITIES,
+    HOLDS,
+    TREATMENTS,
+)
+from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type
+from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games
 
 
@@ -59,3 +76,111 @@ def test_games_differ_by_each_argument() -> None:
     ]
     assert make_game(TaskType.PICK, "train", 5).digest == base.digest
     assert len({base.digest, *(one.digest for one in others)}) == 5
+
+
+sized_rooms = pytest.mark.parametrize(
+    ("room", "size"), list(itertools.product(ROOMS, RoomSize)), ids=lambda value: getattr(value, "name", value)
+)
+
+
+@sized_rooms
+def test_layouts_keep_the_bounds(room: RoomKind, size: RoomSize) -> None:
+    least, most = (9, 15) if size is RoomSize.SMALL else (16, 40)
+    for layout in list_layouts(room, size):
+        assert least <= len(layout.receptacles) <= most
+        counts = Counter(one.kind for one in layout.receptacles)
+        assert all(low <= counts[kind] <= high for kind, (low, high) in room.counts(size).items())
+        assert len({one.identifier for one in layout.receptacles}) == len(layout.receptacles)
+
+
+def test_layouts_of_unseen_splits_are_no_others() -> None:
+    assert not set(LAYOUTS["valid_unseen"]) & set(LAYOUTS["train"])
+    assert set(LAYOUTS["valid_seen"]) <= set(LAYOUTS["train"])
+    assert len(LAYOUTS["train"]) * len(ROOMS) >= 60
+
+
+def test_appliances_are_where_tasks_need_them() -> None:
+    needed = {TaskType.CLEAN: "SinkBasin", TaskType.HEAT: "Microwave", TaskType.COOL: "Fridge"}
+    for task_type, kind in needed.items():
+        for room, size in itertools.product(rooms_of(task_type), RoomSize):
+            assert room.counts(size)[kind][0] >= 1
+            assert any(thing in ABILITIES[TREATMENTS[task_type][0]] for thing in room.objects)
+    assert all(room.lamp for room in rooms_of(TaskType.LOOK))
+
+
+needs_alfworld = pytest.mark.skipif(
+    importlib.util.find_spec("alfworld") is None, reason="alfworld is not installed: pip install 'spear-envs[alfworld]'"
+)
+
+
+@needs_alfworld
+@pytest.mark.parametrize("subtask", SUBTASKS)
+def test_a_written_game_is_the_one_that_was_made(tmp_path: Path, subtask: str) -> None:
+    path = write_synthetic_game(subtask, 7, tmp_path, split="valid_unseen")
+    made = make_game(find_task_type(subtask), "valid_unseen", 7)
+    assert path.parent.parent.parent == tmp_path / "valid_unseen"
+    assert path.parent.name == "trial_S000007" and path.name == "game.tw-pddl"
+    data = json.loads((path.parent / "traj_data.json").read_text())
+    assert data["task_type"] == made.task_type.value
+    assert data["pddl_params"]["object_target"] == made.wanted
+    env = gym.make("spear_envs:spear/ALFWorld-v0", game=str(path), response_format="plain").unwrapped
+    observation, info = env.reset(seed=0)
+    assert observation.endswith(f"Your task is to: {made.sentence}") and info["subtask"] == subtask
+    for command in env.expert_plan():  # type: ignore[attr-defined]
+        _, _, terminated, _, info = env.step(command)
+    assert terminated and info["won"]
+
+
+@needs_alfworld
+def test_written_games_are_an_official_folder(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_synthetic_game("pick_and_place_simple", seed, tmp_path, rooms="small")
+    env = gym.make("spear_envs:spear/ALFWorld-v0", dataset="official", data_dir=tmp_path).unwrapped
+    assert len(env.tasks) == 3  # type: ignore[attr-defined]
+    sentences = {task.instruction for task in env.tasks}  # type: ignore[attr-defined]
+    assert sentences == {make_game(TaskType.PICK, "train", seed, RoomSize.SMALL).sentence for seed in range(3)}
+
+
+@needs_alfworld
+def test_alfworld_is_not_imported(tmp_path: Path, root: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import os, sys\nfrom spear_envs.alfworld import write_synthetic_game\n"
+        f"write_synthetic_game('pick', 0, {str(tmp_path)!r})\n"
+        "assert 'alfworld' not in sys.modules and 'ALFWORLD_DATA' not in os.environ\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, env={**os.environ, "HOME": str(tmp_path)})
+    assert not (tmp_path / ".cache").exists()
+
+
+@needs_alfworld
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match=r"cannot be written .*: name another folder"):
+        write_synthetic_game("pick", 0, tmp_path / "file")
+
+
+def test_the_key_decides() -> None:
+    def draw(*key: str | int) -> list[int]:
+        dice = Dice(*key)
+        return [dice.below(10**9) for _ in range(3)]
+
+    assert draw("a", 1) == draw("a", 1) == draw("a/1")
+    assert draw("a", 1) != draw("a", 2)
+
+
+@given(st.integers(), st.integers(-5, 5), st.integers(0, 9), st.lists(st.integers(), min_size=1))
+def test_choices_are_in_range(seed: int, least: int, more: int, items: list[int]) -> None:
+    dice = Dice(seed)
+    for _ in range(20):
+        assert least <= dice.between(least, least + more) <= least + more
+        assert dice.pick(items) in items
+        assert not dice.chance(0.0) and dice.chance(1.0)
+
+
+def test_all_values_occur_about_equally_often() -> None:
+    dice = Dice("fair")
+    counts = Counter(dice.between(1, 6) for _ in range(6_000))
+    assert set(counts) == set(range(1, 7)) and all(850 < count < 1150 for count in counts.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from pathlib import Path
+from pathlib import Path  # noqa: F401
 
 import pytest
 

@@ -152,37 +152,8 @@ def test_what_it_says_is_what_the_model_says(served: Served, temperature: float)
     assert len({given.token_ids for given in answers}) > 1
 
 
-def test_stop_strings_end_a_response_and_stay_in_it(served: Served) -> None:
-    texts = ["go back fail " * length for length in range(1, 25)]
-    for kind in (ServerKind.VLLM, ServerKind.COMPATIBLE):
-        server = replace(served.server, kind=kind)
-        answers = ask(server, texts, Sampling(max_tokens=40, seed=1, stop_strings=("go", "</action>")))
-        spoken = [bytes(i for i in given.token_ids if i < 256).decode() for given in answers]
-        ended = [text for text, given in zip(spoken, answers, strict=True) if given.finish is Finish.STRING]
-        assert ended and all(text.endswith(("go", "</action>")) for text in ended)
 
 
-def test_requests_that_nobody_waits_for_are_aborted(served: Served) -> None:
-    async def run() -> None:
-        engine = OpenAIEngine(served.server)
-        prompts = [write_prompt(engine, text) for text in WORDS]
-        tasks = [
-            asyncio.ensure_future(engine.generate(prompt, Sampling(max_tokens=200, seed=i), request_id=str(i)))
-            for i, prompt in enumerate(prompts)
-        ]
-        await asyncio.sleep(0.05)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await engine.aclose()
-
-    asyncio.run(run())
-    end = time.monotonic() + 30
-    while not all(
-        line.endswith(" 0.0") for line in served.metrics.splitlines() if line.startswith("vllm:num_requests_running{")
-    ):
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_an_evaluation_behind_the_server_is_the_one_in_process(served: Served) -> None:

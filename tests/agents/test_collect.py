@@ -12,7 +12,7 @@ from spear_agents import collect
 from spear_agents.collect import collect_episodes
 from spear_agents.engines.openai import Server
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
@@ -81,22 +81,6 @@ def test_a_template_that_drops_thoughts_makes_a_line_of_each_turn(settings: Eval
         assert sum(line["loss_mask"]) == len(learned)
 
 
-def test_a_model_of_transformers_gives_its_own_tokens(settings: EvalSettings, tmp_path: Path, tiny_model: Path) -> None:
-    out = tmp_path / "data.jsonl"
-    model = replace(settings, engine=EngineKind.HF, model=str(tiny_model), episodes_per_task=2)
-    found = collect_episodes(model, out, keep_lost=True)
-    lines = read_lines(out)
-    assert found.kept == 6 and len(lines) == found.samples and found.unrepeatable == 0
-    folder = Path(f"{out}{collect.FOLDER_SUFFIX}")
-    records = [Trajectory.from_json(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    sampled = {(t.task_id, t.seed, i): turn for t in records for i, turn in enumerate(t.turns)}
-    for line in lines:
-        turn = sampled[line["task_id"], line["seed"], line["turn"]]
-        assert line["input_ids"] == [*turn.prompt_ids, *turn.response_ids]
-        assert sum(line["loss_mask"]) == len(turn.response_ids)
-        assert line["messages"][-1]["content"] == turn.response
-
-
 def test_a_model_behind_a_server_gives_its_won_episodes(settings: EvalSettings, tmp_path: Path, script: Script) -> None:
     lost = say(complete("<think>x</think><action>fail</action>"))
     script.answers = [lost, say(complete(GO))]
@@ -105,17 +89,6 @@ def test_a_model_behind_a_server_gives_its_won_episodes(settings: EvalSettings, 
     found = collect_episodes(model, out, concurrency=1)
     assert (found.episodes, found.kept, found.samples) == (3, 2, 7)
     assert {line["task_id"] for line in read_lines(out)} == {"corridor/test/001", "corridor/test/002"}
-
-
-@pytest.mark.parametrize("layout", list(Layout))
-def test_a_response_that_writes_of_a_picture_shows_none(
-    settings: EvalSettings, tmp_path: Path, script: Script, layout: Layout
-) -> None:
-    words = "<think>an <image>?</think><action>go</action>"
-    script.answers = [say(complete(words))]
-    model = replace(settings, engine=EngineKind.OPENAI, model="name", server=script.server(limit=1), layout=layout)
-    collect_episodes(model, tmp_path / "data.jsonl", concurrency=1)
-    assert {line["messages"][1]["content"] for line in read_lines(tmp_path / "data.jsonl")} == {words}
 
 
 def test_the_file_is_the_same_however_it_was_interrupted(settings: EvalSettings, tmp_path: Path) -> None:

@@ -22,14 +22,13 @@ from tokenizers.decoders import Fuse  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from spear_agents.chat import Chat  # noqa: E402
-from spear_agents.collect import collect_episodes  # noqa: E402
 from spear_agents.end_tokens import find_end_ids, require_end_ids  # noqa: E402
 from spear_agents.engines.base import Finish  # noqa: E402
 from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
 from spear_agents.evaluation import run_evaluation  # noqa: E402
-from spear_agents.prompting import Overlong, PromptBuilder  # noqa: E402
+from spear_agents.prompting import PromptBuilder  # noqa: E402
 from spear_agents.records import EPISODES  # noqa: E402
-from spear_agents.settings import EngineKind, EvalSettings  # noqa: E402
+from spear_agents.settings import EvalSettings  # noqa: E402
 from spear_agents.trajectory import Layout, StopReason, read_trajectories  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.prompts import CompactTemplate  # noqa: E402
@@ -206,22 +205,6 @@ def test_whichever_end_token_a_model_samples_ends_the_response(
             assert turn.response == tokenizer.decode(list(turn.response_ids[:-1]))
 
 
-def test_data_for_a_model_ends_as_its_chat_template_does(corridor_id: str, tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(CHATML, "<|im_start|>")
-    tokenizer.save_pretrained(tmp_path / "model")
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    write_ends(tmp_path / "model", end, vocabulary=len(tokenizer))
-    register_env(corridor_id, SplitCorridor)
-    settings = EvalSettings(corridor_id, EngineKind.EXPERT, layout=Layout.CONVERSATION, template="compact")
-    for split in ({}, {"layout": Layout.PER_TURN}):
-        path = tmp_path / f"data{len(split)}.jsonl"
-        collect_episodes(replace(settings, **split), path, tokenizer=str(tmp_path / "model"))
-        for line in path.read_text().splitlines():
-            sample = json.loads(line)
-            assert sample["input_ids"][-1] == end and sample["loss_mask"][-1] == 1
-            assert "<|im_end|><|im_end|>" not in tokenizer.decode(sample["input_ids"])
-
-
 @pytest.fixture
 def settings(corridor_id: str, tiny_model: Path) -> EvalSettings:
     register_env(corridor_id, SplitCorridor)
@@ -242,30 +225,6 @@ def test_broken_weights_are_faults_and_no_lost_episodes(
     played = list(read_trajectories(tmp_path / "out" / EPISODES))
     assert {(t.stop, t.fault, t.reward) for t in played} == {(StopReason.FAULT, "engine_nan", 0.0)}
     assert "NaN" not in (tmp_path / "out" / EPISODES).read_text()
-
-
-def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(tiny_model: Path) -> None:
-    settings = EvalSettings(
-        "spear/Sokoban-v1",
-        model=str(tiny_model),
-        env_kwargs={"modality": "text", "max_turns": 5},
-        template="default",
-        history=3,
-        tasks="2",
-        max_tokens=4,
-    )
-    whole = run_evaluation(settings)
-    sizes = [[len(turn.prompt_ids) for turn in t.turns] for t in whole.trajectories]
-    limit = max(first for first, *_ in sizes) + 60  # room for a later step's words, not for a turn of history
-    assert max(map(max, sizes)) > limit
-    short = replace(settings, max_prompt_tokens=limit)
-    ended = run_evaluation(short)
-    assert StopReason.CONTEXT_LIMIT in {t.stop for t in ended.trajectories}
-    found = run_evaluation(replace(short, overlong=Overlong.DROP_HISTORY))
-    turns = [turn for t in found.trajectories for turn in t.turns]
-    assert all(len(turn.prompt_ids) <= limit for turn in turns)
-    assert any(turn.dropped_turns for turn in turns) and not any(t.turns[0].dropped_turns for t in found.trajectories)
-    assert len(turns) > sum(len(t.turns) for t in ended.trajectories), "the episodes go on"
 
 
 LIMITED = """

@@ -18,7 +18,7 @@ import pytest
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.bytes import ByteTokenizer
-from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.replay.bodies import describe_episode
@@ -452,26 +452,12 @@ def test_batches_are_full_and_the_number_of_places_does_not_matter(concurrency: 
     assert sizes[0] == min(concurrency, len(JOBS))
 
 
-def test_each_environment_may_have_an_engine_of_its_own() -> None:
-    trajectories = play_rollout(
-        lambda env: ScriptedEngine(NoisyExpert(env, TEMPLATE)), make_env=lambda: InfoWatch(CorridorEnv())
-    )
-    assert [len(t.turns) for t in trajectories[:3]] == [2, 3, 4]
-
-
 def test_environments_are_reused_and_closed() -> None:
     Counted.opened, Counted.closed = [], 0
     engine = MicroBatcher(walk)
     play_rollout(lambda env: engine, make_env=Counted)
     assert len(Counted.opened) == Counted.closed == 4
     assert sum(env.resets for env in Counted.opened) == len(JOBS)
-
-
-def test_environments_may_be_kept() -> None:
-    Counted.opened, Counted.closed = [], 0
-    kept: list[Any] = []
-    play_rollout(lambda env: MicroBatcher(walk), make_env=Counted, release_env=kept.append)
-    assert kept == Counted.opened and Counted.closed == 0
 
 
 def test_one_error_ends_all_and_leaves_nothing_behind() -> None:
@@ -487,10 +473,6 @@ def test_one_error_ends_all_and_leaves_nothing_behind() -> None:
         play_rollout(lambda env: engine, make_env=Counted)
     assert Counted.closed == 4
     assert engine.live == 0
-
-
-def test_no_jobs_no_environments() -> None:
-    assert play_rollout(lambda env: MicroBatcher(walk), jobs=[], make_env=lambda: pytest.fail("not needed")) == []
 
 
 GROWTH = 50

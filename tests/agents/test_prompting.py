@@ -155,14 +155,6 @@ def test_a_running_conversation_leaves_the_chat_template_out(finish: Finish) -> 
         assert tokenizer.decode(second.new_ids) == "o2"
 
 
-def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
-    from spear_agents.engines.hf import load_tokenizer
-
-    measure = PromptBuilder(load_tokenizer(tiny_model), CompactTemplate()).measure
-    assert measure is not None and measure("PPP_P_") == 1
-    assert PromptBuilder(ByteTokenizer(), CompactTemplate()).measure is None
-
-
 def test_a_template_that_drops_history_begins_a_row_at_every_turn(caplog: pytest.LogCaptureFixture) -> None:
     builder = PromptBuilder(Forgetful(), CompactTemplate(), Layout.CONVERSATION)
     assert builder.rewrites and "rewrites earlier responses" in caplog.text
@@ -244,15 +236,6 @@ def test_only_the_template_s_own_place_becomes_the_picture(
             # Behind the history, where a mark that somebody else wrote would stand.
             assert text.index("This is step") - text.index("<|out|>") == len("<|out|>\n")
     assert sizes == [(2, 3, 3)] * 2 * is_shown
-
-
-def test_a_template_with_two_places_is_refused() -> None:
-    class Twice(PictureTemplate):
-        def render(self, context: PromptContext) -> str:
-            return IMAGE + super().render(context)
-
-    with pytest.raises(SpearError, match="'default' marks 2 places of a picture"):
-        PromptBuilder(ByteTokenizer(), Twice()).begin().next(**see("board"))
 
 
 def test_only_a_closing_stop_token_is_dropped_from_a_response() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from rich.console import Console
 
 from spear_agents import compare, evaluate, load, view
 from spear_agents.cli import evaluate as command
@@ -24,7 +22,6 @@ from spear_agents.panels.panel import OFFICIAL
 from spear_agents.replay_gif import render_episode_gif, replay_frames
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Trajectory
-from spear_agents.watching import watch_episodes
 from spear_envs.core.errors import SpearError
 
 SOKOBAN = "spear/Sokoban-v1"
@@ -49,14 +46,6 @@ def test_it_runs_where_a_loop_runs_already() -> None:
     assert found.trajectories == evaluate(SOKOBAN, engine="random", tasks=2).trajectories
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_notebook_without_widgets_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spear_agents.watching.find_spec", lambda name: None)
-    console = Console(force_jupyter=True, file=io.StringIO())
-    with watch_episodes("random", console) as bar:  # rich warns where it cannot draw one
-        bar.observe(1, 2, None)
-
-
 def test_tasks_may_be_ids_and_a_panel_decides_them() -> None:
     first = evaluate(SOKOBAN, engine="expert", tasks=2, progress=False)
     ids = [trajectory.task_id for trajectory in first.trajectories]
@@ -71,16 +60,6 @@ def test_it_is_shown_as_a_table_and_as_a_line() -> None:
     assert repr(result).startswith("Evaluation(spear/Sokoban-v1 test, expert: won 100.0 % [")
     page = result._repr_html_()
     assert page.count("<tr>") == len(result.subtasks) + 2 and "<td>all</td><td>5</td>" in page
-
-
-def test_an_episode_and_a_turn_are_shown_short() -> None:
-    (episode,) = evaluate(SOKOBAN, engine="expert", tasks=1).trajectories
-    for shown in (episode, episode.turns[0], [episode]):
-        assert len(repr(shown)) < 300 and "\n" not in repr(shown)
-    assert "won" in repr(episode) and "action" in repr(episode.turns[0])
-    page = episode._repr_html_()
-    assert page.count("<details>") == len(episode.turns) and episode.instruction in page
-    assert "<think>" not in page and "&lt;think&gt;" in page
 
 
 def test_a_kept_evaluation_is_read_compared_and_shown(tmp_path: Path) -> None:

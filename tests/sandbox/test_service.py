@@ -194,24 +194,6 @@ def test_a_sender_that_goes_away_has_its_run_killed(running: RunningService) -> 
     assert running.service.tally.gone >= 1 and run(running, "print(1)")["status"] == "Success"
 
 
-def test_health_and_metrics(running: RunningService) -> None:
-    status, health, _ = ask(running.url, None, "GET", "/health")
-    assert status == 200 and health["isolation"]["level"] in ("namespaces", "bwrap")
-    assert health["isolation"]["weak"] is False and set(health["isolation"]["features"]) == {
-        "userns",
-        "pidns",
-        "netns",
-        "seccomp",
-        "landlock",
-        "cgroup",
-        "disk",
-        "locks",
-        "users",
-    }
-    assert health["runs"] > 0 and health["running"] == health["queued"] == 0
-    assert "spear_sandbox_runs_total" in ask(running.url, None, "GET", "/metrics")[1]
-
-
 def test_the_client_and_a_pool_in_this_process_give_the_same(running: RunningService) -> None:
     pytest.importorskip("httpx", reason="the client needs httpx")
     from spear_sandbox.client import HttpExecutor

@@ -125,11 +125,6 @@ def test_bash_is_given_the_part_that_it_replaces(line: str, offered: list[str]) 
     assert ask_line(line) == offered
 
 
-@pytest.mark.parametrize("line", ["spear no-such-command ", "spear check 'half a quo", "spear eval --tasks "])
-def test_a_line_that_makes_no_sense_is_met_in_silence(line: str) -> None:
-    ask_line(line)  # asserts that nothing is said
-
-
 def test_a_fault_while_completing_stays_out_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> list[CompletionItem[str]]:
         raise RuntimeError("a bug")

@@ -11,9 +11,8 @@ from gymnasium.vector import AsyncVectorEnv
 
 from spear_envs import SpearError, register_env
 from spear_envs.core import ActionResult, CompactTemplate, ListTaskSet, PermissiveText, Task
-from spear_envs.testing import CheckReport, CheckResult, ContractError, check_spear_env, checks
+from spear_envs.testing import ContractError, check_spear_env, checks
 from spear_envs.testing.checks import CHECKS, Subject
-from spear_envs.testing.trace import find_difference, freeze
 from tests.spear_envs.corridor import CorridorEnv, load_tasks
 
 
@@ -285,19 +284,3 @@ def test_an_interrupt_ends_a_vector_environment_whose_step_waits(monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         CHECKS["vector"](Subject("tests/Corridor-v0"))
     assert began and not any(process.is_alive() for process in began[0].processes)
-
-
-def test_report() -> None:
-    good = CheckResult("a", True, 0.1, "fine")
-    CheckReport("x", {}, (good,)).raise_on_failure()
-    bad = CheckReport("x", {}, (good, CheckResult("b", False, 0.1, "it leaks")))
-    with pytest.raises(ContractError, match="x breaks the contract of spear_envs: b: it leaks"):
-        bad.raise_on_failure()
-
-
-def test_differences_are_located() -> None:
-    assert find_difference({"a": [1, 2]}, {"a": [1, 2]}) == ""
-    assert find_difference({"a": [1, 2]}, {"a": [1, 3]}) == "/a/1: 2 and 3"
-    assert find_difference([1], [1, 2]).startswith("/: [1] and")
-    assert find_difference(1, True) == "/: 1 and true"
-    assert freeze({"b": (1, None), "a": 0.5}) == {"a": "0.5", "b": [1, None]}

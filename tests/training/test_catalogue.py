@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -268,23 +267,6 @@ def test_the_function_is_called_as_verl_calls_it(tmp_path: Path, kind: str, answ
         "num_turns": 2,
         "turns": [{"observation": "_P_", "response": word, "action": "go"} for word in ("go", "stop")],
     }
-
-
-def test_a_file_may_have_dataclasses_and_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "neighbour_of_reward.py").write_text("def halve(x): return x / 2")
-    text = """from __future__ import annotations
-from dataclasses import dataclass
-from neighbour_of_reward import halve
-
-@dataclass
-class Score:
-    value: float
-    before: Score | None = None
-
-def compute_score(**_): return halve(Score(1.0).value)
-"""
-    assert score(load(tmp_path, text), play(0))[0].reward_terms[CUSTOM] == 0.5
 
 
 def test_an_episode_that_a_fault_cut_short_is_not_scored(tmp_path: Path) -> None:

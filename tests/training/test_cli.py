@@ -181,22 +181,6 @@ def test_a_failure_of_the_training_reaches_the_user(tmp_path: Path, model_folder
 
 
 # ---- spear demo ------------------------------------------------------------------------------------------------------
-def test_the_demo_takes_its_steps_from_the_environment_too(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SPEAR_DEMO_STEPS", raising=False)
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr("spear_training.demo.run_demo", lambda out, **options: calls.append({"out": out, **options}))
-    call(capsys, "demo", "--out", str(tmp_path), "--seed", "3")
-    monkeypatch.setenv("SPEAR_DEMO_STEPS", "5")
-    call(capsys, "demo", "--out", str(tmp_path))
-    assert [(made["steps"], made["seed"]) for made in calls] == [(60, 3), (5, 0)]
-    assert {made["out"] for made in calls} == {tmp_path}
-
-
-def test_a_demo_of_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "demo", "--steps", "0")
-    assert code == 2 and "--steps" in err
 
 
 def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:

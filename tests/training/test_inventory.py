@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
-from spear_agents.models.listing import Place
 from spear_training import catalogue as inventory
 from spear_training.catalogue import Need, PresetListing, survey_models, survey_presets
 from spear_training.choices import list_choices
@@ -19,7 +17,6 @@ from spear_training.presets import list_presets
 from tests.spear_envs.test_catalogue import write_shop
 
 PRESETS_OF_OURS = ("demo", "alfworld_tiny", "code_tiny", "search_tiny", "webshop_tiny")
-SMALL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 @pytest.fixture(autouse=True)
@@ -83,32 +80,3 @@ def test_data_that_is_here_is_not_missing(nothing_here: Path) -> None:
         "data", "spear/WebShop-v0 small", True, "spear data get webshop --size small"
     )
     assert [need.kind for need in find("webshop").missing] == ["model"]
-
-
-def put_model(hub: Path, files: dict[str, str], hub_id: str = SMALL) -> None:
-    snapshot = hub / f"models--{hub_id.replace('/', '--')}" / "snapshots" / "0123"
-    snapshot.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (snapshot / name).write_text(text)
-
-
-def look_up() -> Place:
-    return next(model.place for model in survey_models() if model.hub_id == SMALL)
-
-
-def test_a_model_is_in_the_cache_when_all_its_files_are(nothing_here: Path) -> None:
-    hub = nothing_here / "hub"
-    assert look_up() is Place.DOWNLOAD
-    put_model(hub, {"config.json": "{}"})
-    assert look_up() is Place.PARTIAL
-    put_model(hub, {"model.safetensors": ""})
-    assert look_up() is Place.CACHED
-    assert [need.here for need in find("webshop_qwen2.5_1.5b").needs if need.kind == "model"] == [True]
-    weights = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    put_model(hub, {"model.safetensors.index.json": json.dumps(weights), "model-1.safetensors": ""})
-    assert look_up() is Place.PARTIAL
-    put_model(hub, {"model-2.safetensors": ""})
-    assert look_up() is Place.CACHED
-    for broken in ("{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": []}'):
-        put_model(hub, {"model.safetensors.index.json": broken})
-        assert look_up() is Place.PARTIAL

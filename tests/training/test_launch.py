@@ -26,7 +26,6 @@ from spear_training.launch import (
     compose_training,
     prepare_run,
 )
-from spear_training.settings import RunSettings
 from spear_training.supervise import LOCK_FILE, hold_lock
 from tests.training.trainings import save_small_checkpoint
 
@@ -82,37 +81,6 @@ def test_missing_data_is_told_before_the_hub_is_asked(tmp_path: Path, monkeypatc
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_verls_own_check_accepts_each_configuration(composed: dict[str, Any], name: str) -> None:
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    config = composed[name].copy()
-    OmegaConf.set_struct(config, True)
-    assert not need_critic(config) and not need_reference_policy(config)
-    validate_config(config, use_reference_policy=False, use_critic=False)
-
-
-def test_overrides_reach_every_corner(model_folder: Path) -> None:
-    config = compose_config(
-        (
-            f"{MODEL}={model_folder}",
-            "spear.sil.warmup_steps=3",
-            "spear.filter.void=off",
-            "trainer.logger=[console]",
-            "trainer.n_gpus_per_node=2",
-            "spear.env.kwargs.modality=text",
-            "+actor_rollout_ref.model.override_config.attention_dropout=0.0",
-        ),
-        Path("runs/x"),
-    )
-    settings = RunSettings.from_config(config).algorithm
-    assert settings.sil.warmup_steps == 3 and settings.filter.void.value == "off"
-    assert config.trainer.logger == ["console"]
-    assert config.ray_kwargs.ray_init.num_gpus == 2, "interpolations follow"
-    assert config.data.spear_env.kwargs == {"modality": "text"}
 
 
 # ---- errors of overrides ---------------------------------------------------------------------------------------------
@@ -404,12 +372,6 @@ def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[
     save_small_checkpoint(tmp_path, 4)
     assert prepare(change(composed["none"], **{key.replace(".", "__"): 17}), tmp_path) == 4
     assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
-
-
-def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare(composed["none"], tmp_path)
-    assert prepare(change(composed["none"], spear__seed=9), tmp_path) is None
-    assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
 
 
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:

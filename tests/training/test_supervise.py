@@ -19,7 +19,6 @@ pytest.importorskip("psutil", reason="needs the extra 'train'")
 
 import psutil
 
-from spear_agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import supervise
 from spear_training.supervise import (
@@ -244,17 +243,6 @@ def test_a_termination_is_an_interrupt(out: Path, stand_in: StandIn) -> None:
     assert find_marked() == []
 
 
-def test_an_error_of_the_observer_does_not_leave_the_run_alone(out: Path, stand_in: StandIn) -> None:
-    stand_in("time.sleep(300)")
-
-    def fail(history: list[dict[str, Any]]) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run(out, fail)
-    assert find_marked() == []
-
-
 @pytest.mark.parametrize("kind", ["plain", "deaf"])
 def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
     ours, other = start_child(kind, "mark-a"), start_child("plain", "mark-b")
@@ -308,14 +296,6 @@ def test_who_is_refused_has_written_nothing(out: Path) -> None:
     with pytest.raises(SpearError, match="wrong option"), hold_run(out / "new"):
         raise SpearError("a wrong option")
     assert not (out / "new").exists(), "a folder that stays empty goes"
-
-
-def test_metrics_of_a_launch_go_after_the_last_there_are(out: Path) -> None:
-    metrics = out / METRICS_FOLDER
-    metrics.mkdir(parents=True)
-    for name in ("0001.jsonl", "0003.jsonl", "mine.jsonl"):
-        (metrics / name).touch()
-    assert build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"].endswith("0004.jsonl")
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:

@@ -152,10 +152,6 @@ def test_what_it_says_is_what_the_model_says(served: Served, temperature: float)
     assert len({given.token_ids for given in answers}) > 1
 
 
-
-
-
-
 def test_an_evaluation_behind_the_server_is_the_one_in_process(served: Served) -> None:
     local = EvalSettings(
         ENV, EngineKind.HF, model=str(served.folder), template="compact", temperature=0.0, max_tokens=16

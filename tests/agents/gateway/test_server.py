@@ -277,24 +277,6 @@ def test_calls_at_once_are_rows_of_their_own_and_bounded() -> None:
     assert len({sampling.seed for sampling in engine.samplings}) == 4
 
 
-def test_a_program_outside_acts_over_http() -> None:
-    def play(task: AgentTask) -> None:
-        episode = task.base_url.removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {task.api_key}"}
-        told = httpx.get(episode, headers=headers).json()
-        assert told["prompt"] == task.prompt and told["tools"][0]["function"]["name"] == "act" and not told["done"]
-        assert httpx.get(episode).status_code == 401
-        step = httpx.post(f"{episode}/step", json={"tool": "act", "arguments": {"action": "go"}}, headers=headers)
-        assert "_P_" in step.json()["observation"]
-        assert httpx.post(f"{episode}/step", json={}, headers=headers).status_code == 400
-        last = httpx.post(f"{episode}/step", json={"response": "go"}, headers=headers).json()
-        assert last["done"] and task.done
-        assert httpx.post(f"{episode}/step", json={"response": "go"}, headers=headers).status_code == 410
-
-    (played,) = play_program(play, KeepingEngine())
-    assert played.won
-
-
 # ---------------------------------------------------------------- any program
 
 

@@ -199,24 +199,6 @@ def test_keys_lead_through_episodes_and_turns(page: Chromium) -> None:
     assert page.evaluate("document.activeElement === document.body")
 
 
-def test_an_address_names_an_episode_and_the_filters(page: Chromium) -> None:
-    page.press("G")
-    page.wait("state.body && state.body.i === state.shown.at(-1).i")
-    page.press("l")
-    page.press("/")
-    page.type("len")
-    address = page.evaluate("location.hash")
-    task, turn = page.evaluate("state.body.task"), page.evaluate("state.turn")
-    assert "task=" in address and f"turn={turn}" in address and "f.text=len" in address
-    page.evaluate("location.hash = ''")
-    page.wait("!filters.text")
-    page.press("g")
-    page.evaluate(f"location.hash = {address!r}")
-    page.wait(f"state.body && state.body.task === {task!r} && state.turn === {turn} && filters.text === 'len'")
-    page.evaluate("location.hash = 'task=nowhere'")
-    page.wait("document.getElementById('detail').textContent.includes('No episode of nowhere')")
-
-
 def test_filters_leave_what_fits(page: Chromium) -> None:
     def choose(label: str, value: str) -> str:
         page.evaluate(
@@ -235,17 +217,6 @@ def test_filters_leave_what_fits(page: Chromium) -> None:
     assert choose("reward, from", "").startswith("4 of 5")
     page.evaluate("[...document.querySelectorAll('.pick button')].at(-1).click()")
     assert text_of(page, "#count").startswith("1 of 5")
-
-
-def test_a_turn_has_its_picture_thought_and_reward_terms(page: Chromium) -> None:
-    page.evaluate("openEpisode(data.episodes.find((row) => row.stop === 'turn_limit').i)")
-    page.wait("state.body && state.body.stop === 'turn_limit' && document.querySelectorAll('.turn').length === 16")
-    assert text_of(page, ".thought") == "nothing else comes to mind"
-    assert page.evaluate("document.querySelector('.picture').decode().then(() => true)")
-    head = text_of(page, ".head")
-    assert "outcome−1" in head and "native return" in head
-    assert "= turn 1" in text_of(page, "#turn-2 .anchor"), "the same state, told by its anchor"
-    assert count(page, ".strip > button") == 15
 
 
 def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> None:
@@ -295,35 +266,6 @@ def test_tokens_are_coloured_by_their_probability(browser: Chromium, tmp_path: P
     assert browser.evaluate("document.querySelectorAll('.tokens span')[1].dataset.tip") == "p 0.0498   log p -3"
     browser.press("t")
     assert count(browser, ".tokens") == 0
-
-
-def test_curves_are_drawn_for_all_metrics(browser: Chromium, tmp_path: Path) -> None:
-    steps = [
-        train(
-            i,
-            **{
-                "success/all": i / 40,
-                "spear/gamma": i / 40,
-                "constant": 3.0,
-                "zero": 0,
-                "tiny": 1e-9 * i,
-                "nan": float("nan"),
-            },
-            **{"almost": 0.1 + 0.2 if i % 2 else 0.3},
-        )
-        for i in range(1, 41)
-    ]
-    write_launch(tmp_path / "train", 0, (0, {"val/success/all": 0.1}), *steps)
-    export_page(Run(tmp_path), tmp_path / "page.html")
-    browser.console.clear()
-    browser.open(f"file://{tmp_path}/page.html")
-    assert count(browser, ".grid:not(.small) .chart") == 2
-    assert set(browser.evaluate("[...document.querySelectorAll('.small figcaption')].map((x) => x.textContent)")) == {
-        "almost", "constant", "tiny", "training/global_step", "zero",
-    }  # fmt: skip
-    assert not browser.evaluate("document.querySelector('#curves').innerHTML.includes('NaN')")
-    assert "training rollouts 1" in text_of(browser, ".legend")
-    assert browser.console == []
 
 
 def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path) -> None:

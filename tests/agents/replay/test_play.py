@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from spear_agents.replay.cli import play
 from spear_agents.replay.play import Game, Stage
 from spear_agents.replay.runs import Run
-from spear_agents.replay.terminal import complete, play_in_terminal
+from spear_agents.replay.terminal import play_in_terminal
 from spear_agents.trajectory import StopReason, TokenKind, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
@@ -68,15 +68,6 @@ def test_only_what_came_to_its_end_is_recorded(corridor_id: str, tmp_path: Path)
     (trajectory,) = read_trajectories(tmp_path / "episodes.jsonl")
     assert (trajectory.task_id, trajectory.stop) == ("corridor/test/000", StopReason.FAILED)
     assert trajectory.final_observation == "P__"
-
-
-def test_undo_takes_the_reward_back(corridor_id: str, tmp_path: Path) -> None:
-    game = Game(corridor_id, tmp_path, template="compact", env_kwargs={"reward": "native"})
-    game.act("back")
-    assert game.reward == pytest.approx(-0.1)
-    game.undo()
-    assert game.reward == 0 and game.describe()["turns"] == []
-    game.close()
 
 
 def test_a_fault_is_shown_and_not_recorded(corridor_id: str, tmp_path: Path) -> None:
@@ -177,24 +168,12 @@ def test_mistakes_are_answered_and_the_game_goes_on(corridor: Game) -> None:
         assert words in shown
 
 
-def test_a_command_without_its_slash_costs_no_turn(corridor: Game) -> None:
-    assert "/help" in run(corridor, "help") and not corridor.moves
-
-
 def test_code_is_typed_on_several_lines(tmp_path: Path) -> None:
     game = Game("spear/CodeInterpreter-v0", tmp_path)
     shown = run(game, "```python", "for i in range(2):", "    print(i + 40)", "```", "/quit")
     game.close()
     assert game.moves[0].shown["action"] == "```python\nfor i in range(2):\n    print(i + 40)\n```"
     assert "40\n41" in shown
-
-
-def test_completion_prefers_the_beginning() -> None:
-    options = ["go to desk 1", "go to bed 1", "take mug 1 from desk 1", "/hint"]
-    assert complete(options, "go to d") == ["go to desk 1"]
-    assert complete(options, "mug") == ["take mug 1 from desk 1"]
-    assert complete(options, "/h") == ["/hint"]
-    assert complete(options, "none") == []
 
 
 def test_tab_completes_in_a_real_terminal(tmp_path: Path, root: Path) -> None:

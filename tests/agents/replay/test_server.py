@@ -195,17 +195,6 @@ def test_marks_in_data_are_not_places_to_fill() -> None:
     assert '"token":"{{style}}"' in text
 
 
-def test_a_page_that_cannot_be_written_is_one_error(sokoban_run: Path) -> None:
-    with pytest.raises(SpearError, match="cannot be written"):
-        export_page(Run(sokoban_run), "/proc/nowhere/page.html")
-
-
-def test_an_export_is_the_same_every_time(sokoban_run: Path, tmp_path: Path) -> None:
-    for name in ("a.html", "b.html"):
-        export_page(Run(sokoban_run), tmp_path / name)
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-
-
 def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"run\xff<b>")
     try:

@@ -104,36 +104,6 @@ def test_fifty_turns_end_an_episode() -> None:
     assert steps[-1][4]["score"] == 0.0
 
 
-def test_malformed_responses_are_explained_and_play_nothing() -> None:
-    env = make(response_format="tags")
-    _, before = env.reset(options={"task": HEAT})
-    observation, _, _, _, info = env.step("go to fridge 1")
-    assert "there is no <action>…</action>" in observation
-    assert "<think>your reasoning</think>" in observation
-    assert (info["anchor"], info["action"], info["tool_calls"]) == (before["anchor"], "", 0)
-    assert info["reward_terms"]["format"] == 0.0
-
-
-def test_a_command_without_thoughts_is_played_and_loses_the_format_term() -> None:
-    env = make(response_format="tags")
-    env.reset(options={"task": HEAT})
-    observation, _, _, _, info = env.step("<action>LOOK</action>")
-    assert observation.startswith("You are in the middle of a room.")
-    assert (info["action"], info["action_ok"], info["format_ok"], info["tool_calls"]) == ("look", True, False, 1)
-    assert info["reward_terms"]["format"] == 0.0
-
-
-def test_peers_play_the_end_of_the_text() -> None:
-    env = make(response_format="tags", on_malformed="peer")
-    env.reset(options={"task": HEAT})
-    observation, _, _, _, info = env.step("I do not know how to do this; I look")
-    assert (observation, info["action"]) == ("Nothing happens.", "ot know how to do this; i look")
-    observation, _, _, _, info = env.step("x" * 30 + " " * 26 + "LOOK")
-    assert (info["action"], info["action_ok"], info["format_ok"]) == ("look", True, False)
-    _, _, _, _, info = env.step("prose <think>a</think> prose <action>LOOK</action> prose")
-    assert (info["action_ok"], info["format_ok"]) == (True, True)
-
-
 def test_aliases_are_rewritten_before_they_are_played() -> None:
     for aliases, accepted in (("none", False), ("paper", True)):
         env = make(aliases=aliases)
@@ -266,13 +236,3 @@ def test_an_empty_folder_of_games(tmp_path: Path) -> None:
         make(dataset="official", data_dir=tmp_path)
     with pytest.raises(SpearError, match="cannot be read"):
         make(game=tmp_path / "game.tw-pddl")
-
-
-def test_many_environments_share_what_does_not_change() -> None:
-    envs = [make() for _ in range(40)]
-    for env in envs:
-        env.reset(options={"task": HEAT})
-    assert len({id(env.play.game) for env in envs}) == 1
-    assert len({id(env.tasks) for env in envs}) == 1
-    envs[0].step("go to fridge 1")
-    assert envs[1].play.state.location == envs[1].play.game.initial.location

@@ -84,13 +84,6 @@ class TestTaskSets:
         other = make_official_set(write_split(tmp_path / "c" / "train", 0, 2).parent, "train", TaskText.TEMPLATE)
         assert len({one.fingerprint, human.fingerprint, other.fingerprint}) == 3
 
-    def test_equal_arguments_give_the_same_set_until_the_folder_changes(self, tmp_path: Path) -> None:
-        write_split(tmp_path / "train", 0)
-        first = make_official_set(tmp_path, "train", TaskText.TEMPLATE)
-        assert make_official_set(tmp_path, "train", TaskText.TEMPLATE) is first
-        write_trial(tmp_path / "train", 1)
-        assert len(make_official_set(tmp_path, "train", TaskText.TEMPLATE)) == 2
-
     def test_a_broken_game_raises_only_when_it_is_played(self, tmp_path: Path) -> None:
         write_split(tmp_path / "train", 0, 1, 2)
         broken = tmp_path / "train" / "pick_and_place_simple-x" / "trial_1" / "game.tw-pddl"
@@ -197,13 +190,6 @@ def test_linked_folders_are_games_like_others(tmp_path: Path) -> None:
     assert len(two) == 3 and two.fingerprint == one.fingerprint
 
 
-def test_a_folder_of_links_alone_is_a_split(tmp_path: Path) -> None:
-    plain = write_split(tmp_path / "plain" / "train", 0)
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "train").symlink_to(plain)
-    assert len(make_official_set(tmp_path / "linked", "train", TaskText.TEMPLATE)) == 1
-
-
 @pytest.fixture
 def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
@@ -290,10 +276,6 @@ class TestScanning:
         assert scan_split(split).left_out == {LeftOut.NO_TRAJECTORY: 1}
         assert len(scan_split(split, [tmp_path / "third", other]).games) == 1
 
-    def test_a_folder_that_cannot_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(GameError, match="cannot be read"):
-            scan_split(tmp_path / "absent")
-
 
 class TestMemory:
     def test_files_that_have_not_changed_are_not_read_again(self, split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,15 +301,6 @@ class TestMemory:
         (memory,) = (Path(os.environ["SPEAR_DATA"]) / "cache").iterdir()
         memory.write_text(text)
         assert scan_split(split) == first
-
-    def test_broken_entries_do_not_matter(self, split: Path) -> None:
-        write_trial(split, 0)
-        first = scan_split(split)
-        (memory,) = (Path(os.environ["SPEAR_DATA"]) / "cache").iterdir()
-        data = json.loads(memory.read_text())
-        for entry in ([], None, [[1, 2, 3, 4], "", "", "", "", "no reason", ""]):
-            memory.write_text(json.dumps({**data, "games": dict.fromkeys(data["games"], entry)}))
-            assert scan_split(split) == first
 
     def test_a_memory_that_cannot_be_written_does_not_matter(
         self, split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,6 @@ import pytest
 
 from spear_envs.code.env import NO_CODE, NOT_RUN
 from spear_envs.core.errors import SpearError
-from spear_envs.core.info import INFO_KEYS
 from spear_envs.testing import check_spear_env
 from spear_sandbox.protocol import FaultKind, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from tests.sandbox.service import RunningService, run_local
@@ -35,15 +34,6 @@ def test_contract(isolated: Callable[..., Outcome]) -> None:
 )
 def test_contract_with_other_settings(kwargs: dict[str, Any], isolated: Callable[..., Outcome]) -> None:
     check_spear_env("spear/CodeInterpreter-v0", **kwargs)
-
-
-def test_the_first_observation_is_the_problem() -> None:
-    env = make()
-    observation, info = env.reset(options={"task": "code/mini/train/00000"})
-    assert observation == info["instruction"] == env.task.content["problem"]
-    assert info.keys() == INFO_KEYS | {"answer", "grader", "run", "return_code"}
-    assert (info["answer"], info["grader"], info["run"], info["return_code"]) == (None, "integer", None, NO_CODE)
-    assert (info["subtask"], info["admissible_actions"], env.max_turns) == ("modular_powers", None, 8)
 
 
 def test_code_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
@@ -277,20 +267,6 @@ def test_on_the_last_turn_the_expert_answers(tmp_path: Path) -> None:
     env.reset(options={"task": "code/mini/train/00003"})
     assert env.expert_plan() == [f"\\boxed{{{env.task.content['answer']}}}"]
     assert make_asking(tmp_path).expert_plan() == ["\\boxed{42}"], "there is no reference code"
-
-
-def test_plain_responses_are_for_people(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, response_format="plain")
-    assert env.step("```python\nprint(6 * 7)\n```")[0] == "42"
-    *_, info = env.step("42")
-    assert info["won"] and info["answer"] == "42" and info["reward_terms"]["format"] == 0.1
-    assert make_asking(tmp_path, response_format="plain", grader="strict").step("42")[4]["won"]
-
-
-def test_presets_and_limits() -> None:
-    assert (make().max_turns, make(preset="16k").max_turns, make(preset="32k").max_turns) == (8, 8, 15)
-    assert make(preset="32k", max_turns=3).max_turns == 3
-    assert make().metadata["blocking"]
 
 
 @pytest.mark.parametrize(

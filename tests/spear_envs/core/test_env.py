@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,9 +21,7 @@ from spear_envs.core import (
     TagParser,
     Task,
     UnknownTaskError,
-    image_of,
     set_training_step,
-    text_of,
 )
 from spear_envs.testing.trace import MALFORMED, choose_response, describe_step, freeze
 from tests.spear_envs.corridor import CORRIDOR, CorridorEnv
@@ -138,18 +135,6 @@ def test_peers_play_what_is_malformed() -> None:
         plain.step("I go left")
 
 
-def test_extras_of_an_environment() -> None:
-    env = ShakyCorridorEnv()
-    _, info = env.reset(seed=3)
-    assert info["knocks"] == 0
-    info = play(env, ["LEFT"])[0][4]
-    assert info["knocks"] == 1 and info["action"] == "left"
-    _, reward, terminated, truncated, info = play(env, ["grade"])[0]
-    assert terminated and not truncated and not info["won"]
-    assert info["reward_terms"]["outcome"] == 0.8 and info["reward_terms"]["f1"] == 0.5
-    assert reward == pytest.approx(0.8 + 0.1)
-
-
 @pytest.mark.parametrize("reward", ["spear", "native"])
 def test_a_fault_truncates_without_reward(reward: str) -> None:
     env = ShakyCorridorEnv(reward=reward)
@@ -241,13 +226,6 @@ def test_render() -> None:
     silent.reset(seed=1)
     with pytest.warns(UserWarning, match="render_mode='ansi'"):
         assert silent.render() is None
-
-
-def test_text_and_image_of_observations() -> None:
-    image = np.zeros((2, 2, 3), np.uint8)
-    assert text_of("a") == "a" and image_of("a") is None
-    assert text_of({"image": image, "text": "b"}) == "b" and image_of({"image": image, "text": "b"}) is image
-    assert text_of({"image": image}) == "" and image_of({"text": "b"}) is None
 
 
 @given(st.text() | st.sampled_from(MALFORMED))
@@ -361,21 +339,6 @@ def test_distinct_tool_calls_pay_for_what_is_new() -> None:
         "one step led to a new place, the others back and forth"
     )
     assert rewards["paper"] == pytest.approx(-1 + 0.8 + 0.1)
-
-
-def test_a_step_is_cheap() -> None:
-    # gym-sokoban draws 661 steps in a second; with gymnasium's wrappers ours must leave room for 50 times as many.
-    env = gym.make("tests/Corridor-v0", max_turns=10**6)
-    env.reset(seed=1)
-    env.unwrapped._door = -1  # type: ignore[attr-defined]  # out of reach
-    best = float("inf")
-    for _ in range(5):
-        start = time.process_time()
-        for _ in range(500):
-            env.step(LEFT)
-            env.step(RIGHT)
-        best = min(best, time.process_time() - start)
-    assert 1000 / best > 33_000
 
 
 @pytest.mark.parametrize("wrap", [False, True])

@@ -134,13 +134,6 @@ def test_the_last_turn_is_told_and_a_search_there_loses(tmp_path: Path) -> None:
     assert reward == pytest.approx(-1.0)
 
 
-def test_a_single_turn_is_the_last(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["x"], max_turns=1)
-    observation, _ = env.reset(seed=0)
-    assert observation == f"Question: Who?\n\n{LAST_TURN}"
-    assert env.expert_plan() == ["<answer>x</answer>"]
-
-
 def test_the_preset_is_search_r1_s(tmp_path: Path) -> None:
     shelf = Shelf("t\n" + "word " * 2_000, "other")
     env = make_asking(tmp_path, ["x"], shelf=shelf, preset="search_r1")
@@ -162,14 +155,6 @@ def test_the_preset_is_search_r1_s(tmp_path: Path) -> None:
     assert all(text.startswith("\n\n<") and text.endswith(">\n\n") for text in seen)
     *_, truncated, info = env.step(search("other"))
     assert truncated and info["fault"] is None
-
-
-def test_a_preset_gives_way_to_keywords() -> None:
-    env = make(preset="search_r1", max_turns=7, observation_chars=70)
-    env.reset(seed=0)
-    assert env.max_turns == 7 and len(env.step(search("historian"))[0]) <= 70
-    with pytest.raises(SpearError, match="preset='search'"):
-        make(preset="search")
 
 
 @pytest.mark.parametrize(
@@ -263,15 +248,6 @@ def test_states_lead_on_to_the_same(tmp_path: Path) -> None:
     env.reset(seed=3)
     env.set_state(state)
     assert env.step(rest[0]) == step and env.expert_plan() == plan
-
-
-def test_the_peer_s_reading_on_request(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["Oslo"], on_malformed="peer")
-    _, _, terminated, _, info = env.step("<think><answer>Oslo</answer>")
-    assert terminated and info["score"] == 1.0 and not info["format_ok"]
-    env.reset(seed=0)
-    _, _, terminated, _, info = env.step("nothing to read")
-    assert not terminated and not info["action_ok"]
 
 
 def test_plain_responses_are_for_people(tmp_path: Path) -> None:

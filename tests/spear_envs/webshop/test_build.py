@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data import processes
 from spear_envs.data.files import digest_file
 from spear_envs.webshop import record_chunks, sources
 from spear_envs.webshop.build import build_store
@@ -232,13 +231,6 @@ def test_bad_items(tmp_path: Path, items: str, message: str) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_bad_records_are_named_by_workers_too(tmp_path: Path) -> None:
-    records = [make_record(f"B{i:03d}") for i in range(30)]
-    records[21]["pricing"] = 5
-    with pytest.raises(SpearError, match=r"items_shuffle\.json, record 21: product B021: pricing is a number"):
-        build_store(catalogs.write(tmp_path / "raw", records), tmp_path / "store", processes=2)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_options_of_more_goals_than_can_be_numbered(tmp_path: Path, workers: int) -> None:
     values = [str(i) for i in range(8)]
@@ -312,21 +304,3 @@ def test_the_index_gets_the_texts_in_order(tmp_path: Path) -> None:
     catalog = open_catalog(tmp_path / "store")
     for number in (0, 17, 49):
         assert catalog.search(f"text {number}")[0] == number
-
-
-def double(value: int) -> int:
-    return 2 * value
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_jobs_are_done_in_order_and_not_taken_ahead(workers: int) -> None:
-    taken = []
-
-    def jobs() -> Iterator[int]:
-        for value in range(20):
-            taken.append(value)
-            yield value
-
-    for position, result in enumerate(processes.map_in_order(double, jobs(), workers)):
-        assert result == 2 * position
-        assert len(taken) <= max(2, position + 1 + (workers > 1) * (workers + 1))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import time
-from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from gymnasium.error import ResetNeeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.info import INFO_KEYS
 from spear_envs.core.prompts import PromptContext
 from spear_envs.testing import check_spear_env
@@ -136,17 +133,6 @@ def test_actions_have_one_form_in_info() -> None:
     assert env.step("dance")[4]["action"] == ""
 
 
-def test_malformed_responses_are_explained_in_one_more_field() -> None:
-    env = make(response_format="tags")
-    first, _ = env.reset(options={"task": TASK})
-    observation, *_, info = env.step("click[x]")
-    assert observation.startswith(f"{first} [SEP] Your response could not be read: there is no <action>")
-    assert not info["format_ok"] and not info["purchase"]["asin"]
-    rich = make(response_format="tags", observation_mode="text_rich")
-    first, _ = rich.reset(options={"task": TASK})
-    assert rich.step("")[0].startswith(f"{first}Your response could not be read: it is empty.")
-
-
 def test_peer_plays_what_verl_agent_would() -> None:
     env = make(response_format="tags", on_malformed="peer")
     env.reset(options={"task": TASK})
@@ -185,34 +171,6 @@ def test_bad_keywords_say_what_is_good(kwargs: dict[str, Any], says: str) -> Non
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_goals_from_a_file(tmp_path: Path) -> None:
-    whole = make(split="all")
-    rows = [{"index": i, **whole.tasks[40 + i].content} for i in range(3)]
-    file = tmp_path / "goals.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    env = make(goals=file)
-    assert env.splits == ("all",)
-    assert [task.id for task in env.tasks] == [f"webshop/all/{i:05}" for i in range(3)]
-    _, info = env.reset(options={"task": "webshop/all/00001"})
-    assert info["instruction"] == rows[1]["instruction_text"]
-    assert play_all(env, env.expert_plan())[-1][4]["won"]
-    with pytest.raises(UnknownTaskError):
-        env.reset(options={"task": "webshop/train/00001"})
-    # Prices beside the file count: at this one the goal's own product is too dear.
-    (tmp_path / "prices.json").write_text(json.dumps({rows[1]["asin"]: 1e7}), encoding="utf-8")
-    dear = make(goals=file)
-    dear.reset(options={"task": "webshop/all/00001"})
-    goal = dear.shop.goal
-    play_all(dear, [f"search[{goal.title}]", f"click[{goal.asin}]", *(f"click[{pair[1]}]" for pair in goal.options)])
-    assert not dear.step("click[buy now]")[4]["purchase"]["price_ok"]
-
-
-def test_splits_of_the_schemes() -> None:
-    assert make().splits == ("train", "eval", "test")
-    assert make(split_scheme="verl-agent", split="test").splits == ("train", "test")
-    assert len(make(split="all").tasks) == sum(len(make(split=split).tasks) for split in ("train", "eval", "test"))
-
-
 def test_states_come_back_from_every_turn_of_another_process() -> None:
     env, other = make(), make()
     env.reset(options={"task": TASK})
@@ -241,18 +199,6 @@ def test_no_response_takes_long() -> None:
     for text in ("[" * 100_000, "a[" * 50_000, "click[" + "[" * 99_000 + "]", "search[" + "_\u0301" * 49_000 + "]"):
         env.step(text)
     assert time.process_time() - start < 2  # seconds; it takes a tenth of that
-
-
-def test_many_environments_share_one_catalogue_and_reset_at_once() -> None:
-    start = time.process_time()
-    vector: Any = gym.make_vec("spear/WebShop-v0", num_envs=256)
-    observations, infos = vector.reset(seed=0)
-    taken = time.process_time() - start
-    envs = [env.unwrapped for env in vector.envs]
-    assert len({id(env.catalog) for env in envs}) == 1
-    assert len(observations) == 256 and len({*infos["task_id"]}) > 100
-    assert taken < 5  # seconds; it takes a twentieth of that
-    vector.close()
 
 
 @pytest.mark.parametrize("split", ["eval", "test"])

@@ -114,15 +114,6 @@ def test_twins_are_the_goals_with_equal_keys(drawn: list[tuple[int, int]], data:
     assert source.find_twins(chosen) == expected == ListedGoals(goals).find_twins(chosen)
 
 
-@settings(max_examples=30)
-@given(sizes)
-def test_owners_name_the_products(drawn: list[tuple[int, int]]) -> None:
-    source = make_source(*zip(*drawn, strict=True))
-    for some in (source, ListedGoals(listed(source))):
-        names = [some.owner_name(int(number)) for number in some.owners()]
-        assert names == [goal.asin for goal in listed(source)]
-
-
 def test_shares_of_products() -> None:
     source = make_source([1] * 400, [0] * 400)  # two goals each, since both colours are red
     made = split_goals(source, SplitScheme.PRODUCT)

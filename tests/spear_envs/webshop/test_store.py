@@ -8,20 +8,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop import store
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
 from spear_envs.webshop.products import DEFAULT_PRICE, is_listed, parse_prices, read_options, read_product
-from spear_envs.webshop.store import INDEX, check_store, open_store, read_manifest
+from spear_envs.webshop.store import check_store, open_store, read_manifest
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 
@@ -183,32 +181,6 @@ def test_damage_within_a_file(copy: Path) -> None:
         check_store(copy)
 
 
-@pytest.mark.parametrize("name", ["offsets", "goal_order", "goal_numbers"])
-def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
-    path = copy / f"{name}.bin"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    catalog = open_catalog(copy)
-    with pytest.raises(SpearError, match=r"is damaged.*: build"):
-        catalog.goals().goal(0)
-    with pytest.raises(SpearError, match=f"{name}.bin has changed"):
-        check_store(copy)
-
-
-def test_a_search_index_of_an_earlier_version_names_the_command(copy: Path) -> None:
-    path = copy / INDEX / "manifest.json"
-    path.write_text(path.read_text("utf-8").replace('"version": 3', '"version": 2'), "utf-8")
-    with pytest.raises(SpearError, match=r"of version 2, not 3: .*'spear data build webshop'"):
-        open_catalog(copy)
-
-
-def test_a_folder_without_a_manifest(copy: Path) -> None:
-    (copy / "manifest.json").unlink()
-    with pytest.raises(SpearError, match="is not a finished store"):
-        open_store(copy)
-    with pytest.raises(SpearError, match="is not a catalogue"):
-        open_catalog(copy)
-
-
 def test_the_wrong_settings(built: Path) -> None:
     assert open_catalog(built, price_seed=42, draws="keyed", title_nouns="rule") is open_catalog(built)
     for settings_, message in (
@@ -219,12 +191,6 @@ def test_the_wrong_settings(built: Path) -> None:
     ):
         with pytest.raises(SpearError, match=message):
             open_catalog(built, **settings_)  # type: ignore[arg-type]
-
-
-def test_arrays_are_mapped_and_read_only(built: Path) -> None:
-    array = store.map_array(built / "prices.bin", store.ARRAYS["prices"])
-    assert isinstance(array, np.ndarray) and not array.flags.writeable and array.base is not None
-    assert len(store.map_array(built / "dictionary.bin", "u1")) == (built / "dictionary.bin").stat().st_size
 
 
 @pytest.mark.parametrize(

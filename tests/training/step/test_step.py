@@ -258,39 +258,6 @@ def test_a_joint_step_goes_down_the_papers_loss(mode: str, ranks: int) -> None:
     assert 0 < metrics["replay/ess"] <= 1
 
 
-def make_adam(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.05, betas=(0.9, 0.99))
-
-
-def drift(coupling: str, gamma: float, *, enabled: bool = True) -> torch.Tensor:
-    """How far eight steps under Adam move the policy, each with one mini-batch of eight fresh rows."""
-    sil = {"coupling": coupling, "gamma": "constant", "gamma_options": {"value": gamma}, "enabled": enabled}
-    run = Run(minibatch=8, optimiser=make_adam, sil=sil, replay={"capacity": 4})
-    start = run.actor.table.detach().clone()
-    for t in range(1, 9):
-        run.take(t, make_group(f"{t}-00000", count=4))
-    return run.actor.table.detach() - start
-
-
-def test_joint_coupling_adds_gamma_times_imitation_and_nothing_else_under_adam() -> None:
-    """With a vanishing gamma replay must change nothing; sequential coupling applies Adam's momentum once more."""
-    alone = drift("joint", 0.0, enabled=False)
-    torch.testing.assert_close(drift("joint", 1e-9), alone, atol=1e-4, rtol=0)
-    sequential = drift("sequential", 1e-9)
-    assert float(sequential @ alone / alone.square().sum()) > 1.05, "why it is not the default"
-    assert float((drift("joint", 1.0) - alone).norm()) > 0.05
-
-
-def test_sequential_coupling_is_a_pass_for_each_term_with_one_tick_of_the_learning_rate() -> None:
-    run = Run(sil={"coupling": "sequential"}, minibatch=2)
-    for t in (1, 2, 3):
-        metrics = run.take(t, make_group(f"{t}-00000"))
-    assert [update.hold_learning_rate for update in run.actor.passes] == [False, False, True, False]
-    assert [len(update.deal.minibatches) for update in run.actor.passes[2:]] == [2, 2]
-    assert metrics["replay/n_sil"] == 1.0 and metrics["actor/lr"] == 0.7 and metrics["actor/optimizer_steps"] == 2
-    assert "sil/actor/grad_norm" in metrics and "loss/sil" in metrics
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_replay_adds_rows_to_the_steps_of_the_fresh_ones_not_steps(count: int) -> None:
     run = Run(minibatch=12 // count, replay={"capacity": 6})

@@ -280,18 +280,6 @@ def test_replayed_rows_need_no_more_memory_than_those_of_an_on_policy_mini_batch
     assert own["micro_batch_size_per_gpu"] == own["mini_batch_size"] // 4 <= minibatch / 2
 
 
-def test_metrics_of_the_loss_are_sums_of_the_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    names = ("loss/on_policy", "loss/sil", "clip/ppo_fraction", "clip/cov_fraction", "actor/grad_norm")
-    for layout in LAYOUTS:
-        step = Step(monkeypatch, choose("joint"), **layout)
-        train(step)
-        found.append([step.metrics[name] for name in (*names, "kl/old", "replay/ess")])
-    np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-6)
-    assert found[0][1] < 0, "self-imitation raises the probability of what paid"
-    assert 0 < found[0][-1] < 1, "ratios of replayed tokens are not all the same"
-
-
 # ---- covariance bounds -----------------------------------------------------------------------------------------------
 MEASURES = {"percentile": calibrate_covariance_bounds, "running": find_covariance_quantiles}
 
@@ -332,11 +320,3 @@ def test_bounds_are_measured_on_replayed_rows_and_frozen_or_running(
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
-def test_all_keys_of_a_step_are_given_to_be_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step(monkeypatch, choose("sequential"), rows=7, ranks=3)
-    train(step)
-    rollout_keys = step.rows.key.tolist()
-    keys = step.keys.take_keys(rollout_keys)
-    assert sorted(keys) == sorted(step.queue.rows), "and none twice"
-    assert any(key.startswith("padding") for key in keys) and any(key.startswith("replay") for key in keys)
-    assert step.keys.take_keys(rollout_keys) == rollout_keys, "the next step begins with none"

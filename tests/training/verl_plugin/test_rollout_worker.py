@@ -121,11 +121,6 @@ def test_the_weights_of_a_response_are_kept() -> None:
     assert [ask(FakeClient(output)).version for output in (told, answer([END]))] == [4, None]
 
 
-def test_what_the_server_had_in_its_cache_is_kept() -> None:
-    cached = TokenOutput(token_ids=[END], log_probs=[-0.5], stop_reason="completed", extra_fields={"cached_tokens": 1})
-    assert [ask(FakeClient(output)).cached_tokens for output in (cached, answer([END]))] == [1, None]
-
-
 def test_stop_strings_stay_part_of_the_response() -> None:
     written = list(b"<search>q</search>")
     sampling = Sampling(stop_strings=("</search>", "</answer>"))
@@ -140,13 +135,6 @@ def test_stop_strings_stay_part_of_the_response() -> None:
 
 def test_an_aborted_request_gives_an_empty_response() -> None:
     assert ask(FakeClient(TokenOutput(token_ids=[], stop_reason="aborted"))) == Generation((), (), Finish.LENGTH)
-
-
-def test_a_servers_error_reaches_the_caller() -> None:
-    with pytest.raises(RuntimeError, match="out of memory"):
-        ask(FakeClient(RuntimeError("out of memory")))
-    with pytest.raises(EngineFault):  # ends an episode, not the training
-        ask(FakeClient(EngineFault(EngineFaultKind.SERVER_ERROR, "a hiccup")))
 
 
 @pytest.mark.parametrize("kind", [EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY])
@@ -299,31 +287,6 @@ def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp
         assert record.won and record.terms["outcome"] == 1.0, "success stays the environment's"
 
 
-def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueue) -> None:
-    pytest.importorskip("fastapi")
-    orders = order_episodes("train")
-    plain = open_worker(walk, layout=Layout.CONVERSATION)
-    asyncio.run(plain.play(orders, Sampling(), "train", keep=True))
-    worker = open_worker(walk, layout=Layout.CONVERSATION)
-    worker._agent = "spear_agents.gateway.loop:play"
-
-    async def play_twice() -> None:
-        for _ in range(2):
-            rollout = await worker.play(orders, Sampling(), "train", keep=True)
-            assert {record.stop for record in rollout.records} == {"won"}
-        await worker._programs.aclose()
-
-    asyncio.run(play_twice())
-    own, first, second = [
-        {
-            key: {name: value.tolist() for name, value in write["fields"][n].items()}
-            for n, key in enumerate(write["keys"])
-        }
-        for write in queue.writes
-    ]
-    assert len(own) == len(orders) and own == first == second
-
-
 def test_two_batches_are_played_at_a_time_and_each_counts_its_own(queue: FakeQueue) -> None:
     class Versioned:
         """An engine whose weights change after eight responses, while both batches are under way."""
@@ -377,17 +340,6 @@ def test_a_conversation_is_as_old_as_its_oldest_response(queue: FakeQueue) -> No
 def test_validation_writes_nothing(queue: FakeQueue) -> None:
     rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
     assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
-
-
-def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
-    worker, orders = open_worker(walk), order_episodes("train")
-    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
-    before = list(map(id, worker._idle["train"]))
-    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
-    assert sorted(map(id, worker._idle["train"])) == sorted(before)
-    assert len(before) == len(orders)
-    asyncio.run(worker.play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(worker._idle["train"]) == len(before), "splits do not share environments"
 
 
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:

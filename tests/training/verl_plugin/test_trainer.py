@@ -206,23 +206,6 @@ def test_a_response_is_limited_by_its_turn_and_by_the_row(tmp_path: Path, limit:
     assert trainer._sampling(validate=False).max_tokens == trainer._sampling(validate=True).max_tokens == most
 
 
-def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path) -> None:
-    trainer: Any = open_trainer(tmp_path)
-    trainer.train_dataloader = [{"task_id": ["a", "b"]}]
-    found = []
-    for t in (1, 2, 3):
-        trainer.global_steps = t
-        trainer.prepare_step()
-        found.append([(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded])
-        trainer.play(0)
-    assert found == [[("a", 0), ("a", 1), ("b", 0)], [], [("a", 0), ("a", 1), ("b", 0)]]
-    trainer.rollouts.episodes = [make_trajectory(5), make_trajectory(6)]
-    metrics, _ = take_step(trainer, make_group(), 3)
-    assert metrics["rollout/recorded"] == 2.0
-    path = tmp_path / "rollouts" / "episodes.jsonl"
-    assert [(t.step, t.seed) for t in read_trajectories(path)] == [(3, 5), (3, 6)]
-
-
 def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_path: Path) -> None:
     def draw(seed: int) -> list[int]:
         trainer: Any = open_trainer(tmp_path)
@@ -397,16 +380,6 @@ def test_one_server_is_asked_without_a_load_balancer(
     assert ended == ["balancer"]
     assert asyncio.run(client._acquire_server("r", prompt_ids=[1])) == ("a", handles[0])
     client._release_server("a", request_id="r")
-
-
-def test_times_are_added_to_the_metrics(tmp_path: Path) -> None:
-    trainer: Any = open_trainer(tmp_path)
-    metrics = {"perf/spear_driver_seconds": 0.5, "tokens/prompt": 300.0, "tokens/response": 100.0}
-    trainer._compute_metrics(None, metrics, {"step": 10.0, "gen": 4.0}, global_steps=3, epoch=1)
-    assert metrics["timing_s/gen"] == 4.0 and metrics["perf/step_seconds"] == 10.0
-    assert metrics["perf/spear_driver_share"] == 0.05
-    assert (metrics["perf/tokens_per_second"], metrics["perf/tokens_per_second_per_rank"]) == (40.0, 5.0)
-    assert (metrics["training/global_step"], metrics["training/epoch"]) == (3, 1)
 
 
 def test_the_algorithm_is_brought_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

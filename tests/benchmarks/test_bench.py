@@ -12,24 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import pytest
 
 from benchmarks import _cli, _compare, _registry, _running
 from benchmarks._figures import Bar, Size, Status
-from benchmarks._models_plot import plot_learning
 from benchmarks._random_play import measure_random_play
 from benchmarks._registry import FOLDER, choose_benchmarks, find_benchmarks, read_benchmark
 from benchmarks._results import Verdict, judge, read_result, read_results, read_summary
-from spear_agents.statistics import Estimate
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.engine import Board
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.levels import Level, parse_level
 from spear_envs.sokoban.tasks import make_task_set, read_level
-from spear_training.plots import smooth
 from tests.benchmarks.scripts import write_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,16 +114,6 @@ def test_one_that_fails_stops_no_other(
     assert next(judge(known["c_out"], results["c_out"])).reason == "it needs the moon"
     bad = list(judge(known["a_bad"], results["a_bad"]))
     assert bad[0].verdict is Verdict.HELD and bad[1].verdict is Verdict.NOT_MEASURED, "what it had measured is kept"
-
-
-def test_a_finished_result_outlives_one_that_fails(run: Run, folder: Path, tmp_path: Path) -> None:
-    write_script(folder, "good", "yield Figure('step', 1.0, 'ms')")
-    assert run() == 0
-    write_script(folder, "good", "yield Figure('step', 2.0, 'ms')\nraise OSError('the moon is full')")
-    assert run("--again") == 1
-    result = read_result(tmp_path / "out" / "good.json")
-    assert result is not None and result.status is Status.FINISHED and result.figures[0].value == 1.0
-    assert not list((tmp_path / "out" / "work").glob("*.json"))
 
 
 @pytest.mark.slow
@@ -254,25 +240,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         choose_benchmarks(["sokobn"], known)
 
 
-@pytest.mark.parametrize(
-    ("value", "most", "least"), [(1.0, True, True), (0.5, True, False), (float("nan"), False, False)]
-)
-def test_what_holds(value: float, most: bool, least: bool) -> None:
-    assert Bar("x", at_most=1.0).holds(value) is most and Bar("x", at_least=1.0).holds(value) is least
-
-
-def test_arms_are_drawn_with_what_they_won_before_and_after(tmp_path: Path) -> None:
-    won = {"GRPO": [[0.1, 0.2, 0.4], [0.3, 0.2, 0.2]], "SPEAR": [[0.2, 0.3, 0.5]]}
-    unseen = {title: Estimate(0.4, 0.3, 0.5, 120) for title in won}
-    plot_learning(won, unseen, Estimate(0.25, 0.2, 0.3, 120), 32, tmp_path / "learning.png")
-    picture = matplotlib.image.imread(tmp_path / "learning.png")
-    assert picture.shape[1] > 1000
-
-
-def test_the_running_mean_begins_with_what_there_is() -> None:
-    assert smooth(np.asarray([4.0, 2.0, 0.0, 0.0, 4.0, 9.0])) == pytest.approx([4.0, 3.0, 2.0, 1.5, 2.0, 3.0])
-
-
 def sample_random_play(levels: list[Level], seed: int) -> float:
     """Share of 15-move episodes that random play wins, one a level."""
     rng = np.random.default_rng(seed)
@@ -302,12 +269,6 @@ def test_exact_values_of_small_boards() -> None:
 def test_the_default_levels_are_won_by_random_play_as_often_as_recorded() -> None:
     """9.6 % were recorded for levels of 3 to 12 moves; 5,000 episodes on 5,000 training levels."""
     assert 100 * sample_random_play(read_levels(Recipe(), "train", 5_000), 0) == pytest.approx(9.6, abs=1.5)
-
-
-def test_the_papers_kind_of_levels_are_won_far_more_often() -> None:
-    """Levels of 1 to 15 moves: 18.3 % +- 0.5 over many draws of this generator."""
-    recipe = Recipe(shortest=1, longest=15)
-    assert 100 * sample_random_play(read_levels(recipe, "train", 5_000), 0) == pytest.approx(18.3, abs=1.5)
 
 
 @pytest.mark.parametrize(("split", "exact"), [("valid", 7.95), ("test", 7.63)])

@@ -88,20 +88,6 @@ def test_data_is_here_when_the_environment_opens_it(
     assert [one.name for one in find_collections(env_id) if one.here] == [name], "and nothing else is"
 
 
-def test_the_large_catalogue_is_built_before_it_is_here(data: Path) -> None:
-    def find() -> Collection:
-        return next(one for one in find_collections("spear/WebShop-v0") if one.name == "full")
-
-    assert find() == Collection("full", False, "spear data get webshop --size full")
-    (data / "webshop" / "full" / "raw").mkdir(parents=True)
-    for name in ("items_shuffle.json", "items_ins_v2.json"):
-        (data / "webshop" / "full" / "raw" / name).write_text("[]")
-    assert find() == Collection("full", False, "spear data build webshop --size full")
-    (data / "webshop" / "full" / "store").mkdir()
-    (data / "webshop" / "full" / "store" / "manifest.json").write_text("{}")
-    assert find().here
-
-
 def test_what_is_put_together_is_here_with_its_last_part(data: Path) -> None:
     def find() -> Collection:
         return next(one for one in find_collections("spear/CodeInterpreter-v0") if one.name == "dapo-aime")
@@ -130,18 +116,6 @@ def test_extras_are_in_the_metadata() -> None:
     from spear_envs.doctor import read_requirements
 
     assert {listing.extra.requirement for listing in list_envs() if listing.extra} <= read_requirements().keys()
-
-
-def test_an_extra_that_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from spear_envs import catalogue
-
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(catalogue, "find_version", {"scipy": "1"}.get)
-    _, out, _ = run(capsys)
-    assert "webshop: the authors' tagger (not installed)" in out
-    _, out, _ = run(capsys, "--json")
-    (found,) = (one for one in json.loads(out)["environments"] if "WebShop" in one["id"])
-    assert found["extra"]["missing"] == ["spacy"]
 
 
 def test_environments_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,23 +179,3 @@ def terminal(command_folder: Path) -> Iterator[Terminal]:
     opened = Terminal(command_folder)
     yield opened
     opened.close()
-
-
-@pytest.mark.skipif(BASH is None, reason="needs bash")
-@pytest.mark.parametrize(
-    ("typed", "becomes"),
-    [
-        ("spear chec", "spear check "),
-        ("spear check spear/Sok", "spear check spear/Sokoban-v1 "),
-        ("spear check spear_envs:spear/Sok", "spear check spear_envs:spear/Sokoban-v1 "),
-        ("spear eval spear/WebShop-v0 --split=te", "spear eval spear/WebShop-v0 --split=test "),
-        ("true; spear check spear/Sok", "true; spear check spear/Sokoban-v1 "),
-    ],
-)
-def test_a_bash_completes_the_word(terminal: Terminal, typed: str, becomes: str) -> None:
-    terminal.type("\x15")
-    terminal.type(f"{typed}\t")
-    terminal.read_until(becomes)
-    # The line is what it looks like: bash itself says so, and nothing is run.
-    terminal.type("\x01echo '<\x05>'\n")
-    assert f"\n<{becomes}>" in terminal.read_until(f"<{becomes}>\r\n").replace("\r", "")

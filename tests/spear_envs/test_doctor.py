@@ -54,15 +54,6 @@ def test_versions_against_the_allowed_and_the_tested(monkeypatch: pytest.MonkeyP
     assert "transformers>=5.5" in found[1].mend and "2.60.0" in found[2].mend and "train" in found[4].mend
 
 
-def test_ranges_and_pins_have_one_source() -> None:
-    """The metadata of the distributions and the constraints of the checkout."""
-    pytest.importorskip("spear_training")
-    ranges, pins = doctor.read_ranges(), doctor.read_pins()
-    assert "0.9.1" in ranges["verl"] and "0.9.2" not in ranges["verl"]
-    assert set(doctor.WATCHED) - {"vllm"} <= set(ranges)
-    assert pins["verl"] == "0.9.1" and doctor.read_pins(Path("nowhere")) == {}
-
-
 def test_builds_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, verdict in (
         ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, Verdict.PROBLEM),
@@ -82,29 +73,6 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert full.verdict is Verdict.NOTE and "SPEAR_DATA" in full.mend
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     assert one(doctor.check_disk(tmp_path), "disk").verdict is Verdict.PROBLEM
-
-
-def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    1024 kB\n")
-    findings = list(doctor.check_memory(tmp_path / "none", meminfo))
-    assert one(findings, "shared memory").verdict is Verdict.PROBLEM
-    little = one(findings, "memory")
-    assert little.verdict is Verdict.NOTE and little.found == "1.0 MB available"
-    monkeypatch.setattr(doctor, "SHARED_BYTES", 10**18)
-    note = one(doctor.check_memory(tmp_path, meminfo), "shared memory")
-    assert note.verdict is Verdict.NOTE and "--shm-size" in note.mend
-
-
-def test_graphics_cards() -> None:
-    def check(code: str) -> Finding:
-        return one(doctor.check_graphics((sys.executable, "-c", code)), "GPUs")
-
-    assert one(doctor.check_graphics(("no-such-command",)), "GPUs").found.startswith("none")
-    assert check("print('NVIDIA H100, 81559 MiB, 570.1')").verdict is Verdict.OK
-    broken = check("import sys; sys.exit('Failed to initialize NVML: Driver/library version mismatch')")
-    assert broken.verdict is Verdict.PROBLEM and "NVML" in broken.found and "driver" in broken.mend
-    assert check("").verdict is Verdict.PROBLEM
 
 
 def test_isolation() -> None:
@@ -173,29 +141,6 @@ def test_an_unknown_check_is_a_matter_of_usage() -> None:
     command = [sys.executable, "-m", "spear_envs.cli", "doctor", "disks"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Did you mean 'disk'" in done.stderr
-
-
-def test_missing_packages(tmp_path: Path) -> None:
-    add_distribution(
-        tmp_path,
-        "spear-envs",
-        "0.1.0",
-        "numpy>=2",
-        "no-such-base",
-        'part-of-ours; extra == "begun"',
-        'no-such-part; extra == "begun"',
-        'no-such-thing; extra == "not-begun"',
-    )
-    add_distribution(tmp_path, "part-of-ours", "1.0")
-    points = "[spear.commands]\ndoctor = spear_envs.doctor:doctor\n"
-    (tmp_path / "spear_envs-0.1.0.dist-info" / "entry_points.txt").write_text(points)
-    code, found = ask(tmp_path, "extras")
-    assert code == 1 and {"spear-envs", "spear-envs[begun]", "extras"} <= set(found)
-    assert "spear-envs[not-begun]" not in found
-    assert found["spear-envs"]["found"] == "no-such-base is missing"
-    assert found["spear-envs"]["mend"] == "pip install 'spear-envs'"
-    assert found["spear-envs[begun]"]["mend"] == "pip install 'spear-envs[begun]'"
-    assert "spear-envs" not in found["extras"]["found"].split(", ")
 
 
 def test_checks_of_other_packages(tmp_path: Path) -> None:

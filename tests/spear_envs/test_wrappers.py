@@ -50,16 +50,6 @@ def test_numbers_play_what_is_admissible_now() -> None:
     assert (info["action"], info["format_ok"], info["turn"]) == ("", False, 6)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "word"),
-    [({}, "size"), ({"actions": ["a"], "size": 1}, "size"), ({"actions": []}, "different"), ({"size": 0}, "at least 1"),
-     ({"actions": ["a", "a"]}, "different"), ({"actions": "up"}, "different")],
-)  # fmt: skip
-def test_lists_that_mean_nothing_are_refused(keywords: dict[str, Any], word: str) -> None:
-    with pytest.raises(SpearError, match=word):
-        DiscreteActions(CorridorEnv(), **keywords)
-
-
 def test_actions_without_a_number_and_environments_without_a_list_are_refused() -> None:
     with pytest.raises(SpearError, match="size=1"):
         DiscreteActions(CorridorEnv(), size=1).reset(seed=0)
@@ -92,16 +82,6 @@ def test_frozen_lake_in_text() -> None:
     env.step("right")
     *_, terminated, _, info = env.step("down")  # a hole
     assert terminated and not info["won"]
-
-
-def test_cart_pole_in_text() -> None:
-    env = GymnasiumEnv("CartPole-v1", 5, actions=["left", "right"], labels=["x", "v", "angle", "turn"], max_turns=9)
-    observation, info = env.reset(seed=1)
-    assert [line.split(": ")[0] for line in observation.split("\n")] == ["x", "v", "angle", "turn"]
-    for action in ("left", "right", "left", "right", "left"):
-        assert not info["won"]
-        *_, info = env.step(env.parser.respond(action))
-    assert info["won"] and info["reward_terms"]["native_return"] == 5.0
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("omegaconf", reason="needs the extra 'train'")
@@ -23,11 +22,10 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from spear_envs.core.tasks import ListTaskSet, Task
 from spear_training.algorithms import SpearSettings
-from spear_training.catalogue import algorithms, survey_presets
 from spear_training.choices import ORDER, check_choice, find_files, list_algorithms
 from spear_training.custom_reward import CUSTOM, CustomReward, read_custom_reward, resolve_custom_reward
 from spear_training.environments import EnvironmentSettings, inspect_environment, make_environment
-from spear_training.launch import compose_config, flatten_config
+from spear_training.launch import compose_config
 from spear_training.runs import choose_warm_start
 from spear_training.settings import RunSettings
 from spear_training.warmstart import WarmStartSettings
@@ -103,11 +101,6 @@ def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
     check_choice("algorithm", near)
 
 
-def test_the_command_gives_them_as_json() -> None:
-    result = CliRunner().invoke(algorithms, ["--json"])
-    assert json.loads(result.output) == {"algorithms": [asdict(algorithm) for algorithm in list_algorithms()]}
-
-
 # ---- a user's own ----------------------------------------------------------------------------------------------------
 MINE = """# @package _global_
 # Mine: GRPO with a wide clip.
@@ -163,17 +156,6 @@ def test_a_file_that_cannot_be_is_told_in_one_line(own: Path, text: str, expecte
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_names_are_not_taken_twice_and_a_missing_folder_is_told(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpearError, match="did you mean mine"):
-        check_choice("algorithm", "mne", own)
-    (own / "algorithm" / "grpo.yaml").write_text(MINE)
-    with pytest.raises(SpearError, match=r"grpo\.yaml has the name of an existing choice"):
-        list_algorithms(own)
-    monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own / "none"))
-    with pytest.raises(SpearError, match=r"folder of configurations .*none .*does not exist"):
-        list_algorithms()
-
-
 def compose_dry_run(*overrides: str) -> Any:
     return compose_config(overrides, Path("runs/x"), check=False)
 
@@ -196,18 +178,6 @@ def test_pictures_have_a_policy_that_sees_them() -> None:
     settings = choose_warm_start(RunSettings.from_config(config))
     assert isinstance(settings, TinyVisionSettings)
     assert settings.env_kwargs["modality"] == "image" and (settings.template, settings.steps) == ("default", 70)
-
-
-@pytest.mark.slow
-def test_rows_of_one_experiment_have_the_same_dry_run() -> None:
-    """So that one run speaks for all of them: they differ in the model alone, and in lengths that are cut anyway."""
-    runs: dict[str, dict[str, Any]] = {}
-    for preset in survey_presets():
-        if preset.of_paper and preset.model:
-            name = preset.name
-            flat = flatten_config(compose_dry_run(f"preset={name}", "model=tiny"))
-            assert runs.setdefault(name.partition("_")[0], flat) == flat, name
-    assert set(runs) == {"alfworld", "webshop", "sokoban", "math", "search"}
 
 
 TASKS = ListTaskSet(
@@ -332,16 +302,6 @@ def test_a_composed_training_knows_the_function(tmp_path: Path, model_folder: Pa
     assert reward is not None and (reward.name, reward.kwargs) == ("mine", {"bonus": 3})
     with pytest.raises(SpearError, match="is not a file"):
         compose_config((*overrides[:2], "reward.custom_reward_function.path=missing.py"), tmp_path / "run")
-
-
-def test_settings_come_from_a_plain_mapping() -> None:
-    settings = EnvironmentSettings.from_mapping(
-        {"id": "spear/Sokoban-v1", "kwargs": {"modality": "text"}, "layout": "conversation", "history": 0}
-    )
-    assert settings == EnvironmentSettings(
-        "spear/Sokoban-v1", kwargs={"modality": "text"}, layout=Layout.CONVERSATION, history=0
-    )
-    assert EnvironmentSettings.from_mapping({}) == EnvironmentSettings()
 
 
 @pytest.mark.parametrize(

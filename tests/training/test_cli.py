@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +19,11 @@ from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from spear_training import runs
 from spear_training.checkpoints import keep_best, write_manifest
-from spear_training.choices import GROUPS, list_choices
 from spear_training.earlier import load_earlier
 from spear_training.export import export_policy
-from spear_training.launch import compose_config
-from spear_training.runs import read_progress, show_progress
+from spear_training.runs import read_progress
 from tests.agents.test_cli import train, write_launch
-from tests.spear_envs.test_completion import ask, ask_line
+from tests.spear_envs.test_completion import ask_line
 from tests.training.trainings import save_small_checkpoint
 
 MODEL = "actor_rollout_ref.model.path"
@@ -230,16 +227,6 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_group_completes_its_choices(group: str) -> None:
-    assert ask_line(f"spear train --out runs/x {group}=") == list(list_choices(group))
-
-
-def test_what_is_offered_can_be_composed() -> None:
-    (offered,) = ask("spear plan preset=official/alfworld_qwen2.5_7")
-    assert compose_config((offered.removeprefix("plain,"),), Path("x"), check=False)
-
-
 def test_what_is_ones_own_is_completed(tmp_path: Path) -> None:
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm" / "zeal.yaml").write_text("# @package _global_\n# Zeal: mine.\nspear: {}\n")
@@ -262,15 +249,6 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SpearError, match=r"config\.yaml (cannot be read|is not) .*: name another folder") as found:
         load_earlier(tmp_path / "config.yaml", "actor")
     assert "\n" not in str(found.value)
-
-
-def test_no_figure_is_cut_on_a_narrow_terminal() -> None:
-    screen = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, color_system=None, width=80)
-    last = {"step": 1000, "training/global_step": 1000, "success/all": 0.66, "perf/step_seconds": 125.5}
-    with show_progress(screen, 1000, "starting Ray and verl", read_progress) as observe:
-        observe([last | {"val/success/all": 0.48}])
-    shown = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert "1000/1000 success 66% · valid 48% · 125.5 s/step 0:00:00 0:00:00" in shown and "…" not in shown
 
 
 def test_the_progress_is_that_of_the_last_step() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-import gymnasium as gym
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -129,21 +128,6 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest
         assert "holds a BertModel" in fail(f"{MODEL}={name}", check=True)
 
 
-def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
-    fetched = tmp_path / "models" / "smollm2-135m"
-    shutil.copytree(model_folder, fetched)
-    for override in ("model=smollm2-135m", f"{MODEL}=smollm2-135m"):
-        training = compose_training((override, TEXT), Path("x"))
-        assert training.config.actor_rollout_ref.model.path == str(fetched)
-        assert training.fit is not None and not training.fit.describe()
-    monkeypatch.setenv("SPEAR_OFFLINE", "1")
-    shutil.rmtree(fetched)
-    assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2-135m", TEXT, check=True)
-
-
 # ---- errors of settings ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
@@ -229,16 +213,6 @@ def test_a_run_that_cannot_branch_is_refused(
 
 
 # ---- environments ----------------------------------------------------------------------------------------------------
-def test_a_launch_makes_the_environment_of_each_split_once(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    make = gym.make
-    monkeypatch.setattr(gym, "make", lambda *given, **named: made.append(named["split"]) or make(*given, **named))
-    training = compose_training((f"{MODEL}={model_folder}", TEXT), tmp_path)
-    prepare_run(training, tmp_path)
-    assert sorted(made) == ["train", "valid"]
-    assert training.environment.max_turns == 15 and not training.environment.shows_picture
 
 
 # ---- run folders -----------------------------------------------------------------------------------------------------
@@ -418,13 +392,6 @@ def test_a_torn_tracker_is_mended_to_the_newest_whole_checkpoint(tmp_path: Path,
         (checkpoints / TRACKER).write_text(torn)
     assert repair_tracker(checkpoints) == 10
     assert (checkpoints / TRACKER).read_text() == "10"
-
-
-def test_a_tracker_without_any_whole_checkpoint_goes(tmp_path: Path) -> None:
-    half = save_small_checkpoint(tmp_path, 5)
-    (half / MANIFEST).unlink()
-    assert repair_tracker(tmp_path / "checkpoints") is None
-    assert not (tmp_path / "checkpoints" / TRACKER).exists(), "verl would look for the folder it names"
 
 
 def test_a_checkpoint_whose_weights_were_cleared_away_does_not_count(tmp_path: Path) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from omegaconf import OmegaConf
-from rich.console import Console
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("matplotlib", reason="needs the extra 'train'")
@@ -20,15 +16,13 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import Finish
-from spear_agents.metrics import METRICS_FOLDER
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
-from spear_training.launch import CONFIG_FILE, compose_config
 from spear_training.plots import PANELS, plot_curves
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
-from spear_training.review import WINDOW, advise, review_history, watch_metrics
+from spear_training.review import WINDOW, review_history
 from tests.agents.test_cli import train, write_launch
 
 QUIET = {
@@ -101,24 +95,6 @@ def test_a_healthy_or_young_run_is_not_reported(records: list[dict[str, Any]], n
     assert review_history(records, SpearSettings.from_mapping(nodes)) == {}
 
 
-def test_a_finding_is_printed_once() -> None:
-    console, seen = Console(record=True, width=400), []
-    observe = watch_metrics(lambda history: seen.append(len(history)), SpearSettings(), console)
-    for count in (3, 7, 8):
-        observe(run(count, mask__void=0.9))
-    assert len(seen) == 3 and console.export_text().count("spear.filter.void=off") == 1
-
-
-def test_a_run_is_reviewed_by_its_folder(tmp_path: Path) -> None:
-    assert "folder of a training" in str(CliRunner().invoke(advise, [str(tmp_path)]).exception)
-    OmegaConf.save(compose_config(("preset=demo",), Path("x"), check=False), tmp_path / CONFIG_FILE)
-    assert CliRunner().invoke(advise, [str(tmp_path)]).output == "nothing stands out\n"
-    (tmp_path / METRICS_FOLDER).mkdir()
-    lines = [json.dumps({"step": record["step"], "data": record}) + "\n" for record in run(mask__void=0.9)[1:]]
-    (tmp_path / METRICS_FOLDER / "0000.jsonl").write_text("".join(lines))
-    assert "spear.filter.void=off" in CliRunner().invoke(advise, [str(tmp_path)]).output
-
-
 def write_run(out: Path, steps: int = 12) -> None:
     """A run whose every curve has something to show, not at every step."""
     random = np.random.default_rng(0)
@@ -153,25 +129,6 @@ def test_a_run_of_one_step_with_missing_and_broken_numbers_is_drawn(tmp_path: Pa
     # verl's logger writes null where a number is not finite.
     write_launch(tmp_path, 0, train(1, **{"success/all": 0.5, "entropy/token-mean": None}))
     assert plot_curves(tmp_path, tmp_path / "c.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("records", [[], [(0, {"val/success/all": 0.1})]])
-def test_a_run_without_a_step_cannot_be_drawn(tmp_path: Path, records: list[Any]) -> None:
-    if records:
-        write_launch(tmp_path, 0, *records)
-    with pytest.raises(ValueError, match="no training step yet"):
-        plot_curves(tmp_path, tmp_path / "c.png")
-    assert not (tmp_path / "c.png").exists()
-
-
-def test_success_is_smoothed_over_the_last_steps_alone() -> None:
-    from spear_training.plots import SMOOTH, smooth
-
-    values = np.arange(10.0)
-    found = smooth(values)
-    assert found[0] == 0.0 and found[1] == 0.5
-    assert found[-1] == values[-SMOOTH:].mean()
-    assert not any(map(math.isnan, found))
 
 
 IDENTITY = {"env_id": "env", "env_kwargs": {}, "split": "train", "model": "runs/policy"}

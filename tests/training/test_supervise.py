@@ -22,14 +22,12 @@ import psutil
 from spear_envs.core.errors import SpearError
 from spear_training import supervise
 from spear_training.supervise import (
-    LOCK_FILE,
     LOG_FILE,
     MARK,
     _end_all,
     _find_error,
     build_environment,
     hold_lock,
-    hold_run,
     supervise_training,
 )
 
@@ -128,18 +126,6 @@ def test_a_run_is_watched_to_its_end(out: Path, stand_in: StandIn) -> None:
     run(out, lambda history: seen.append(len(history)))
     assert seen == sorted(seen) and seen[-1] == 2, "the last word is read after the end"
     assert "some line of verl" in (out / LOG_FILE).read_text()
-
-
-def test_the_process_gets_the_run_folder_and_its_variables(out: Path, stand_in: StandIn) -> None:
-    stand_in(
-        """
-        print("'spear_training.verl_plugin.process'" in sys.argv[2], sys.argv[3:])
-        print(os.environ["VERL_USE_EXTERNAL_MODULES"], os.environ["SPEAR_CODE_FOLDER"], os.getsid(0) == os.getpid())
-        """
-    )
-    run(out)
-    expected = f"True ['{out}']\nspear_training.verl_plugin {os.getcwd()} True"
-    assert (out / LOG_FILE).read_text().strip() == expected
 
 
 # ---- a run that fails ------------------------------------------------------------------------------------------------
@@ -285,19 +271,6 @@ def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> 
     run(out)
 
 
-def test_who_is_refused_has_written_nothing(out: Path) -> None:
-    folder = out / "run"
-    with hold_run(folder):
-        (folder / "mine").write_text("x")
-        with pytest.raises(SpearError, match="another process"), hold_run(folder):
-            (folder / "mine").write_text("y")
-        assert {path.name for path in folder.iterdir()} == {"mine", LOCK_FILE}
-        assert (folder / "mine").read_text() == "x"
-    with pytest.raises(SpearError, match="wrong option"), hold_run(out / "new"):
-        raise SpearError("a wrong option")
-    assert not (out / "new").exists(), "a folder that stays empty goes"
-
-
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
     code = "from pathlib import Path\nfrom spear_training.supervise import hold_lock\n"
     code += f"with hold_lock(Path({str(out)!r})):\n"
@@ -328,14 +301,6 @@ def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.
     assert "CUDA_VISIBLE_DEVICES" not in variables, "empty, it makes Ray refuse logical GPUs"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert build_environment(out, "cpu")["OMP_NUM_THREADS"] == "3"
-
-
-def test_a_cpu_run_joins_no_cluster_that_it_was_not_told_of(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "local"
-    assert "RAY_ADDRESS" not in build_environment(out, "cuda"), "several machines are one cluster first"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "10.0.0.1:6379"
 
 
 # ---- what went wrong -------------------------------------------------------------------------------------------------

@@ -241,18 +241,6 @@ def test_a_composed_configuration_is_checked() -> None:
         compose_config((TEXT, f"+{AR}.rollout.repetition_penalty=1.3"), Path("x"), check=False)
 
 
-def test_writing_out_what_holds_anyway_is_no_change() -> None:
-    same = ("algorithm.gamma=1.0", f"{AR}.actor.use_fused_kernels=false", f"{AR}.rollout.response_length=1024")
-    assert compose_config((TEXT, *same), Path("x"), check=False).algorithm.gamma == 1.0
-
-
-def test_choices_may_set_what_a_user_may_not() -> None:
-    config = compose_config(
-        ("preset=demo", "algorithm=ppo", "cluster=8gpu", "critic.optim.lr=2e-5"), Path("x"), check=False
-    )
-    assert config.critic.optim.lr == 2e-5 and config.trainer.v1.trainer_mode == "spear"
-
-
 ACTOR = f"{AR}.actor"
 KL = "spear.kl.coefficient"
 

@@ -25,7 +25,6 @@ from spear_agents.prompting import PromptBuilder  # noqa: E402
 from spear_agents.trajectory import Layout  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.making import make_env  # noqa: E402
-from spear_envs.core.prompts import CompactTemplate  # noqa: E402
 from spear_training.warmstart import (  # noqa: E402
     RECIPES,
     Answers,
@@ -43,7 +42,6 @@ from spear_training.warmstart.policy import (  # noqa: E402
     _measure_loss,
     draw_batches,
     encode_rows,
-    find_names,
     fit,
     make_model,
     rename_words,
@@ -83,16 +81,6 @@ def test_every_text_of_known_words_comes_back(words: list[str]) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert len(ids) == len(words)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def test_a_sokoban_turn_is_sixteen_cells_and_four_tokens() -> None:
-    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
-    messages = [{"role": "user", "content": "#_OX" * 4}]
-    ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
-    assert ids[0] == tokenizer.bos_token_id and len(ids) == 17
-    assert len(tokenizer.encode(BOARD.respond("up"), add_special_tokens=False)) == 3
-    both = [*messages, {"role": "assistant", "content": "up"}]
-    assert tokenizer.apply_chat_template(both, tokenize=False) == "<bos>" + "#_OX" * 4 + "up<eos>"
 
 
 # ---------------------------------------------------------------- rows
@@ -151,17 +139,6 @@ def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[in
     if len(lengths) <= POOL * batch:  # one pool: no two batches overlap in length
         spans = sorted((int(sizes[part].min()), int(sizes[part].max())) for part in batches)
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
-
-
-def test_names_are_the_rare_words_without_a_digit() -> None:
-    # "take" and "1" are in each of the rows, "from" in every second one, each place in one or two.
-    rows = [
-        ExpertRow((f"take {name} 1 {'from' if name < 'k' else 'to'}",), ("take",)) for name in "abcdefghijklmnopqrst"
-    ]
-    rows[0] = ExpertRow(("take x9 1 from",), ("take",))
-    tokenizer = make_tokenizer(CompactTemplate(), (text for row in rows for text in (*row.prompts, *row.responses)))
-    names = find_names(tokenizer, encode_rows(tokenizer, rows)[0])
-    assert set(tokenizer.convert_ids_to_tokens(names.tolist())) == set("bcdefghijklmnopqrst")
 
 
 @given(st.lists(st.lists(st.integers(0, 11), min_size=6, max_size=6), min_size=1, max_size=9), st.integers(0, 99))

@@ -135,14 +135,6 @@ def test_a_pair_is_two_answers_to_one_prompt(scripted: Path, tmp_path: Path) -> 
     assert len(fewer) == len({pair["task_id"] for pair in pairs}) < len(pairs)
 
 
-def test_pairs_are_in_the_form_that_dpo_reads(scripted: Path, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    read_pairs(scripted, tmp_path / "pairs.jsonl")
-    table = datasets.load_dataset("json", data_files=str(tmp_path / "pairs.jsonl"), cache_dir=str(tmp_path / "cache"))
-    assert {"prompt", "chosen", "rejected"} <= set(table["train"].column_names)
-    assert table["train"][0]["chosen"][0]["role"] == "assistant"
-
-
 def test_a_program_that_branches_is_told_as_it_asked(branched: tuple[Path, list[Any]], tmp_path: Path) -> None:
     run, sent = branched
     told = []

@@ -199,26 +199,6 @@ def test_keys_lead_through_episodes_and_turns(page: Chromium) -> None:
     assert page.evaluate("document.activeElement === document.body")
 
 
-def test_filters_leave_what_fits(page: Chromium) -> None:
-    def choose(label: str, value: str) -> str:
-        page.evaluate(
-            f"(() => {{ const box = document.querySelector('[aria-label=\"{label}\"]'); box.value = {value!r};"
-            "box.dispatchEvent(new Event(box.matches('select') ? 'change' : 'input', { bubbles: true })); })()"
-        )
-        return text_of(page, "#count")
-
-    assert text_of(page, "#count").startswith("5 of 5 episodes")
-    assert choose("All sources", "won").startswith("4 of 5 episodes · 75.0 % won")
-    assert choose("Any stop reason", "turn_limit").startswith("1 of 5 episodes · 0.0 % won")
-    assert choose("Any stop reason", "").startswith("4 of 5")
-    assert choose("reward, from", "1").startswith("3 of 5 episodes · 100.0 % won")
-    assert choose("reward, to", "1.05").startswith("0 of 5")
-    assert choose("reward, to", "").startswith("3 of 5")
-    assert choose("reward, from", "").startswith("4 of 5")
-    page.evaluate("[...document.querySelectorAll('.pick button')].at(-1).click()")
-    assert text_of(page, "#count").startswith("1 of 5")
-
-
 def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> None:
     run = Run(sokoban_run)
     summary = run.summarise()
@@ -237,35 +217,6 @@ def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_ru
     browser.wait("state.at === 1999 && document.querySelector('.turn')")
     assert browser.evaluate("document.querySelector('.row[aria-selected=true]') !== null")
     assert browser.console == []
-
-
-def test_tokens_are_coloured_by_their_probability(browser: Chromium, tmp_path: Path) -> None:
-    turn = {
-        "observation": "o", "image": None, "prompt": "p", "prompt_tokens": 1, "response_tokens": 3, "thought": "",
-        "said": "sure unsure broken", "tokens": [["sure", -0.0001], [" unsure", -3.0], [" broken", None]],
-        "action": "a", "format_ok": True, "action_ok": True, "anchor": "s", "reward": 0.0, "finish": "stop",
-    }  # fmt: skip
-    body = {
-        "env": "e", "task": "t", "subtask": "s", "instruction": "i", "reward_terms": {}, "reward": 1.0, "score": 1.0,
-        "won": True, "tool_calls": 0, "stop": "won", "fault": None, "seed": 0, "trial": 1, "memory": [],
-        "reflection": None, "turns": [turn], "final_observation": "", "final_image": None, "unit": "tokens",
-        "notes": [], "criteria": [],
-    }  # fmt: skip
-    row = {"i": 0, "source": "", "env": "e", "task": "t", "subtask": "s", "instruction": "i", "won": True, "score": 1.0}
-    rows = [{**row, "reward": 1.0, "stop": "won", "turns": 1, "seed": 0, "trial": 1, "counts": True}]
-    data = {"title": "x", "episodes": rows, "sources": [], "trainings": [], "panels": []}
-    (tmp_path / "page.html").write_text(render_page(data, [(0, body)]), encoding="utf-8")
-    browser.resize(1400, 900)
-    browser.open(f"file://{tmp_path}/page.html")
-    browser.wait("document.querySelector('.tokens')")
-    heat = browser.evaluate(
-        "[...document.querySelectorAll('.tokens span')].map((x) => getComputedStyle(x).backgroundColor)"
-    )
-    alpha = [float(colour.rpartition(",")[2].rpartition("/")[2].strip(" )")) for colour in heat[:2]]
-    assert alpha[0] < 0.01 and alpha[1] > 0.5
-    assert browser.evaluate("document.querySelectorAll('.tokens span')[1].dataset.tip") == "p 0.0498   log p -3"
-    browser.press("t")
-    assert count(browser, ".tokens") == 0
 
 
 def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
 from spear_agents.significance import count_pairs, estimate_crossed
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import SettingsError, SpearSettings
 
 CONTENT: dict[str, Any] = {
     "title": "Trial",
@@ -74,12 +73,6 @@ def test_a_stopped_comparison_goes_on_and_ends_the_same(made: Path) -> None:
     assert read_result(made / "parted") == read_result(made / "whole")
 
 
-@pytest.mark.nightly
-def test_several_processes_make_the_same_runs(made: Path) -> None:
-    run_all(Registry(Comparison.read(made / "trial.yaml"), made / "shared"), 2, lambda: None)
-    assert read_result(made / "shared") == read_result(made / "whole")
-
-
 def test_the_rate_is_the_best_of_the_tuning_runs(made: Path) -> None:
     registry = Registry(Comparison.read(made / "trial.yaml"), made / "whole")
     for arm in ("grpo", "si"):
@@ -135,13 +128,6 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
-def test_the_digest_is_of_what_is_compared_alone() -> None:
-    first = Comparison.of(CONTENT)
-    assert first.digest == Comparison.of(dict(reversed(CONTENT.items()))).digest
-    # YAML reads 4e-3 as a text.
-    assert first.digest == Comparison.of({**CONTENT, "rates": ["1e-3", "4e-3"]}).digest
-    for change in ({"title": "Other"}, {"seeds": 5}, {"rates": [0.001]}, {"compare": []}):
-        assert Comparison.of({**CONTENT, **change}).digest != first.digest
 
 
 @pytest.mark.parametrize(
@@ -174,12 +160,3 @@ def test_an_arm_is_what_the_trainer_makes_of_its_algorithm(name: str) -> None:
 
     config = compose_config((f"algorithm={name}",), Path("runs/none"), check=False)
     assert Arm(algorithm=name).compose(TrainingSettings()) == RunSettings.from_config(config).algorithm
-
-
-def test_an_arm_changes_what_all_share() -> None:
-    shared = TrainingSettings(spear={"replay": {"capacity": 5, "max_age": 9}})
-    made = Arm(algorithm="grpo_sil", spear={"replay": {"max_age": 2}}).compose(shared)
-    assert (made.replay.capacity, made.replay.max_age, made.sil.enabled) == (5, 2, True)
-    assert made != SpearSettings()
-    with pytest.raises(SettingsError):
-        Arm(spear={"replay": {"max_age": -1}}).compose(shared)

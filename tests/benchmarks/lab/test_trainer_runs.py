@@ -19,7 +19,7 @@ from benchmarks.lab.actor import LabActor
 from benchmarks.lab.comparison import Comparison, RunPlan, TrainerComparison
 from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import Registry, run_all
-from benchmarks.lab.trainer_runs import TrainerBench, find_end, list_overrides
+from benchmarks.lab.trainer_runs import TrainerBench, list_overrides
 from spear_agents.metrics import METRICS_FOLDER, read_history
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SettingsError, SpearSettings
@@ -84,11 +84,6 @@ def test_a_training_has_the_settings_of_its_arm(tmp_path: Path) -> None:
     assert config.actor_rollout_ref.model.path == str((tmp_path / "it's here").resolve())
 
 
-def test_a_budget_ends_with_the_step_that_uses_it_up() -> None:
-    history = [{"step": 0, "val/success/all": 0.1}, *({"step": n, "tokens/written": 25.0} for n in (1, 2, 3))]
-    assert [find_end(history, budget) for budget in (1, 25, 26, 75, 76)] == [1, 1, 2, 3, None]
-
-
 class FakeTrainer:
     """Metrics and checkpoints of 25 tokens a step, until it is told to stop."""
 
@@ -139,15 +134,6 @@ def test_a_stopped_comparison_goes_on_and_is_reported(tmp_path: Path, trainer: F
     (tmp_path / "out" / "runs" / "grpo-0.0004-0.json").unlink()
     run_all(registry, 2, lambda: None)
     assert trainer.launches == 6 and registry.read(RunPlan("grpo", 0.0004, 0)) == run
-
-
-def test_a_start_that_wins_too_much_is_refused(
-    tmp_path: Path, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer.policy.mkdir(parents=True)
-    monkeypatch.setattr(TrainerBench, "_examine", lambda *given, **named: [1.0, 0.9])
-    with pytest.raises(SpearError, match=r"wins 95\.0%, above start\.most=90\.0%: lower start\.episodes"):
-        run_all(Registry(COMPARISON, tmp_path / "out"), 1, lambda: None)
 
 
 @pytest.mark.slow

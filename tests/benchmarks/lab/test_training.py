@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.lab.comparison import Arm, TrainingSettings
-from benchmarks.lab.controls import weigh_positive
 from benchmarks.lab.playing import Beginning, Played, play_groups, tabulate_play
 from benchmarks.lab.policy import BoardPolicy, Examiner
 from benchmarks.lab.rooms import Rooms
@@ -19,9 +18,7 @@ from benchmarks.lab.training import Training, train
 from benchmarks.lab.tree import ESTIMATOR, TreeSettings, estimate_tree
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.algorithms import RowTable, SettingsError, SpearSettings, policy_loss
-from spear_training.algorithms.branching import Branch
-from spear_training.algorithms.estimators import estimate_grpo
+from spear_training.algorithms import RowTable, SettingsError, SpearSettings
 from spear_training.step.plan import reward_episode
 
 SETTINGS = TrainingSettings(
@@ -68,14 +65,6 @@ def test_a_saved_training_goes_on_exactly(rooms: Rooms) -> None:
     assert steps(make(rooms, seed=1, **EVERYTHING), 3) != first
 
 
-def test_spear_with_a_decay_of_no_steps_is_self_imitation_alone(rooms: Rooms) -> None:
-    imitation = make(rooms, algorithm="grpo_sil")
-    none, some = (make(rooms, algorithm="grpo_spear", spear={"reward": {"decay_steps": decay}}) for decay in (0, 100))
-    for training in (imitation, none, some):
-        steps(training, 4)
-    assert torch.equal(weights(none), weights(imitation)) and not torch.equal(weights(some), weights(imitation))
-
-
 def test_a_second_epoch_and_the_weight_of_wins_change_the_step(rooms: Rooms) -> None:
     plain, twice, positive = (
         make(rooms),
@@ -85,13 +74,6 @@ def test_a_second_epoch_and_the_weight_of_wins_change_the_step(rooms: Rooms) -> 
     for training in (plain, twice, positive):
         steps(training, 2)
     assert not torch.equal(weights(plain), weights(twice)) and not torch.equal(weights(plain), weights(positive))
-
-
-def test_positive_advantages_alone_are_weighted() -> None:
-    logs, advantages, on = torch.tensor([[-1.0], [-2.0]]), torch.tensor([2.0, -2.0]), torch.ones(2, 1)
-    clip = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "max_log_ratio": None}
-    plain, weighted = policy_loss(logs, logs, advantages, on), weigh_positive(logs, logs, advantages, on, **clip)
-    assert weighted.loss.flatten().tolist() == [1.5 * float(plain.loss[0]), float(plain.loss[1])]
 
 
 def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
@@ -118,13 +100,6 @@ def test_members_of_a_branched_group_share_their_state(rooms: Rooms) -> None:
     for group in set(first.group):
         assert len(set(first.anchor[first.group == group])) == 1
     assert training.restored > 0
-
-
-def test_turns_that_were_used_before_a_snapshot_stay_used() -> None:
-    branches = [Branch(5, 3, 2, 12), Branch(6, 4, 0, 40)]
-    begun = Beginning.of(np.asarray([7, 8, 9]), np.asarray([70, 80, 90]), 8, branches)
-    assert (begun.levels.tolist(), begun.states.tolist()) == ([3, 4, 9], [12, 40, 90])
-    assert (begun.turns.tolist(), begun.began.tolist()) == ([6, 8, 8], [2, 0, -1])
 
 
 Segment = tuple[Any, ...]
@@ -191,12 +166,6 @@ def test_the_advantage_is_that_of_the_tree_written_out(rooms: Rooms, divided: bo
     found = estimate_tree(rows, settings)
     assert found == pytest.approx(np.asarray(wanted), abs=1e-9) and len(set(np.round(found, 6))) > 5
     assert {len(segment) for segment in segments} == {2, 3, 4, 5} and 0 < played.won.sum() < len(played.won)
-
-
-def test_a_group_without_a_split_has_the_advantages_of_grpo(rooms: Rooms) -> None:
-    _, _, rows = play(rooms, None)
-    settings = SpearSettings().override({"advantage": {"normalize_std": True}})
-    assert estimate_tree(rows, settings) == pytest.approx(estimate_grpo(rows, settings).numpy(), abs=1e-12)
 
 
 def test_parts_go_on_from_the_very_state_by_the_policy_itself(rooms: Rooms) -> None:

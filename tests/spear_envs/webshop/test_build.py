@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from spear_envs.data.files import digest_file
 from spear_envs.webshop import record_chunks, sources
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import CatalogFiles, find_files
+from spear_envs.webshop.sources import CatalogFiles
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
 
@@ -258,15 +257,6 @@ def test_bad_attributes(tmp_path: Path) -> None:
             build_store(files, tmp_path / "store", processes=1)
 
 
-def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None:
-    text = '{"B1": {"attributes": ["a"]}, "é": {}, "B0123456789": {}, "": {}, "B2": {}, "B1": {"attributes": ["b"]}}'
-    files = catalogs.write(tmp_path / "raw", [make_record("B1"), make_record("B2"), make_record("B3")], text)
-    build_store(files, tmp_path / "store", processes=1)
-    catalog = open_catalog(tmp_path / "store")
-    found = [catalog.product(number).attributes for number in range(3)]
-    assert found == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
-
-
 def test_wrong_taggers_are_refused_before_the_files_are_read(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(SpearError, match="title_nouns='nltk' is not valid"):
@@ -277,30 +267,3 @@ def test_wrong_taggers_are_refused_before_the_files_are_read(tmp_path: Path) -> 
             on_progress=lambda what, done, total: said.append(what),
         )
     assert not said and not (tmp_path / "store.partial").exists()
-
-
-def test_a_build_that_was_interrupted_while_it_cleared_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = make_files(tmp_path / "raw")
-    build_store(files, tmp_path / "store", processes=1)
-    rmtree = shutil.rmtree
-
-    def stop(path: Path, ignore_errors: bool = False) -> None:
-        if path.name == "store.partial":
-            raise Stop
-        rmtree(path, ignore_errors)
-
-    monkeypatch.setattr(shutil, "rmtree", stop)
-    with pytest.raises(Stop):
-        build_store(files, tmp_path / "store", processes=1)
-    monkeypatch.undo()
-    assert (tmp_path / "store.partial" / "replaced").is_dir()
-    build_store(files, tmp_path / "store", processes=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "store"]
-
-
-def test_the_index_gets_the_texts_in_order(tmp_path: Path) -> None:
-    files = find_files(make_files(tmp_path / "raw").items.parent)
-    build_store(files, tmp_path / "store", processes=1)
-    catalog = open_catalog(tmp_path / "store")
-    for number in (0, 17, 49):
-        assert catalog.search(f"text {number}")[0] == number

@@ -117,20 +117,6 @@ def test_a_page_is_no_file(
     assert not list((data / "full" / "raw").glob("items_shuffle.json*"))
 
 
-def test_build_from_files_at_hand(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = catalogs.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
-    common = ["--items", files.items, "--attributes", files.attributes, "--processes", 1]
-    code, out, err = run(capsys, "build", "webshop", *common)
-    assert code == 0, err
-    assert "goals: 12 synthetic" in out and "human" not in out
-    assert len(open_catalog(tmp_path / "files")) == 12
-    more = ["--human-goals", files.human, "--out", tmp_path / "out", "--limit", 4, "--draws", "sequential"]
-    code, out, err = run(capsys, "build", "webshop", *common, *more)
-    assert code == 0, err
-    assert "4 products; goals: 4 synthetic, 1 human" in out and "prices sequential from seed 42" in out
-    assert len(open_catalog(tmp_path / "out")) == 4
-
-
 def test_what_does_not_go_together(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = catalogs.write(tmp_path, RECORDS)
     for args, message in (

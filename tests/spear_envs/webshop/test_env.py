@@ -114,25 +114,6 @@ def test_score_and_won_are_apart() -> None:
     assert reward == pytest.approx(-1 + 0.5 * 0.1 * info["tool_calls"] + 0.1)
 
 
-def test_what_is_no_action_costs_a_turn_and_says_nothing() -> None:
-    env = make()
-    first, before = env.reset(options={"task": TASK})
-    for number, action in enumerate(["", " click[buy now]", "click[buy now]", "Search[x]", "hello"], 1):
-        observation, reward, terminated, _, info = env.step(action)
-        assert (observation, reward, terminated) == (first, 0.0, False)
-        assert (info["turn"], info["action_ok"], info["tool_calls"]) == (number, False, 0)
-        assert info["format_ok"] and info["anchor"] == before["anchor"]
-    assert info["action"] == ""
-
-
-def test_actions_have_one_form_in_info() -> None:
-    env = make()
-    env.reset(options={"task": TASK})
-    assert env.step("search[Red LAMP] please")[4]["action"] == "search[red lamp]"
-    assert env.step("click[Nowhere]")[4]["action"] == "click[nowhere]"
-    assert env.step("dance")[4]["action"] == ""
-
-
 def test_peer_plays_what_verl_agent_would() -> None:
     env = make(response_format="tags", on_malformed="peer")
     env.reset(options={"task": TASK})

@@ -162,19 +162,6 @@ def test_splits(catalog: Catalog) -> None:
     assert sum(count - 1 for count in keys.values()) == 9
 
 
-def test_facts_about_the_files(catalog: Catalog) -> None:
-    products = [catalog.product(number) for number in range(len(catalog))]
-    assert Counter(product.category for product in products) == {
-        "beauty": 238, "electronics": 229, "garden": 216, "fashion": 200, "grocery": 117
-    }  # fmt: skip
-    assert len({product.query for product in products}) == 246
-    assert sum(product.prices == (100.0,) for product in products) >= 89
-    assert sum(len(product.prices) == 2 for product in products) == 93
-    assert sum(not product.description for product in products) == 301
-    assert sum("DUMMY_ATTR" in product.attributes for product in products) == 0
-    assert len({catalog.goals().goal(position).asin for position in range(6_910)}) == 415
-
-
 def test_a_goals_file_with_prices_beside_it(official: Path, golden: Path) -> None:
     catalog = open_catalog(official, goals=golden / "goals.jsonl.xz", price_seed=7)
     tasks = catalog.make_tasks()

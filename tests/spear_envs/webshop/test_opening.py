@@ -20,7 +20,6 @@ from spear_envs.webshop.sources import (
     JsonReader,
     find_files,
     iterate_array,
-    read_entries,
     read_json,
     read_members,
     read_values,
@@ -61,14 +60,6 @@ def test_a_catalogue_is_opened_once_until_its_files_change(tmp_path: Path) -> No
     os.utime(folder / "items_shuffle.json", ns=(1, 1))
     second = open_catalog(folder)
     assert (len(first), len(second)) == (6, 7)
-
-
-def test_few_catalogues_stay_open(tmp_path: Path) -> None:
-    folder = put(tmp_path / "raw")
-    first = open_catalog(folder, price_seed=0)
-    for seed in range(1, 6):
-        open_catalog(folder, price_seed=seed)
-    assert open_catalog(folder, price_seed=0) is not first
 
 
 def test_packed_files_are_the_same_catalogue(tmp_path: Path) -> None:
@@ -162,35 +153,6 @@ def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
     priced = open_catalog(folder, goals=path)
     assert priced.price(1) == 77.5 and priced.price(2) == catalog.price(2)
     assert priced.fingerprint != catalog.fingerprint and priced.make_tasks().fingerprint != tasks.fingerprint
-
-
-def test_goals_about_products_that_are_not_there(tmp_path: Path) -> None:
-    source = open_catalog(put(tmp_path / "raw")).goals()
-    write_goals([source.goal(0)], tmp_path / "goals.jsonl")
-    with pytest.raises(SpearError, match=r"goals\.jsonl: row 0 of the goals asks for B00\d, which the catalogue"):
-        open_catalog("mini", goals=tmp_path / "goals.jsonl")
-    with pytest.raises(SpearError, match=r"none\.jsonl does not exist"):
-        open_catalog("mini", goals=tmp_path / "none.jsonl")
-
-
-def test_bad_records_in_memory(tmp_path: Path) -> None:
-    records = [make_record("B1"), make_record("B2", name=None)]
-    catalogs.write(tmp_path, records)
-    with pytest.raises(SpearError, match=r"items_shuffle\.json, record 1: product B2: name is null: it must be a text"):
-        open_catalog(tmp_path)
-    catalogs.write(tmp_path, "[]")
-    with pytest.raises(SpearError, match=r"items_shuffle\.json has no products"):
-        open_catalog(tmp_path)
-    catalogs.write(tmp_path, '[{"asin": "B1", "name": "x"}, 5]')
-    with pytest.raises(SpearError, match="record 1: a product must be an object"):
-        open_catalog(tmp_path)
-
-
-def test_of_products_of_one_asin_the_first_counts(tmp_path: Path) -> None:
-    asins = ["B2", "nan", "B1", "B2", "B" * 11]
-    catalogs.write(tmp_path, [make_record(asin, name=f"Title {i}") for i, asin in enumerate(asins)])
-    catalog = open_catalog(tmp_path)
-    assert [catalog.product(number).title for number in range(len(catalog))] == ["Title 2", "Title 0"]
 
 
 JSON = st.recursive(
@@ -308,13 +270,6 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\xef\xbb\xbf[1, 2]")
     assert list(read_values(path)) == [1, 2]
-
-
-def test_entries_must_be_objects(tmp_path: Path) -> None:
-    path = put_sources(tmp_path / "a.json", '{"B1": {"attributes": []}, "B2": {}, "B3": 5}')
-    with pytest.raises(SpearError, match="entry 'B3' must be an object"):
-        read_entries(path, {"B1"})
-    assert read_entries(put_sources(path, '{"B1": {"attributes": []}, "B2": {}}'), {"B1"}) == {"B1": {"attributes": []}}
 
 
 def test_finding_the_files(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from spear_envs.webshop.goals import Goal, ListedGoals
 from spear_envs.webshop.memory import make_catalog
 from spear_envs.webshop.nouns import find_tagger
 from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.oracle import list_queries, plan_purchase
+from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.reward import count_option_hits
-from spear_envs.webshop.shop import PAGE_SIZE, SEARCH_ACTION, Page, Shop
+from spear_envs.webshop.shop import SEARCH_ACTION, Page, Shop
 from tests.spear_envs.webshop.conftest import read_packed
 
 TURNS = 15
@@ -61,21 +61,6 @@ def test_it_wins_every_goal_of_every_split(mini: Catalog, kind: str, split: str)
         assert goal.asin.lower() not in plan[0].lower()
         play(shop, plan)
         assert shop.score is not None and shop.score.reward == 1.0
-
-
-def test_plans_are_short_and_begin_with_words_of_the_instruction(mini: Catalog) -> None:
-    """What makes the catalogue fit for learning: 4 to 7 actions as a rule, and not all on the first page."""
-    goals = list_goals(mini, "synthetic")
-    plans = [plan_purchase(Shop(mini, goal), mini, TURNS) for goal in goals]
-    own_words = sum(
-        plan[0].removeprefix("search[").removesuffix("]") in goal.instruction
-        for goal, plan in zip(goals, plans, strict=True)
-    )
-    first_page = sum(mini.number_of(goal.asin) in mini.search(list_queries(goal)[0])[:PAGE_SIZE] for goal in goals)
-    assert own_words / len(goals) > 0.99
-    assert 0.5 < first_page / len(goals) < 0.8
-    assert 4 < sum(map(len, plans)) / len(plans) < 6
-    assert sum(4 <= len(plan) <= 7 for plan in plans) / len(plans) > 0.9
 
 
 def test_it_wins_from_anywhere(mini: Catalog) -> None:
@@ -166,23 +151,6 @@ def test_it_gives_up_only_where_no_clicks_win(mini: Catalog) -> None:
                 assert bool(found) == can_win_by_clicks(shop, turns)
                 answers.append(bool(found))
     assert {True, False} == set(answers)
-
-
-def test_another_product_will_do_where_it_is_at_hand(mini: Catalog) -> None:
-    for goal in list_goals(mini, "synthetic"):
-        shop = Shop(mini, goal)
-        shop.play(plan_purchase(shop, mini, TURNS)[0])
-        for number in shop.shown:
-            if mini.product(number).asin != goal.asin:
-                shop.play(f"click[{mini.product(number).asin}]")
-                plan = plan_purchase(shop, mini, TURNS)
-                if plan[0] != "click[< prev]" and plan[0] != "click[back to search]":
-                    play(shop, plan)
-                    assert shop.score is not None and shop.score.reward == 1.0
-                    assert shop.product is not None and shop.product.asin != goal.asin
-                    return
-                shop.play("click[< prev]")
-    raise AssertionError("no goal has another winner on its first page")
 
 
 def make_small(options: object, wanted: dict[str, str], title: str = "Lamp") -> tuple[Catalog, Goal]:

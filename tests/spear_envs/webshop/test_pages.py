@@ -114,16 +114,6 @@ def test_view_of_verl_agent() -> None:
     assert strip_instruction(last, TASK) == last
 
 
-def test_view_of_lines() -> None:
-    head = f"Instruction:\n{TASK}\n"
-    assert strip_instruction(f"{head}[button] x [button_]\n", TASK) == "[button] x [button_]"
-    clicked = f"You have clicked red.\n{head}[button] x [button_]\n"
-    assert strip_instruction(clicked, TASK) == "You have clicked red.\n[button] x [button_]"
-    assert strip_instruction(f"WebShop\nInstruction: \n{TASK}\n[button] Search [button_]\n", TASK) == (
-        "[button] Search [button_]"
-    )
-
-
 def test_overlong_history_is_left_out() -> None:
     history = [("x" * LONGEST_WITH_HISTORY, "click[a]")]
     assert ShopTemplate().render(make_context("x", turn=2, history=history)) == ShopTemplate().render(

@@ -73,11 +73,6 @@ def test_what_is_no_action_does_nothing(shop: Shop, action: str) -> None:
     assert shop.save() == before
 
 
-def test_search_page(shop: Shop) -> None:
-    assert list(shop.list_clickables()) == []
-    assert shop.list_actions() == [SEARCH_ACTION]
-
-
 def test_search_works_on_every_page(shop: Shop) -> None:
     play(shop, "search[lamp]")
     assert (shop.page, shop.page_number, len(shop.hits)) == (Page.RESULTS, 1, 25)
@@ -172,11 +167,6 @@ def test_strange_queries_are_plain_text(shop: Shop, query: str) -> None:
     if played.ok:
         assert len(shop.hits) <= 50
         assert shop.observe() and shop.list_actions()
-
-
-def test_other_scripts_emoji_and_html_are_shown_as_they_are(shop: Shop) -> None:
-    play(shop, "search[🛋]", "click[b000000001]")
-    assert TWIN.title in shop.observe()
 
 
 steps = st.lists(

@@ -79,12 +79,6 @@ def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nod
     assert {path.name for path in (tmp_path / "global_step_4").iterdir()} == {STATE, TENSORS}
 
 
-def test_saving_does_not_disturb_the_run(tmp_path: Path) -> None:
-    one, other = (fill(SpearState(choose(), seed=3)) for _ in range(2))
-    one.save(tmp_path, {})
-    assert draw(one) == draw(other)
-
-
 def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
     SpearState(choose(), 0).save(tmp_path, {})
     resumed = SpearState(choose(), 0)
@@ -119,14 +113,6 @@ def test_pictures_of_replayed_rows_come_back(tmp_path: Path) -> None:
     resumed.load(tmp_path)
     drawn = resumed.replay.draw(None).rows
     assert [part.tolist() for part in drawn.split("pictures")] == [picture.tolist()] * 2
-
-
-@pytest.mark.parametrize("capacities", [(16, 0), (0, 16)])
-def test_another_capacity_of_the_baseline_is_told(tmp_path: Path, capacities: tuple[int, int]) -> None:
-    before, after = (choose(baseline={"capacity": capacity}) for capacity in capacities)
-    SpearState(before, 0).save(tmp_path, {})
-    with pytest.raises(SpearError, match=r"spear\.baseline\.capacity"):
-        SpearState(after, 0).load(tmp_path)
 
 
 @pytest.mark.parametrize("node", ["baseline", "replay"])

@@ -255,19 +255,6 @@ def test_episodes_do_not_depend_on_what_is_played_beside_them(queue: FakeQueue) 
     assert play(orders)[:2] == play(orders[:2])
 
 
-def test_the_episodes_that_are_to_be_recorded_come_back_whole(
-    queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders = [replace(order, recorded=number in (1, 4)) for number, order in enumerate(order_episodes("train"))]
-    rollout = asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
-    assert [(e.task_id, e.seed) for e in rollout.episodes] == [(o.task_id, o.seed) for o in orders if o.recorded]
-    assert [len(episode.turns) for episode in rollout.episodes] == [rollout.records[n].turns for n in (1, 4)]
-    monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
-    other = replace(rollout, episodes=rollout.episodes[:1])
-    manager, _ = open_manager(1)
-    assert len(manager.collect([Share(None, (), other), Share(None, (), rollout)]).episodes) == 3
-
-
 def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp_path: Path) -> None:
     path = tmp_path / "reward.py"
     path.write_text(

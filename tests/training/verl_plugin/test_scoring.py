@@ -127,15 +127,6 @@ def test_a_micro_batch_of_padding_alone_has_a_gradient_of_zero() -> None:
     assert not gradients(model).any() and len(gradients(model))
 
 
-def test_checkpointed_layers_change_nothing() -> None:
-    model, batch = make_model(), ask(make_batch(), packed=True)
-    other = copy.deepcopy(model).train()
-    other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for each in (model, other):
-        run_engine(open_engine(each), each, batch)["log_probs"].values().sum().backward()
-    torch.testing.assert_close(gradients(other), gradients(model), atol=1e-6, rtol=1e-6)
-
-
 def test_logits_are_made_only_where_a_token_is_learnt_and_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "LOGITS", 4 * VOCABULARY)
     model, batch, seen = make_model(), ask(make_batch(), packed=True), list[int]()

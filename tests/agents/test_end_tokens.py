@@ -1,4 +1,4 @@
-"""Responses of models whose files disagree about what ends one."""
+"""Responses of models whose files disagree about what ends one, and of broken models."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""One episode and many: records, faults, snapshots, places in the cache, and what is played again."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""``evaluate`` in scripts and in notebooks."""
+"""``evaluate`` in scripts and in notebooks, and the picture of an episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``spear bench``: runs that finish, fail, hang and are interrupted, with real processes."""
+"""The runner of benchmarks, their registry, and random play."""
 
 from __future__ import annotations
 

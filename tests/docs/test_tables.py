@@ -1,4 +1,4 @@
-"""What pages repeat from pyproject.toml and the code: extras, commands, messages of errors."""
+"""What pages repeat: extras, commands, errors, loops, and the matrix of GPUs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ def f(rows: object, settings: object) -> list[float]:
     return [0.0] * 3
 
 
-
-
 def test_the_tables_of_loops_on_the_pages_are_those_that_are_measured() -> None:
     spec = importlib.util.spec_from_file_location("farming", ROOT / "scripts" / "farming.py")
     assert spec is not None and spec.loader is not None
@@ -70,9 +68,7 @@ def test_the_tables_of_loops_on_the_pages_are_those_that_are_measured() -> None:
     spec.loader.exec_module(farming)
     for page in farming.PAGES:
         table = farming.make_table(page)
-        assert f"<!-- farming -->\n{table}\n<!-- end -->" in (ROOT / "docs" / page).read_text(
-            encoding="utf-8"
-        ), page
+        assert f"<!-- farming -->\n{table}\n<!-- end -->" in (ROOT / "docs" / page).read_text(encoding="utf-8"), page
 
 
 PAGE, REPORTS = ROOT / "docs" / "gpu.md", ROOT / "benchmarks" / "results" / "gpu"

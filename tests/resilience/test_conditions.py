@@ -1,4 +1,4 @@
-"""Commands where descriptors, the network, a home or the rights of root are missing, and in awkward folders."""
+"""Commands where descriptors, the network, a home, root's rights or the clock are not as usual; a short siege."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that people pass to each other, damaged at random: each is read, or refused in one sentence."""
+"""Files that people pass to each other, damaged at random, and whatever a model writes."""
 
 from __future__ import annotations
 

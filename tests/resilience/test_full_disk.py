@@ -1,4 +1,4 @@
-"""A disk that is full: one clear error, nothing half written instead of something whole, and on with it later."""
+"""A disk that is full, power that fails, and builds that are killed: nothing half written counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers share runs nothing: checkpoints, models, samples and indexes that hold a program."""
+"""What strangers share runs, reaches and reads nothing: models, samples, checkpoints, folders, and files."""
 
 from __future__ import annotations
 

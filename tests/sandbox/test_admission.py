@@ -1,4 +1,4 @@
-"""The queue before the sandbox: order, bounds, callers that give up."""
+"""Places in a queue, and the blocking client."""
 
 from __future__ import annotations
 

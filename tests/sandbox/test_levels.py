@@ -1,4 +1,4 @@
-"""Which isolation is taken, what its self-test asks, and that nothing weaker is taken in silence."""
+"""Levels of isolation, and the files that deploy a service."""
 
 from __future__ import annotations
 

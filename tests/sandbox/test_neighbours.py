@@ -1,4 +1,4 @@
-"""What one run, or this process, uses up must not cost another run its place."""
+"""Runs beside others: descriptors, locks, and what a few hundred runs leave."""
 
 from __future__ import annotations
 

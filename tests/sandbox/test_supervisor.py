@@ -1,4 +1,4 @@
-"""What the supervisor of a run reads, fetches and reports."""
+"""What the supervisor of a run reads, fetches and reports, and the filter of system calls."""
 
 from __future__ import annotations
 

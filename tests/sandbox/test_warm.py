@@ -1,4 +1,4 @@
-"""Warm interpreters: which one a program gets, what happens when one dies, wears out, or loses the pool."""
+"""Warm interpreters, their packages, and languages beside Python."""
 
 from __future__ import annotations
 

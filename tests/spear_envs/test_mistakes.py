@@ -1,4 +1,4 @@
-"""Mistakes in an environment of one's own: each is one line that says what to change."""
+"""Mistakes in an environment of ones own, what an import changes, and thoughts of reasoning models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms: each row of the paper's tables is a file, and what it changes is what the paper says it is."""
+"""Algorithms as files, dry runs of presets, reward functions of users, and the environments of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule about the metrics of a run speaks where it should and names what to change."""
+"""What a run says of itself: advice, curves, and recorded episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers a training gets, and which limits of the queue are refused."""
+"""What fits a machine and a model: workers, engines, attention, and types of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every key of verl is read here, or whoever changes it is told that it is not."""
+"""Keys of verl: those that are read, refused, or stand for settings of ours."""
 
 from __future__ import annotations
 

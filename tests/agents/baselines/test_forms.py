@@ -1,3 +1,5 @@
+"""The forms of the baselines, and the trials of Reflexion."""
+
 from __future__ import annotations
 
 import asyncio

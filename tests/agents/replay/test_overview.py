@@ -1,4 +1,4 @@
-"""The overview of a run, and two evaluations side by side."""
+"""The page in a headless Chromium: the overview of a run, its episodes, and a game that a person plays."""
 
 from __future__ import annotations
 

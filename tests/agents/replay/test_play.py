@@ -1,3 +1,5 @@
+"""Games that a person plays, by calls and in a terminal."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""A registered comparison that the trainer itself runs: what is asked of it, when it stops, what is kept of it."""
+"""Comparisons that run the trainer, whose step is that of the lab."""
 
 from __future__ import annotations
 

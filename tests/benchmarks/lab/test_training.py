@@ -1,4 +1,4 @@
-"""Trainings of the lab: the arms of the paper, what a source learns, what a branch begins in, and going on."""
+"""Trainings of the lab, those of trees included."""
 
 from __future__ import annotations
 

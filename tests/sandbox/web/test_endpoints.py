@@ -1,4 +1,4 @@
-"""Whose turn it is among several servers."""
+"""Addresses of services, where they listen, and their options."""
 
 from __future__ import annotations
 

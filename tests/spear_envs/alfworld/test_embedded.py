@@ -1,3 +1,5 @@
+"""The embedded games, and what prompts show."""
+
 from __future__ import annotations
 
 import random

@@ -1,4 +1,4 @@
-"""Game files, broken ones included, and the games that environments share."""
+"""Game files and their PDDL, broken ones included."""
 
 from __future__ import annotations
 

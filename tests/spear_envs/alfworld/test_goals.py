@@ -1,4 +1,4 @@
-"""Goals: the compiled test against one that tries every binding, and what is refused."""
+"""Goals: the compiled test against one that tries every binding, and their conditions."""
 
 from __future__ import annotations
 

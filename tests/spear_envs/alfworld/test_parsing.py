@@ -1,4 +1,4 @@
-"""From responses to commands."""
+"""From responses to commands: names, aliases, task types, and task sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searching: Lucene's own results where they are at hand, ties, and queries of any kind."""
+"""Searching, stems, postings, and how they are packed."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Files of problems, and the commands that fetch them."""
+
 from __future__ import annotations
 
 import json

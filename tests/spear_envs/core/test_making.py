@@ -1,4 +1,4 @@
-"""Environments by their ids: the one way, and what is said of ids and keywords that are none."""
+"""Environments by their ids, users' Python beside ours, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of new packages, and that their files are written all or not at all."""
+"""``spear init env``: names, files, and the package that it writes."""
 
 from __future__ import annotations
 

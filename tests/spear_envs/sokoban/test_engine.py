@@ -1,4 +1,4 @@
-"""One board: moves, rewards, texts and pictures."""
+"""One board: moves, rewards, texts, tiles and prompts; recorded games of gym-sokoban."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsing, digests and splits of levels."""
+"""Levels: parsing, digests, splits, published files and task sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact searches: against each other, and against a plain breadth-first search."""
+"""Exact searches, and the generator of levels."""
 
 from __future__ import annotations
 

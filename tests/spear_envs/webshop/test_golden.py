@@ -1,4 +1,4 @@
-"""Recorded episodes of the original on 1,000 real products, replayed through the environment."""
+"""The original on 1,000 real products: episodes, prices, goals and splits as recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages as text, written by hand from the original's templates."""
+"""Pages as text, prompts, and responses."""
 
 from __future__ import annotations
 

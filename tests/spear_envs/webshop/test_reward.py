@@ -1,4 +1,4 @@
-"""The score of a purchase."""
+"""The score of a purchase, and what it is made of: likeness, nouns, and drawn prices."""
 
 from __future__ import annotations
 

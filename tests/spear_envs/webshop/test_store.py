@@ -1,3 +1,5 @@
+"""The catalogue on disk, and the products in it."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Records of episodes as rows, and the metrics of a step."""
+
 from __future__ import annotations
 
 import math

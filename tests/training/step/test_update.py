@@ -1,4 +1,4 @@
-"""What the driver decides of an update; what comes of it through verl's workers is ``verl_plugin/test_actor.py``'s."""
+"""What the driver decides of an update, and how rows are dealt to mini-batches and ranks."""
 
 from __future__ import annotations
 

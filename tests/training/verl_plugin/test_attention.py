@@ -1,4 +1,4 @@
-"""Rows without padding: every attention a training may take gives the same, also where ranks share a sequence."""
+"""Rows without padding, micro-batches, and pictures: the gradient is the same."""
 
 from __future__ import annotations
 

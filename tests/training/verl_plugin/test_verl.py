@@ -1,4 +1,4 @@
-"""What the plugin uses of verl without a public promise: each name still exists and means what the plugin thinks."""
+"""What the plugin uses of verl without a public promise, and the process that starts Ray."""
 
 from __future__ import annotations
 

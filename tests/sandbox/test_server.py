@@ -258,28 +258,6 @@ class TestQueue:
             assert ask(running.url, {"code": "next"})[0] == 200
             assert executor.started == ["mine", "next"] and running.service.tally.gone == 2
 
-    def test_senders_that_come_and_go_leave_nothing(self) -> None:
-        with run_scripted(max_running=2) as (running, executor):
-            executor.open = False
-            callers = [send(running.url, {"code": str(i)}) for i in range(40)]
-            wait_until(lambda: running.service.admission.queued == 38)
-            for caller in callers:
-                caller.close()
-            admission = running.service.admission
-            wait_until(lambda: admission.taken == admission.queued == 0)
-            executor.open = True
-            assert ask(running.url, {"code": "a"})[0] == 200
-
-
-def test_connections_are_used_again() -> None:
-    with run_scripted() as (running, _):
-        parts = urlsplit(running.url)
-        connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
-        for number in range(5):
-            connection.request("POST", "/run_code", json.dumps({"code": str(number)}))
-            assert json.loads(connection.getresponse().read())["run_result"]["stdout"] == str(number)
-        connection.close()
-
 
 def test_a_sender_that_stops_in_the_middle_of_its_body_holds_no_place() -> None:
     with run_scripted(max_running=1) as (running, executor):

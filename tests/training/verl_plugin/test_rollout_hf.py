@@ -71,12 +71,6 @@ def test_verls_own_agent_loops_can_ask(parameters: dict[str, Any], expected: Sam
     assert output.extra_fields == {"global_steps": None}
 
 
-def test_new_weights_replace_the_old() -> None:
-    model = FakeModel()
-    asyncio.run(open_server(model).update_weights({"w": torch.ones(2)}, 1))
-    assert torch.equal(model.state["w"], torch.ones(2))
-
-
 def test_a_response_names_the_weights_that_wrote_it_though_others_wait_for_its_end() -> None:
     model = FakeModel()
     server, begun, go_on = open_server(model), threading.Event(), threading.Event()

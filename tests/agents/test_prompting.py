@@ -345,14 +345,3 @@ def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: A
     tokenizer.chat_template = THINKING
     with pytest.raises(SpearError, match=message):
         PromptBuilder(tokenizer, CompactTemplate(), template_kwargs=keywords)
-
-
-def test_the_stock_template_shows_the_picture_of_any_environment() -> None:
-    context = PromptContext("Win.", "a board", None, (), 1, 5, picture=True)
-    assert "You see:\n<image>\na board\n" in DefaultTemplate().render(context)
-    prompts = PromptBuilder(ChatBytes(), DefaultTemplate())
-    seen = {"instruction": "Win.", "admissible_actions": None, "turn": 1, "max_turns": 5}
-    with_it = prompts.begin().next(**seen, observation="a board", picture=np.zeros((2, 3, 3), np.uint8))
-    without = prompts.begin().next(**seen, observation="a <image> board")
-    assert with_it is not None and with_it.shows_image
-    assert without is not None and not without.shows_image

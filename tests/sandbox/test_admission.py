@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spear_sandbox.admission import Admission, NoPlaceError, QueueFullError
-from spear_sandbox.blocking import BlockingExecutor, open_executor
+from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, RunStatus, SandboxFault
 
 
@@ -229,12 +229,6 @@ def test_forked_child_starts_its_own() -> None:
     executor.close()
 
 
-def test_open_executor_gives_the_same_one() -> None:
-    assert open_executor() is open_executor(None)
-    assert open_executor("http://127.0.0.1:9") is open_executor("http://127.0.0.1:9")
-    assert open_executor() is not open_executor("http://127.0.0.1:9")
-
-
 LEAVING = """
 import sys
 from spear_sandbox.blocking import open_executor
@@ -247,25 +241,3 @@ def test_process_that_just_ends_leaves_nothing(pool: BlockingExecutor) -> None:
         [sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
-
-
-FORKING = """
-import os
-from spear_sandbox.blocking import open_executor
-executor = open_executor()
-print(executor.run("print('parent')").stdout, end="", flush=True)
-child = os.fork()
-if child == 0:
-    print(executor.run("print('child')").stdout, end="", flush=True)
-    executor.close()
-    os._exit(0)
-os.waitpid(child, 0)
-print(executor.run("print('parent again')").stdout, end="", flush=True)
-"""
-
-
-def test_pool_and_fork(pool: BlockingExecutor) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.stdout.splitlines() == ["parent", "child", "parent again"], done.stderr

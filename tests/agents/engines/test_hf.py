@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,11 +214,3 @@ def test_bfloat16_draws_in_full_precision_and_stays_near(tiny_model: Path, model
     exact_state = model.model.state_dict()
     half.load_state({name: 2 * tensor for name, tensor in exact_state.items()})
     assert torch.equal(half.model.state_dict()["lm_head.weight"], (2 * exact_state["lm_head.weight"]).bfloat16())
-
-
-def test_weights_are_computed_with_in_their_own_type(tiny_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "half"
-    shutil.copytree(tiny_model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    assert [HFModel(path).model.dtype for path in (tiny_model, folder)] == [torch.float32, torch.bfloat16]

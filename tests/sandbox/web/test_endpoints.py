@@ -9,15 +9,12 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spear_sandbox.errors import SpearError
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
-from spear_sandbox.web.listening import bind_socket, find_foreign_name, is_loopback, read_token, write_url
+from spear_sandbox.web.listening import bind_socket, find_foreign_name, is_loopback, read_token
 from spear_sandbox.web.options import Number
 
-SANDBOX = Service("a sandbox", "/run_code", 8080, "SPEAR_SANDBOX_TOKEN")
 RETRIEVER = Service("a retrieval service", "/retrieve", 8000, "SPEAR_RETRIEVER_TOKEN")
 
 
@@ -71,13 +68,6 @@ def test_a_server_may_ask_for_a_longer_wait() -> None:
     assert ring.choose(0.0) is second  # all are left out: the one that comes back first
 
 
-@given(st.integers(1, 10_000), st.integers())
-def test_jitter_takes_off_and_never_adds(failures: int, seed: int) -> None:
-    backoff = Backoff(first=0.1, longest=5.0, jitter=0.5)
-    full = min(5.0, 0.1 * 2.0 ** min(failures - 1, 30))
-    assert full / 2 <= backoff.choose_wait(failures, random.Random(seed)) <= full
-
-
 @pytest.mark.parametrize(
     ("given_urls", "read"),
     [
@@ -119,13 +109,6 @@ def test_passwords_in_addresses_are_refused_and_not_repeated() -> None:
     with pytest.raises(SpearError, match="SPEAR_RETRIEVER_TOKEN") as caught:
         read_urls("https://user:s3cret@host:80", RETRIEVER)
     assert "s3cret" not in str(caught.value) and "host" in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["http://u:s3cret@host:99999", "http://u:s3cret@[::1", "http://u:s3cret@host:x"])
-def test_a_password_is_not_repeated_where_the_rest_is_wrong(url: str) -> None:
-    with pytest.raises(SpearError, match="name or password") as caught:
-        read_urls(url, SANDBOX)
-    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +155,6 @@ def test_ports() -> None:
         bind_socket("no-such-host.invalid", 0)
     with pytest.raises(SpearError, match="choose another --port"):
         bind_socket("192.0.2.1", 8000)
-
-
-def test_urls() -> None:
-    assert write_url("127.0.0.1", 80) == "http://127.0.0.1:80"
-    assert write_url("::1", 80) == "http://[::1]:80"
 
 
 def test_tokens_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

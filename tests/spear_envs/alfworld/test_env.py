@@ -226,13 +226,3 @@ def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
 def test_keywords_without_a_valid_value(kwargs: dict[str, Any], fault: str) -> None:
     with pytest.raises(SpearError, match=fault):
         ALFWorldEnv(**kwargs)
-
-
-def test_an_empty_folder_of_games(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=f"{tmp_path}.*spear data get alfworld"):
-        make(dataset="official", data_dir=tmp_path)
-    (tmp_path / "json_2.1.2" / "train").mkdir(parents=True)
-    with pytest.raises(SpearError, match=r"no game\.tw-pddl below"):
-        make(dataset="official", data_dir=tmp_path)
-    with pytest.raises(SpearError, match="cannot be read"):
-        make(game=tmp_path / "game.tw-pddl")

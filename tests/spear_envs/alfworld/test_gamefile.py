@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,13 +56,6 @@ def test_older_files_speak_as_they_are_told(tmp_path: Path) -> None:
 
 
 @needs_logic
-def test_a_game_without_solvable_is_played(tmp_path: Path) -> None:
-    data = make_data()
-    del data["solvable"], data["walkthrough"]
-    assert read_game(write(tmp_path, data)).receptacles
-
-
-@needs_logic
 @pytest.mark.parametrize("key", ["pddl_domain", "grammar", "pddl_problem"])
 @pytest.mark.parametrize("value", [None, 3, ["x"], ...])
 def test_a_missing_part_is_named(tmp_path: Path, key: str, value: Any) -> None:
@@ -102,17 +94,6 @@ def test_the_cache_is_bounded_and_shared() -> None:
     for index in range(1, CACHED_GAMES + 1):
         load_game(tasks.source(tasks[index]))
     assert load_game(tasks.source(tasks[0])) is not first
-
-
-def test_a_files_key_tells_versions_apart(tmp_path: Path) -> None:
-    path = write(tmp_path, "a")
-    before = GameFile(path).key
-    assert GameFile(path).key == before
-    write(tmp_path, "ab")
-    assert GameFile(path).key != before
-    path.unlink()
-    with pytest.raises(GameError, match="cannot be read"):
-        _ = GameFile(path).key
 
 
 def test_lists_nest_and_comments_go() -> None:
@@ -213,20 +194,6 @@ def test_what_is_no_game_says_why(old: str, new: str, fault: str) -> None:
     assert old in text
     with pytest.raises(GameError, match=fault):
         Game.from_problem(text.replace(old, new, 1), "x", WORDING_2_1_2)
-
-
-@pytest.mark.parametrize("name", ["{0}app_bar_1", "app}le_bar_1", "a|b_bar_1", "pomme_é_bar_1", "i", "P"])
-def test_names_that_textworld_cannot_play_are_refused(name: str) -> None:
-    with pytest.raises(GameError, match=r"which TextWorld cannot play: give the thing another"):
-        read_problem(re.sub(r"\bApple_bar_1(?=[\s)])", name, write_problem()))
-
-
-@pytest.mark.parametrize(
-    "name", ["12_bar_1", "%s.*[l]e$^+#_bar_1", "ap'ple\"_bar_1", "mu\\g_bar_1", "ip", "=x", "define"]
-)
-def test_other_odd_names_are_not(name: str) -> None:
-    problem = read_problem(re.sub(r"\bApple_bar_1(?=[\s)])", lambda _: name, write_problem()))
-    assert problem.having("iscool") == {"apple_bar_2"} and name.lower() in problem.having("cleanable")
 
 
 def test_a_question_mark_begins_a_word() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.alfworld.conditions import count_goal_conditions, split_goal
+from spear_envs.alfworld.conditions import count_goal_conditions
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.game import Game
 from spear_envs.alfworld.gamefile import GameFile, load_game
@@ -22,7 +22,6 @@ from spear_envs.alfworld.pddl import PREDICATES, Expression, parse_expression
 from spear_envs.alfworld.state import State
 from spear_envs.alfworld.synthesis.games import SyntheticGame
 from spear_envs.alfworld.task_types import TaskType
-from tests.spear_envs.alfworld.odd_games import GOALS
 from tests.spear_envs.alfworld.small import make_small, play, start
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
 
@@ -226,21 +225,3 @@ def test_official_games(official_games: Path) -> None:
             assert (counted[0] == counted[1]) == play.won
             met.append(counted[0])
         assert met[0] < met[-1] and play.won
-
-
-def test_conditions_that_differ_by_names_alone_count_once() -> None:
-    goal = parse_expression(
-        "(and (exists (?a - object ?b - object) (and (objectType ?a AppleType) (isHot ?a) (isHot ?b)"
-        " (objectType ?b AppleType) (not (= ?a ?b)))))"
-    )
-    single = ("and", ("ishot", "?0"), ("objecttype", "?0", "appletype"))
-    assert split_goal(goal)[0] == ("exists", ("?0", "-", "object"), single)
-    assert len(split_goal(goal)) == 2
-
-
-@pytest.mark.parametrize("goal", GOALS)
-def test_unusual_goals_count_whole(goal: str) -> None:
-    expression = parse_expression(goal)
-    parts = split_goal(expression)
-    assert parts[-1] in (expression, expression[-1])
-    assert 1 <= len(parts) <= 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,6 @@ from spear_envs.alfworld.tasks import make_task_set
 from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, PeerParser
-from tests.spear_envs.alfworld.game_files import write_trial
 from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start
 
 PIECES = st.sampled_from(
@@ -160,11 +158,6 @@ def test_numbered_names_are_unique_and_gapless(ids: set[str]) -> None:
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-@given(IDS)
-def test_names_do_not_hang_on_the_order_of_ids(ids: set[str]) -> None:
-    assert name_things(sorted(ids)) == name_things(sorted(ids, reverse=True))
-
-
 def test_names() -> None:
     assert SUBTASKS == ("pick", "look", "clean", "heat", "cool", "pick2")
     for kind in TaskType:
@@ -176,28 +169,6 @@ def test_names() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(SpearError, match=r"task_type=.pick3. is not valid: choose one of .*Did you mean .pick"):
         find_task_type("pick3")
-
-
-def test_the_default() -> None:
-    tasks = make_task_set()
-    assert repr(tasks) == "<EmbeddedTaskSet alfworld/embedded/train: 600 tasks>"
-    assert make_task_set("embedded", "train", rooms="standard") is tasks
-    assert len(make_task_set(split="valid_unseen", rooms="small")) == 240
-
-
-def test_official_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_trial(tmp_path / "valid_unseen", 0)
-    tasks = make_task_set("official", "valid_unseen", data_dir=tmp_path)
-    assert tasks[0].id == "alfworld/official/valid_unseen/00000"
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    assert make_task_set("official", "valid_unseen") is tasks
-    assert make_task_set("official", "valid_unseen", task_text="human")[0].instruction == "Move it."
-
-
-def test_one_game(tmp_path: Path) -> None:
-    path = write_trial(tmp_path, 0) / "game.tw-pddl"
-    for split in ("train", "valid_seen", "game"):
-        assert len(make_task_set(split=split, game=str(path))) == 1
 
 
 @pytest.mark.parametrize(

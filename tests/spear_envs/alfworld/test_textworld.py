@@ -12,7 +12,6 @@ import pytest
 
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError
-from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
 from tests.spear_envs.alfworld.small import make_data, write_problem
 
@@ -70,19 +69,6 @@ def test_a_state_stays_with_its_backend() -> None:
             envs[backend].set_state(states[other])
         envs[backend].set_state(states[backend])
         assert envs[backend].step("inventory") == before
-
-
-@needs_textworld
-def test_older_files_are_upgraded_in_both(tmp_path: Path) -> None:
-    path = tmp_path / "game.tw-pddl"
-    path.write_text(json.dumps(make_release_2_1_1(make_data())), encoding="utf-8")
-    for wording in ("file", "2.1.2"):
-        envs = [make(backend, game=path, wording=wording, aliases="paper") for backend in ("native", "textworld")]
-        for env in envs:
-            env.reset()
-        for command in ("go to countertop 1", "take mug 1 from countertop 1", "put mug 1 on countertop 1", "help"):
-            steps = [env.step(command) for env in envs]
-            assert steps[0] == steps[1], (wording, command)
 
 
 @needs_textworld

@@ -233,12 +233,6 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_no_index(tmp_path: Path, folder: Path) -> None:
-    for path in (tmp_path / "nowhere", tmp_path, folder / MANIFEST):
-        with pytest.raises(SpearError, match="does not hold a finished search index: build it again"):
-            SearchIndex.open(path)
-
-
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
 def test_files_of_another_size_are_refused(folder: Path, name: str, damage: str) -> None:
@@ -280,21 +274,6 @@ def test_manifests_that_are_none_are_refused(folder: Path, content: str) -> None
     (folder / MANIFEST).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(SpearError, match="build it again"):
         SearchIndex.open(folder)
-
-
-@pytest.mark.parametrize("spread", [1_000, -1, 2**61])
-def test_terms_of_more_documents_than_there_are(folder: Path, spread: int) -> None:
-    path = folder / "starts.bin"
-    (np.arange(path.stat().st_size // 8) * spread).astype("<i8").tofile(path)
-    with pytest.raises(SpearError, match="damaged"):
-        SearchIndex.open(folder).search("dress")
-
-
-def test_numbers_that_no_index_has_are_one_clear_error(folder: Path) -> None:
-    path = folder / "lasts.bin"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(SpearError, match="damaged"):
-        SearchIndex.open(folder).search("dress")
 
 
 def test_arrays_are_mapped_read_only(folder: Path) -> None:

@@ -321,13 +321,6 @@ def test_compiled_loop_keeps_no_memory() -> None:
     assert sys.getallocatedblocks() - before < 200
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_no_documents_and_no_terms(loop: Rank) -> None:
-    nothing = {"spans": np.empty((0, 4), np.int64), "weights": np.empty(0, np.float32)}
-    assert loop(*make_arguments(**nothing)) == []
-    assert loop(*make_arguments(norms=np.empty(0, np.uint8), maps=np.empty(0, np.uint64), **nothing)) == []
-
-
 @needs_compiled
 @settings(max_examples=300)
 @given(st.integers(0, 1_000), st.data())

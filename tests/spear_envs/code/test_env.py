@@ -59,14 +59,6 @@ def test_each_run_is_a_process_of_its_own(tmp_path: Path) -> None:
     assert (info["tool_calls"], info["action_ok"], info["return_code"]) == (2, True, 1), "it was executed all the same"
 
 
-def test_fences_are_taken_off(tmp_path: Path) -> None:
-    env = make_asking(tmp_path)
-    observation, *_, info = env.step(call("Here:\n```python\nprint(6 * 7)\n```"))
-    assert observation == "42" and info["action"] == "```python\nprint(6 * 7)\n```"
-    observation, *_ = env.step("<code>\n```py\nprint(1)\n```\n</code>")
-    assert observation == "1"
-
-
 @pytest.mark.parametrize(("text", "right"), [("042", True), ("$42$", True), ("43", False), ("forty-two", False)])
 def test_a_response_without_a_call_is_final(tmp_path: Path, text: str, right: bool) -> None:
     env = make_asking(tmp_path)
@@ -196,24 +188,6 @@ def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_pa
     assert truncated and info["fault"] == "sandbox_unavailable" and "do this" in observation
 
 
-def test_an_executor_of_one_s_own(tmp_path: Path) -> None:
-    class Asynchronous:
-        async def run(self, code: str, **kwargs: Any) -> Outcome:
-            return make_outcome(f"{len(code)}\n")
-
-        async def close(self) -> None:
-            pass
-
-    env = make_asking(tmp_path, sandbox=Asynchronous(), prelude="none")
-    assert env.step(call("four"))[0] == "4"
-
-
-def test_without_a_prelude_the_code_goes_as_it_is(tmp_path: Path) -> None:
-    runner = Subprocess()
-    make_asking(tmp_path, sandbox=runner, prelude="none").step(call("print(1)"))
-    assert runner.programs == ["print(1)"]
-
-
 def test_graders(tmp_path: Path) -> None:
     for grader, response, right in (
         ("strict", "\\boxed{42}", True),
@@ -330,11 +304,6 @@ class TestInTheSandbox:
             "ZeroDivisionError: division by zero",
             "Errors occurred! Check your code.",
         ]
-
-    @pytest.mark.parametrize("code", ["a\0b", "print('\\ud800')", "'" + "x" * 100_000, "print(" * 500, "\ufeffx"])
-    def test_strange_code_is_answered(self, tmp_path: Path, code: str) -> None:
-        *_, info = make_asking(tmp_path, sandbox=None).step(call(code))
-        assert info["fault"] is None and info["tool_calls"] == 1
 
     def test_many_episodes_at_once(self) -> None:
         def play(number: int) -> bool:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, choose_panel, open_benchmark
+from spear_envs.search.benchmarks import BENCHMARKS, choose_panel, open_benchmark
 from spear_envs.search.data_cli import SOURCES
-from spear_envs.search.opening import find_splits, open_tasks
+from spear_envs.search.opening import open_tasks
 from spear_envs.search.question_files import RawQuestion, read_questions
 from tests.spear_envs.data import hub
 from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
@@ -176,27 +176,11 @@ def test_all_seven_and_a_panel_of_them(fetched: Path) -> None:
     assert open_benchmark("seven", "test").fingerprint != whole.fingerprint
 
 
-def test_splits_by_data_set(tmp_path: Path) -> None:
-    assert find_splits("mini") == find_splits("mini-small") == ("train", "valid", "test")
-    assert find_splits("seven") == ("test",) and find_splits("nq_hotpotqa") == ("train", "test")
-    assert find_splits("some/file.parquet") == ("all",)
-    with pytest.raises(SpearError, match="choose one of 'test'"):
-        open_tasks("nq", "train")
-
-
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "mine.jsonl", ROWS)
     tasks = open_tasks(str(path), None)
     assert tasks[0].id == "search/mine/all/00000" and tasks[0].subtask == "mine"
     assert tasks[1].subtask == "nq"
-
-
-def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "mine.jsonl", ROWS)
-    assert open_tasks(str(path), None) is open_tasks(str(path), None)
-    before = open_tasks(str(path), None)
-    write_lines(path, ROWS[:1])
-    assert len(open_tasks(str(path), None)) == 1 < len(before)
 
 
 def test_training_questions_keep_their_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,11 +205,6 @@ def test_a_parquet_file_with_broken_text_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"question": question, "golden_answers": [["a"]]}), tmp_path / "x.parquet")
     with pytest.raises(SpearError, match="cannot be read"):
         list(read_questions(tmp_path / "x.parquet"))
-
-
-def test_the_published_counts_are_those_of_search_r1() -> None:
-    assert sum(item.count for item in BENCHMARKS) == 51_713
-    assert set(DATASETS) == {item.name for item in BENCHMARKS} | {"seven", "nq_hotpotqa"}
 
 
 def test_real_questions_of_the_seven_benchmarks(shared: Path) -> None:

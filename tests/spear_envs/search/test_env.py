@@ -8,7 +8,6 @@ import gymnasium as gym
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.info import INFO_KEYS
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault
 from spear_envs.search.prompts import INVALID_ACTION, LAST_TURN
 from spear_envs.testing import check_spear_env
@@ -33,16 +32,6 @@ SMALL = {"dataset": "mini-small", "topk": 1, "reward": "native", "max_turns": 6}
 @pytest.mark.parametrize("kwargs", [{}, pytest.param(SMALL, marks=pytest.mark.slow)])
 def test_contract(kwargs: dict[str, Any]) -> None:
     check_spear_env("spear/SearchR1-v0", **kwargs)
-
-
-def test_the_first_observation_is_the_question() -> None:
-    env = make()
-    observation, info = env.reset(options={"task": "search/mini/train/00000"})
-    assert observation == f"Question: {info['instruction']}"
-    assert info.keys() == INFO_KEYS | {"passages", "answer", "retriever"}
-    assert (info["passages"], info["answer"], info["admissible_actions"]) == ([], None, None)
-    assert info["subtask"] == "1hop" and env.max_turns == 32
-    assert info["reward_terms"]["f1"] == 0.0
 
 
 def test_passages_answer_a_query(tmp_path: Path) -> None:
@@ -248,14 +237,6 @@ def test_states_lead_on_to_the_same(tmp_path: Path) -> None:
     env.reset(seed=3)
     env.set_state(state)
     assert env.step(rest[0]) == step and env.expert_plan() == plan
-
-
-def test_plain_responses_are_for_people(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["Oslo"], response_format="plain")
-    *_, info = env.step("<search>x</search>")
-    assert info["format_ok"]
-    *_, info = env.step("<answer>Oslo</answer>")
-    assert info["won"] and info["reward_terms"]["format"] == 0.1
 
 
 def test_the_expert_ends_with_any_retriever() -> None:

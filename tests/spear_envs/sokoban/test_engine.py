@@ -122,21 +122,6 @@ def test_a_walk_is_undone_by_walking_back_and_a_push_by_its_state(level: Level, 
             assert board.text() == before
 
 
-def test_pictures_are_fresh_copies(level: Level) -> None:
-    board = Board(level, draw_tiles())
-    first = board.frame()
-    kept = first.copy()
-    board.step(RIGHT)
-    assert np.array_equal(first, kept)
-    first[:] = 0
-    assert board.frame().any()
-
-
-def test_a_board_without_tiles_has_no_picture(level: Level) -> None:
-    with pytest.raises(RuntimeError, match="no tiles"):
-        Board(level).frame()
-
-
 def test_a_board_takes_levels_of_other_sizes(level: Level) -> None:
     board = Board(level, draw_tiles())
     board.frame()
@@ -249,14 +234,6 @@ def test_our_tiles_never_change() -> None:
 
 
 TILES_DIGEST = "89d8fdf63f63155f402abc88560f436136dc18e94ccfbc344d665168b4810e45"
-
-
-def test_our_tiles_differ_from_one_another_in_many_pixels() -> None:
-    tiles = draw_tiles().astype(int)
-    for a in range(7):
-        for b in range(a):
-            far = np.abs(tiles[a] - tiles[b]).sum(-1) > 60
-            assert far.sum() >= 60, (a, b, far.sum())
 
 
 def test_peer_tiles_are_read_without_importing_it() -> None:

@@ -147,30 +147,6 @@ def test_several_moves_a_turn() -> None:
     assert info["tool_calls"] == 5
 
 
-def test_diagnostics_tell_lost_positions() -> None:
-    env = make(level=LEVEL, diagnostics=True)
-    assert env.reset()[1]["solvable"]
-    solvable = [env.step(respond(word))[4]["solvable"] for word in ("right", "down", "up")]
-    assert solvable == [True, False, False]  # the second move put the box at the lower wall
-    assert env.expert_plan() == []
-
-
-def test_modalities() -> None:
-    both, text, image = (make(level=LEVEL, modality=name) for name in ("both", "text", "image"))
-    seen = both.reset()[0]
-    assert isinstance(seen, dict)
-    assert text.reset()[0] == LEVEL
-    picture = image.reset()[0]
-    assert isinstance(picture, dict)
-    assert picture["text"] == ""
-    assert np.array_equal(picture["image"], seen["image"])
-    assert "could not be read" in text_of(image.step("nonsense")[0])
-    for env in (both, text, image):
-        assert env.observation_space.contains(env.step(respond("down"))[0])
-        assert env.templates["default"].render is not None
-    assert text.templates["default"] != image.templates["default"]
-
-
 def test_the_largest_text_fits_the_space() -> None:
     rows = ["#" * 20] + ["#" + "_" * 18 + "#"] * 18 + ["#" * 20]
     rows[1] = "#P_XO" + "_" * 14 + "#"

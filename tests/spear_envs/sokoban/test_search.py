@@ -96,10 +96,6 @@ def test_lost_positions_have_no_solution() -> None:
     assert find_solution(parse_level("######\n#OXXO#\n#_P__#\n######")) is None
 
 
-def test_a_solved_level_needs_no_moves() -> None:
-    assert find_solution(parse_level("####\n#P√#\n####")) == []
-
-
 def test_backward_layers_hold_every_start_by_its_distance() -> None:
     grid = [int(c == "_") for c in "#######____#######"]
     layers = measure_backward(grid, 6, [10], 9)
@@ -203,12 +199,6 @@ def test_splitting_by_room_keeps_rooms_apart() -> None:
     train = {digest_room(make_level(recipe, "train", number, split="train").text) for number in range(2_000)}
     assert not rooms["valid"] & rooms["test"]
     assert not train & (rooms["valid"] | rooms["test"])
-
-
-@pytest.mark.nightly
-def test_a_recipe_without_held_out_rooms_is_told() -> None:
-    with pytest.raises(LevelError, match="too few rooms"):
-        draw_held_out(Recipe(5, 5, 1, 6, 8), 256)
 
 
 def test_rooms_are_closed_and_connected() -> None:

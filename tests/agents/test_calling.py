@@ -1,7 +1,5 @@
 """Tool calls as model families write them, and token ids that go in and out as they are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """``spear eval`` as a command, what a server charged for, and the metrics that a training left."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Responses of models whose files disagree about what ends one, and of broken models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Evaluations that are killed, that lose their engine, their disk or their company, and go on."""
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -1,7 +1,5 @@
 """``spear eval`` of a model behind a server, and ``spear compare`` of what it left."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

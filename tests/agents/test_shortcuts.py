@@ -1,7 +1,5 @@
 """``evaluate`` in scripts and in notebooks, and the picture of an episode."""
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import os

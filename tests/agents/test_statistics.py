@@ -1,7 +1,5 @@
 """Intervals, pass@k, paired differences, and the tests of their significance."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records of episodes on disk, and files that are whole or the old ones."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

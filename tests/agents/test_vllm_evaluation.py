@@ -1,7 +1,5 @@
 """``spear eval --engine vllm`` as a user runs it: with an adapter, interrupted, and with memory for nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The runner of benchmarks, their registry, and random play."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Every code block of the pages is run, or says why it is not, and prints what the page shows as its output."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

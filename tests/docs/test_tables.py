@@ -1,7 +1,5 @@
 """What pages repeat: extras, commands, errors, loops, and the matrix of GPUs."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path  # noqa: F401

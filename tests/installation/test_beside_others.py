@@ -1,7 +1,5 @@
 """The four distributions in one environment with packages of others that our users have, ``openai-agents`` first."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands where descriptors, the network, a home, root's rights or the clock are not as usual; a short siege."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import http.client

@@ -1,7 +1,5 @@
 """Files that people pass to each other, damaged at random, and whatever a model writes."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

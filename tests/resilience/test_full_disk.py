@@ -1,7 +1,5 @@
 """A disk that is full, power that fails, and builds that are killed: nothing half written counts."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What strangers share runs, reaches and reads nothing: models, samples, checkpoints, folders, and files."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Places in a queue, and the blocking client."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """``spear sandbox``: start, signals, ports, tokens, refusal, death of the server; single files; the check-up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

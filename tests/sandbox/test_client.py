@@ -1,7 +1,5 @@
 """The client against a server that answers by a script, byte by byte."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Languages beside Python, packages of the operator, and pictures that come back."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import subprocess

@@ -1,7 +1,5 @@
 """Levels of isolation, and the files that deploy a service."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Programs in the pool: what they get, how they end, and what comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib.util

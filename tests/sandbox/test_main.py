@@ -1,7 +1,5 @@
 """``spear-sandbox``, for those who have nothing else of the project."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

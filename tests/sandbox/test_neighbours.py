@@ -1,7 +1,5 @@
 """Runs beside others: descriptors, locks, and what a few hundred runs leave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The service over HTTP around a scripted executor: what it answers, whom it lets wait, whose run it kills."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

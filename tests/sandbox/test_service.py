@@ -1,7 +1,5 @@
 """The service over the real sandbox: SandboxFusion's contract with what programs really do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

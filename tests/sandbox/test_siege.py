@@ -1,7 +1,5 @@
 """Sieges: random deaths under load, more clients than connections, and many sessions that rest. Minutes; nightly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Clients that were written for SandboxFusion, unchanged, against our service."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

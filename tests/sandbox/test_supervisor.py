@@ -1,7 +1,5 @@
 """What the supervisor of a run reads, fetches and reports, and the filter of system calls."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

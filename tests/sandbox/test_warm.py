@@ -1,7 +1,5 @@
 """Warm interpreters, their packages, and languages beside Python."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

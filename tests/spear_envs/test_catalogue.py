@@ -1,7 +1,5 @@
 """``spear envs``: it says of an environment what the environment itself says, and data is here when it opens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Completion as a shell asks for it: click's protocol in a process of its own, and a bash at a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

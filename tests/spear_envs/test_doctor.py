@@ -1,7 +1,5 @@
 """Each finding of ``spear doctor`` is provoked once."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

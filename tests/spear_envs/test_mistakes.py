@@ -1,7 +1,5 @@
 """Mistakes in an environment of ones own, what an import changes, and thoughts of reasoning models."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

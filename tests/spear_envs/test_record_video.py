@@ -1,7 +1,5 @@
 """gymnasium's own RecordVideo over every environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wrappers for trainers without text, alone and with those trainers where they are installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

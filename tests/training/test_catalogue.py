@@ -1,7 +1,5 @@
 """Algorithms as files, dry runs of presets, reward functions of users, and the environments of a training."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Checkpoints on disk, and ``spear prove-gpu`` at small sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

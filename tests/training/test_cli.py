@@ -1,7 +1,5 @@
 """``spear train`` and its neighbours: mistakes, exports, completion, and earlier folders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files for clusters: Slurm's is run with real nodes of Ray on this machine, KubeRay's is read."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The demo with scripted players for policies and a function for the training: its stages, and what comes out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

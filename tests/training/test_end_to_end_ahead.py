@@ -1,7 +1,5 @@
 """A real training whose episodes are begun ahead of their step: it loses a worker, is killed, and goes on."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A real training whose episodes vLLM plays ahead of their step on a CPU: killed in the middle, resumed to its end."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dry runs of the paper's presets through verl and Ray: every experiment, each with another algorithm or cluster."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

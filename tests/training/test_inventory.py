@@ -1,7 +1,5 @@
 """``spear presets`` and ``spear models list``: what they say is what a training would compose and find."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/metrics.md names every metric that a training can log, and none besides."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

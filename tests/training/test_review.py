@@ -1,7 +1,5 @@
 """What a run says of itself: advice, curves, and recorded episodes."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What fits a machine and a model: workers, engines, attention, and types of numbers."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Checkpoints in an object store: over HTTP, killed in the middle, damaged, unreachable."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

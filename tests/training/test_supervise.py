@@ -1,7 +1,5 @@
 """The supervisor, with a script instead of the training: what it watches, what it reports, and what it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

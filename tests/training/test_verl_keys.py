@@ -1,7 +1,5 @@
 """Keys of verl: those that are read, refused, or stand for settings of ours."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import resources

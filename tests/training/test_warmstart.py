@@ -1,7 +1,5 @@
 """Policies for a warm start: tokenizers, rows, training, and those that see."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The forms of the baselines, and the trials of Reflexion."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The engine of servers against a local server that answers as badly as servers do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

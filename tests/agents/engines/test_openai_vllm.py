@@ -1,7 +1,5 @@
 """The engine of servers against vLLM's own server on a CPU, beside transformers on the same weights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

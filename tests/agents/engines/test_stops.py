@@ -1,7 +1,5 @@
 """What every engine is made of: stop strings, sampling settings, seeds, batches, and scripted policies."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import subprocess

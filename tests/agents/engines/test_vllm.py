@@ -1,7 +1,5 @@
 """How vLLM is asked for and what is made of its words; nothing here starts it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """vLLM itself, on a CPU, beside transformers on the same weights. One engine for all tests, since it starts slowly."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

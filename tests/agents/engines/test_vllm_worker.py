@@ -1,7 +1,5 @@
 """What the extension of vLLM's workers does with new weights, on layers instead of vLLM's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

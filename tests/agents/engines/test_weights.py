@@ -1,7 +1,5 @@
 """Weights for a running engine: what of them fits a folder, and how another process reads them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pairs and data sets of recorded episodes: of a scripted player, a local model, and programs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``spear gateway`` as a process of its own, and ``spear eval --agent``."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -1,7 +1,5 @@
 """Programs of all kinds: those that play, and those that fail, hang, never ask or never stop."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

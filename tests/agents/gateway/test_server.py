@@ -1,7 +1,5 @@
 """The addresses over HTTP: the published clients, wrong requests, and programs of every kind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """GGUF files become folders that transformers reads; those that cannot say so in a line."""
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Models come out of a package index, a file, or a hub: pip and the hub's library run against servers of this test."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

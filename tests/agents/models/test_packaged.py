@@ -1,7 +1,5 @@
 """The model of the catalogue, out of the package index that pip asks here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

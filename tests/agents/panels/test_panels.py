@@ -1,7 +1,5 @@
 """Panels, rescoring and the ledger, through their commands."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

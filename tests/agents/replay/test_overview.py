@@ -1,7 +1,5 @@
 """The page in a headless Chromium: the overview of a run, its episodes, and a game that a person plays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

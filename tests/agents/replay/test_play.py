@@ -1,7 +1,5 @@
 """Games that a person plays, by calls and in a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """The page: its server, its text, and its command."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """A comparison is registered, run, stopped, gone on with, and reported as it was registered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of rooms against the environment, and exact success against sampling."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest

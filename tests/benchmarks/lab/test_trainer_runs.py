@@ -1,7 +1,5 @@
 """Comparisons that run the trainer, whose step is that of the lab."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trainings of the lab, those of trees included."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Addresses of services, where they listen, and their options."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What slow and greedy clients get, from a real server on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """The interpreter beside TextWorld, step for step. ``benchmarks/alfworld.py --steps 20000`` compares more."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

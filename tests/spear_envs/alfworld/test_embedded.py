@@ -1,7 +1,5 @@
 """The embedded games, and what prompts show."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Hashable, Iterator

@@ -1,7 +1,5 @@
 """The environment ``spear/ALFWorld-v0``."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

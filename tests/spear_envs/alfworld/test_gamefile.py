@@ -1,7 +1,5 @@
 """Game files and their PDDL, broken ones included."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Goals: the compiled test against one that tries every binding, and their conditions."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from itertools import product

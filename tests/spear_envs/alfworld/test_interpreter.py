@@ -1,7 +1,5 @@
 """Facts A11 to A21: what can be done, what it does, and what is said."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

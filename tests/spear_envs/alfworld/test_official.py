@@ -1,7 +1,5 @@
 """The official games: where they lie, what belongs to a split, and the memory of a scan."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Both experts: the planner and the one that searches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """From responses to commands: names, aliases, task types, and task sets."""
 
-from __future__ import annotations
-
 import string
 
 import pytest

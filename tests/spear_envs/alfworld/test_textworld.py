@@ -1,7 +1,5 @@
 """The backend that is TextWorld itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

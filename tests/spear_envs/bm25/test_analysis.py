@@ -1,7 +1,5 @@
 """Text analysis: the chain's rules one by one, any Unicode text, and Lucene's own results where they are at hand."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys

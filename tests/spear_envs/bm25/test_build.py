@@ -1,7 +1,5 @@
 """Building on disk: what an interruption leaves, what opening refuses, and that the result is the index in memory."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import shutil

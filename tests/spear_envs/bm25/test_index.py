@@ -1,7 +1,5 @@
 """Searching, stems, postings, and how they are packed."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections import Counter

@@ -1,7 +1,5 @@
 """Both loops against a scorer that follows the formula one document at a time, and against each other."""
 
-from __future__ import annotations
-
 import math
 import struct
 import sys

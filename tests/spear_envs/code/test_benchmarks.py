@@ -1,7 +1,5 @@
 """Files of problems, and the commands that fetch them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers against references, and the embedded problems."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """Programs out of responses, what comes back of a run, and prompts."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Environments by their ids, users' Python beside ours, and errors."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess

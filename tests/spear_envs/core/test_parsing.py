@@ -1,7 +1,5 @@
 """Responses, spaces of text, and prompt templates."""
 
-from __future__ import annotations
-
 import pickle
 import time
 

@@ -1,7 +1,5 @@
 """Actions as calls of tools."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """``spear init env``: names, files, and the package that it writes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Files of questions, and the commands that fetch them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Answers against references, transcripts, the embedded knowledge base, and prompts."""
 
-from __future__ import annotations
-
 import hashlib
 import string
 from collections.abc import Callable

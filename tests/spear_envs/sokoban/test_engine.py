@@ -1,7 +1,5 @@
 """One board: moves, rewards, texts, tiles and prompts; recorded games of gym-sokoban."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The environment ``spear/Sokoban-v1``."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

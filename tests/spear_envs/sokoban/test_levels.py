@@ -1,7 +1,5 @@
 """Levels: parsing, digests, splits, published files and task sets."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exact searches, and the generator of levels."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

@@ -1,7 +1,5 @@
 """``spear data get|build|verify webshop``, against files and a server of our own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

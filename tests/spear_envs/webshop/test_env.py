@@ -1,7 +1,5 @@
 """The environment ``spear/WebShop-v0``."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import time

@@ -1,7 +1,5 @@
 """The original on 1,000 real products: episodes, prices, goals and splits as recorded."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Catalogues by name or folder, and the JSON files that they are read from."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os

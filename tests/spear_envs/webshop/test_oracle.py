@@ -1,7 +1,5 @@
 """The oracle wins, from the beginning and from anywhere."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pages as text, prompts, and responses."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

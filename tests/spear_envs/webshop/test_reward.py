@@ -1,7 +1,5 @@
 """The score of a purchase, and what it is made of: likeness, nouns, and drawn prices."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

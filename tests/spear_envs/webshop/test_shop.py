@@ -1,7 +1,5 @@
 """The shop's state machine: facts of the original, one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

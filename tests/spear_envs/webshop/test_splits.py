@@ -1,7 +1,5 @@
 """Goals, their splits and task sets, and the mini catalogue."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

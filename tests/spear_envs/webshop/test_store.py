@@ -1,7 +1,5 @@
 """The catalogue on disk, and the products in it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Advantages of groups and steps, their statistics, estimators by name, and the baseline buffer."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Policy losses, entropies, and the covariance clip."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

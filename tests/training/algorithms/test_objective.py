@@ -1,7 +1,5 @@
 """The loss of an update, the critic, and golden cases where the folder that holds them is at hand."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """The replay buffer, the archive of earlier episodes, and the curriculum of tasks."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of rows, and the filters that take rows out."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings, names that stand for functions, schedules, and reward terms."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

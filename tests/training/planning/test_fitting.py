@@ -1,7 +1,5 @@
 """Micro-batches that fit: the arithmetic of the choice, who has the last word, and what a resumed run keeps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples of a fine-tuning, and the data sets made of them."""
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import replace
 from itertools import groupby

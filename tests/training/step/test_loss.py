@@ -1,7 +1,5 @@
 """The executable specification of an update: settings and columns give ``spear_training.algorithms.spear_loss``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Records of episodes as rows, and the metrics of a step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

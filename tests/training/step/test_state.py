@@ -1,7 +1,5 @@
 """What a step keeps between launches: buffers, bounds, streams, and the curriculum."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A whole step without verl: what is drawn, trained and stored when, and what the parameters are afterwards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the driver decides of an update, and how rows are dealt to mini-batches and ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

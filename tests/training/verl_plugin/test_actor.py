@@ -2,8 +2,6 @@
 :func:`spear_training.algorithms.spear_loss` says of the same rows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A policy with an adapter: trained, handed to rollouts, saved and loaded again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows without padding, micro-batches, and pictures: the gradient is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Columns of a batch, the loss that reads them, and the critic."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

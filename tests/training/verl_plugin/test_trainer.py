@@ -1,7 +1,5 @@
 """verl's loop around a step, with fakes for rollouts and workers: what is played, cleared, logged and saved when."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tasks of the trainer's batches: episodes that are begun ahead of their step, and a curriculum that draws them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

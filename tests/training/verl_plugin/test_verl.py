@@ -1,7 +1,5 @@
 """What the plugin uses of verl without a public promise, and the process that starts Ray."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Workers of the plugin, its data set, its platform, and what a death says."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

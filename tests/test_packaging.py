@@ -10,7 +10,7 @@ import zipfile
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,21 @@ DISTRIBUTIONS = {
         frozenset(
             ["spear-sandbox", "gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "packaging", "regex"]
         ),
-        frozenset(["data", "webshop", "alfworld", "search", "mcp", "milvus", "sandbox", "env-server", "trl", "serve"]),
+        frozenset(
+            [
+                "data",
+                "webshop",
+                "alfworld",
+                "retriever",
+                "search",
+                "mcp",
+                "milvus",
+                "sandbox",
+                "env-server",
+                "trl",
+                "serve",
+            ]
+        ),
     ),
     "spear-agents": Distribution(
         "agents",
@@ -87,6 +101,29 @@ DISTRIBUTIONS = {
 EACH = pytest.mark.parametrize("name", DISTRIBUTIONS)
 # Extras of an environment apart: constraints/gpu.txt.
 FOR_GPUS = ('extra == "gpu"', 'extra == "vllm"')
+# What a user or an image installs -> a module that must work with nothing else.
+SUFFICES = {
+    "spear-sandbox[server]": "spear_sandbox.server",
+    "spear-envs": "spear_envs.cli",
+    "spear-envs[data]": "spear_envs.data.cli",
+    "spear-envs[env-server]": "spear_envs.adapters.openenv.server",
+    "spear-envs[retriever]": "spear_envs.retrieval.service",
+    "spear-agents": "spear_agents.cli",
+    "spear-agents[api]": "spear_agents.engines.openai",
+    "spear-agents[gateway]": "spear_agents.gateway.server",
+    "spear-training": "spear_training.cli",
+}
+LIST_IMPORTS = """
+import ast, importlib, sys
+importlib.import_module(sys.argv[1])
+for name, module in list(sys.modules.items()):
+    if name.startswith("spear_") and (module.__file__ or "").endswith(".py"):
+        for node in ast.parse(open(module.__file__, encoding="utf-8").read()).body:
+            if isinstance(node, ast.Import):
+                print(*(alias.name.partition(".")[0] for alias in node.names), sep="\\n")
+            elif isinstance(node, ast.ImportFrom):
+                print((node.module or "").partition(".")[0])
+"""
 
 
 @dataclass(frozen=True)
@@ -141,7 +178,7 @@ def test_a_wheel_holds_its_package_whole_and_nothing_else(wheels: dict[str, Whee
     ours, names = DISTRIBUTIONS[name], set(wheels[name].file.namelist())
     tops = {member.partition("/")[0] for member in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {ours.package}
-    kinds = {".py", ".yaml", ".json", ".html", ".css", ".js", ".tmpl"}
+    kinds = {".py", ".yaml", ".json", ".xz", ".html", ".css", ".js", ".tmpl"}
     wanted = {
         path.relative_to(ours.home).as_posix()
         for path in ours.place.rglob("*")
@@ -168,6 +205,41 @@ def test_metadata(wheels: dict[str, Wheel], name: str) -> None:
 def test_the_base_is_small(wheels: dict[str, Wheel], name: str) -> None:
     base = {item.name for item in wheels[name].requirements if "extra" not in str(item.marker)}
     assert base == DISTRIBUTIONS[name].base
+
+
+def find_closure(wheels: dict[str, Wheel], requirement: str) -> set[str]:
+    """Names of all distributions that a requirement installs."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [Requirement(requirement)]
+    while waiting:
+        item = waiting.pop()
+        name = canonicalize_name(item.name)
+        for extra in {"", *item.extras}:
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            if name in wheels:
+                needed = wheels[name].requirements
+            else:
+                try:
+                    needed = [Requirement(line) for line in distribution(name).requires or ()]
+                except PackageNotFoundError:
+                    continue
+            waiting += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
+    return {name for name, _ in seen}
+
+
+@pytest.mark.parametrize(("requirement", "module"), SUFFICES.items())
+def test_a_requirement_brings_what_its_module_imports(wheels: dict[str, Wheel], requirement: str, module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LIST_IMPORTS, module], capture_output=True, text=True, check=False)
+    if done.returncode and "No module named" in done.stderr and "'spear_" not in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    packages = {name for name in done.stdout.split() if not name.startswith("spear_")} - set(sys.stdlib_module_names)
+    assert packages
+    origins, closure = packages_distributions(), find_closure(wheels, requirement)
+    absent = {name for name in packages if not {canonicalize_name(one) for one in origins[name]} & closure}
+    assert not absent, f"{requirement} does not bring {sorted(absent)}"
 
 
 @EACH

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -74,8 +74,8 @@ def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
     return None
 
 
-def find_memory_limit(proc: Path = _PROC) -> int | None:
-    """Bytes that its control groups (``proc/self/cgroup``) allow this process and its children; None for no bound."""
+def _find_memory_bound(proc: Path) -> tuple[int, _Place] | None:
+    """The least bytes that a group of this process or one above it allows, and that group."""
     place = _find_place("memory", proc)
     if place is None:
         return None
@@ -84,12 +84,30 @@ def find_memory_limit(proc: Path = _PROC) -> int | None:
     folder = place.folder
     while True:
         with contextlib.suppress(OSError, ValueError):  # "max", and the root, which has none
-            found.append(int((folder / name).read_text()))
+            found.append((int((folder / name).read_text()), folder))
         if folder in (place.top, folder.parent):
             break
         folder = folder.parent
-    least = min(found, default=_UNLIMITED)
-    return least if least < _UNLIMITED else None
+    least, folder = min(found, default=(_UNLIMITED, place.folder))
+    return (least, replace(place, folder=folder)) if least < _UNLIMITED else None
+
+
+def find_memory_limit(proc: Path = _PROC) -> int | None:
+    """Bytes that its control groups (``proc/self/cgroup``) allow this process and its children; None for no bound."""
+    bound = _find_memory_bound(proc)
+    return None if bound is None else bound[0]
+
+
+def measure_pressure(proc: Path = _PROC) -> float:
+    """Return the share of the memory bound that is held and cannot be reclaimed; 0 without a bound."""
+    bound = _find_memory_bound(proc)
+    if bound is None:
+        return 0.0
+    limit, place = bound
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        names = ("anon", "shmem") if place.unified else ("total_rss", "total_shmem")
+        return sum(_read_field(place.folder / "memory.stat", name) for name in names) / limit
+    return 0.0
 
 
 def most_of_a_run(limits: Limits) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from spear_sandbox.cgroups import measure_pressure
 from spear_sandbox.protocol import FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import LocalSession
 
 _NAME = re.compile("[0-9a-f]{32}")
-_SWEEPS = 10
-"""Checks within the idle time."""
+_SWEEP_S = 1.0
+FULL = 0.85
+"""Share of the container's memory above which the session that has been idle longest ends: what the kernel would
+kill else may be a run, or the service."""
 
 
 class SessionOpener(Protocol):
@@ -31,12 +34,27 @@ class TooManySessionsError(Exception):
 
 
 class SessionTable:
-    """At most ``most`` open sessions by name, ended ``idle_s`` after their last cell. Belongs to one event loop."""
+    """Open sessions by name. Belongs to one event loop.
 
-    def __init__(self, executor: SessionOpener, *, most: int, idle_s: float) -> None:
+    Args:
+        executor: opens them.
+        most: how many may be open.
+        idle_s: seconds after its last cell at which a session ends.
+        pressure: measures which share of the memory is held; above :data:`FULL` the longest idle session ends.
+    """
+
+    def __init__(
+        self,
+        executor: SessionOpener,
+        *,
+        most: int,
+        idle_s: float,
+        pressure: Callable[[], float] = measure_pressure,
+    ) -> None:
         self.most = most
         self.idle_s = idle_s
         self._executor = executor
+        self._pressure = pressure
         self._sessions: dict[str, tuple[LocalSession, float]] = {}
         self._opening = 0
         self._sweeper: asyncio.Task[None] | None = None
@@ -78,8 +96,10 @@ class SessionTable:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(idle for _, idle in self._sessions.values()) / _SWEEPS if self._sessions else 1.0)
+            await asyncio.sleep(min([_SWEEP_S, *(idle / 10 for _, idle in self._sessions.values())]))
             now = time.monotonic()
-            for session, idle in list(self._sessions.values()):
-                if not session.running and now - session.used > idle:
+            pressed = self._pressure() > FULL
+            for session, idle in sorted(self._sessions.values(), key=lambda one: one[0].used):
+                if not session.running and (pressed or now - session.used > idle):
                     await session.close()
+                    pressed = self._pressure() > FULL

@@ -41,7 +41,7 @@ class HttpSession:
             import httpx
         except ImportError as error:
             raise SpearError(
-                "asking a retrieval service needs httpx: pip install 'spear-envs[search]' brings it."
+                "asking a retrieval service needs httpx: pip install 'spear-envs[retriever]' brings it."
             ) from error
         limits = httpx.Limits(
             max_connections=MAX_CONNECTIONS, max_keepalive_connections=KEPT_CONNECTIONS, keepalive_expiry=KEEPALIVE_S

@@ -175,7 +175,7 @@ def _open_file(path: str, name: str | None, _state: FileState) -> Retriever:
         from spear_envs.retrieval.opening import open_config
     except ImportError as error:
         raise SpearError(
-            f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]'. ({error})"
+            f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[retriever]' brings them. ({error})"
         ) from error
 
     return next(iter(open_config(Path(path), name, only=True).values()))

@@ -66,9 +66,15 @@ class Project:
 
     def wait_until_healthy(self, service: str) -> None:
         end = time.monotonic() + 180
-        while self.engine.call("podman", "healthcheck", "run", self.container(service)).returncode:
-            assert time.monotonic() < end, self.engine.call("podman", "logs", self.container(service))
+        while not self.is_healthy(service):
+            assert time.monotonic() < end, self.engine.call("podman", "logs", "--tail", "40", self.container(service))
             time.sleep(0.5)
+
+    def is_healthy(self, service: str) -> bool:
+        try:
+            return not self.engine.call("podman", "healthcheck", "run", self.container(service), timeout=30).returncode
+        except subprocess.TimeoutExpired:  # podman waits without end on a container that starts again and again
+            return False
 
     def inspect(self, service: str) -> dict[str, Any]:
         (found,) = json.loads(self.engine.do("podman", "container", "inspect", self.container(service)))

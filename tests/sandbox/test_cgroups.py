@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.cgroups import Groups, _find_place, choose_places, find_memory_limit, most_of_a_run
+from spear_sandbox.cgroups import Groups, _find_place, choose_places, find_memory_limit, measure_pressure, most_of_a_run
 from spear_sandbox.protocol import KillReason, Limits
 
 MIB = 1 << 20
@@ -54,6 +54,28 @@ async def main():
 
 asyncio.run(main())
 """
+HOARDERS = """
+import asyncio, json
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import Limits
+from spear_sandbox.table import SessionTable
+
+async def main():
+    executor = LocalExecutor("namespaces", zygotes=1, max_running=1, limits=Limits(wall_s=20.0, memory_mb=128))
+    await executor.start()
+    table = SessionTable(executor, most=50, idle_s=600.0)
+    sessions = []
+    for number in range(12):
+        session, _ = await table.open({}, executor.limits)
+        outcome = await session.run("held = b'x' * (60 << 20); 7 * 6")
+        assert "42" in str(outcome), outcome
+        sessions.append(session)
+        await asyncio.sleep(1.5)
+    print(json.dumps([session.alive for session in sessions]))
+    await executor.close()
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture
@@ -75,6 +97,14 @@ def container() -> Iterator[Path]:
         if left.is_dir():
             left.rmdir()
     folder.rmdir()
+
+
+def read_kills(folder: Path) -> int:
+    """Processes that the kernel killed for the memory of this group."""
+    text = next(
+        path for name in ("memory.events", "memory.oom_control") if (path := folder / name).exists()
+    ).read_text()
+    return int(dict(line.split() for line in text.splitlines())["oom_kill"])
 
 
 def start_inside(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -103,6 +133,16 @@ def test_a_limit_of_the_container_is_found(container: Path) -> None:
     assert start_inside(container, "-c", ask).communicate()[0] == f"{400 * MIB}\n"
 
 
+@pytest.mark.slow
+def test_idle_sessions_end_before_the_container_is_full(container: Path) -> None:
+    """Twelve sessions want 720 of 400 MiB: the oldest end, and nobody is killed for memory."""
+    lines = start_inside(container, "-c", HOARDERS).communicate()[0].splitlines()
+    alive = json.loads(lines[-1])
+    assert not all(alive) and alive[-1]
+    assert alive == sorted(alive), "those that have been idle longest end first"
+    assert read_kills(container) == 0
+
+
 def test_the_least_limit_on_the_way_up_counts_in_version_2(tmp_path: Path) -> None:
     top = tmp_path / "fs"
     leaf = top / "pod" / "box"
@@ -115,9 +155,12 @@ def test_the_least_limit_on_the_way_up_counts_in_version_2(tmp_path: Path) -> No
         (folder / "cgroup.controllers").write_text("cpu memory pids\n")
         if bound:
             (folder / "memory.max").write_text(f"{bound}\n")
+    (top / "pod" / "memory.stat").write_text(f"anon {1 << 30}\nfile {2 << 30}\nshmem {1 << 29}\n")
     assert find_memory_limit(tmp_path / "proc") == 3 << 30
+    assert measure_pressure(tmp_path / "proc") == 0.5
     (top / "pod" / "memory.max").write_text("max\n")
     assert find_memory_limit(tmp_path / "proc") is None
+    assert measure_pressure(tmp_path / "proc") == 0
 
 
 def test_places_fit_into_the_memory() -> None:

@@ -195,7 +195,7 @@ def test_an_option_must_be_named_by_the_function(registry: Registry) -> None:
 def test_what_a_users_function_raises_is_told_with_its_place(registry: Registry) -> None:
     assert registry.call(f"{__name__}:swallow", "fine", factor=3.0) == 3.0
     with pytest.raises(
-        SettingsError, match=r"swallow raised KeyError: 'tau' \(.*test_registry\.py, line \d+, in swallow\)"
+        SettingsError, match=r"swallow raised KeyError: 'tau' \(.*test_settings\.py, line \d+, in swallow\)"
     ):
         registry.call(f"{__name__}:swallow", "boom")
 

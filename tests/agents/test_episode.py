@@ -23,11 +23,9 @@ from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.replay.bodies import describe_episode
-from spear_agents.replay_gif import replay_frames
 from spear_agents.rollout import CacheGate, Job, Retrying, play_many
 from spear_agents.snapshots import Snapshot
-from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_agents.usage import sum_usage
 from spear_envs.core.env import ActionResult, RewardMode
 from spear_envs.core.errors import SpearError
@@ -313,21 +311,6 @@ def test_what_is_left_of_the_turns_is_played() -> None:
     whole, _ = play_snapshots(env, say, task, snapshots=True)
     rest, _ = play_snapshots(env, say, task, begin=whole.turns[3].snapshot)
     assert len(whole.turns) == 4 and len(rest.turns) == 1 and rest.stop is whole.stop
-
-
-def test_a_record_says_where_the_episode_began() -> None:
-    env, task = CorridorEnv(), "corridor/test/002"
-    say = ["<think></think><action>go</action>"] * 9
-    whole, _ = play_snapshots(env, say, task, snapshots=True)
-    rest, _ = play_snapshots(env, say, task, begin=whole.turns[2].snapshot)
-    assert Trajectory.from_json(rest.to_json()) == rest and '"began":2' in rest.to_json()
-    assert "began" not in whole.to_json() and "snapshot" not in whole.to_json()
-    with pytest.raises(SpearError, match=r"begun before turn 3 of another episode: choose one from the start"):
-        replay_frames("tests/Corridor-v0", {}, rest)
-    (note,) = describe_episode(replace(rest, env_id="spear/Sokoban-v1", tokens=TokenKind.BYTES), {}, ByteTokenizer)[
-        "notes"
-    ]
-    assert note.startswith("Began before turn 3 of an earlier episode")
 
 
 def test_a_conversation_is_refused() -> None:

@@ -191,17 +191,6 @@ def test_the_summary_says_what_it_takes_to_repeat_it(settings: EvalSettings, tmp
     assert json.loads((tmp_path / SETTINGS).read_text())["tokenizer"] == "bytes"
 
 
-def test_the_hash_is_of_everything_that_figures_depend_on(settings: EvalSettings, tmp_path: Path) -> None:
-    def read_hash(changed: EvalSettings, name: str) -> str:
-        run_evaluation(changed, tmp_path / name)
-        return str(json.loads((tmp_path / name / SUMMARY).read_text())["settings_hash"])
-
-    first = read_hash(settings, "a")
-    assert read_hash(replace(settings, tasks="2"), "b") == first
-    assert read_hash(replace(settings, env_kwargs={"max_turns": 7}), "c") != first
-    assert read_hash(replace(settings, seed=1), "d") != first
-
-
 def test_lines_of_other_tasks_are_refused_and_the_last_of_a_job_counts(settings: EvalSettings, tmp_path: Path) -> None:
     """By the evaluation that goes on as by whoever reads its records."""
     run_evaluation(settings, tmp_path)

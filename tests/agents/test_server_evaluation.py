@@ -74,14 +74,6 @@ def test_a_server_that_dies_leaves_what_was_played(script: Script, tmp_path: Pat
     assert len(script.requests) - asked == 11 * 15
 
 
-def test_a_server_that_never_answers_is_an_error_and_no_figure(script: Script, tmp_path: Path) -> None:
-    script.answers = [say({}, 500)]
-    result = run(script, "--tries", "1", "--out", str(tmp_path / "out"))
-    assert isinstance(result.exception, SpearError) and "no episode could be played" in str(result.exception)
-    assert "read the server's log" in str(result.exception)
-    assert not (tmp_path / "out" / "summary.json").exists()
-
-
 @pytest.mark.parametrize(("method", "form"), [("io", "{}"), ("react", "Thought: so\nAction: {}")])
 def test_an_episode_of_another_form_is_played_again_in_it(
     script: Script, tmp_path: Path, method: str, form: str

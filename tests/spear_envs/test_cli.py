@@ -97,12 +97,6 @@ class TestGroup:
         with pytest.raises(RuntimeError, match="a bug"):
             cli.main(["act", "bug"])
 
-    def test_commands_that_cannot_be_loaded(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, _, err = run(capsys, "gone")
-        assert code == 1 and "'spear gone' is not in this installation" in err
-        code, _, err = run(capsys, "text")
-        assert code == 1 and "'spear text' is not a command" in err
-
     @pytest.mark.parametrize(
         ("module", "requirement"),
         [

@@ -256,17 +256,6 @@ def test_what_cannot_be_made_is_one_error() -> None:
             check_spear_env(id)
 
 
-def test_the_global_generators_are_watched() -> None:
-    class Global(CorridorEnv):
-        def _start(self, task: Task) -> None:
-            super()._start(task)
-            random.random()
-
-    register_env("tests/Faulty-v0", Global)
-    with pytest.raises(ContractError, match="global generator of random"):
-        CHECKS["determinism"](Subject("tests/Faulty-v0"))
-
-
 def test_an_interrupt_ends_a_vector_environment_whose_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[AsyncVectorEnv] = []
 

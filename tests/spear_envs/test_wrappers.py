@@ -5,7 +5,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from spear_envs import SpearError, register_env
 from spear_envs.testing.checks import CHECKS, Subject
@@ -56,15 +55,6 @@ def test_actions_without_a_number_and_environments_without_a_list_are_refused() 
         DiscreteActions(code, size=4).reset(seed=0)
     with pytest.raises(SpearError, match="not a SpearEnv"):
         DiscreteActions(gym.make("FrozenLake-v1"), size=4)
-
-
-def test_the_picture_alone() -> None:
-    env = make_sokoban()
-    check_env(env, skip_render_check=True)
-    observation, _ = env.reset(seed=0)
-    assert observation.shape == env.observation_space.shape == (96, 96, 3)
-    with pytest.raises(SpearError, match="no picture"):
-        PictureObservation(CorridorEnv())
 
 
 def test_frozen_lake_in_text() -> None:

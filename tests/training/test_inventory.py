@@ -58,20 +58,6 @@ def test_a_preset_is_what_a_training_composes(name: str, monkeypatch: pytest.Mon
     assert config.spear.env.kwargs in [kwargs for key, kwargs in asked.items() if key.startswith(listed.env_id)]
 
 
-def test_what_a_preset_needs() -> None:
-    def kinds(name: str) -> list[tuple[str, bool | None]]:
-        return [(need.kind, need.here) for need in find(name).needs]
-
-    assert kinds("webshop") == [("data", False), ("model", None)]
-    assert kinds("webshop_qwen2.5_1.5b") == [("data", False), ("model", False)]
-    assert kinds("math_qwen3_32b_16k") == [("data", False), ("package", True), ("model", False)]
-    assert kinds("search_qwen2.5_7b") == [("data", False), ("package", True), ("server", None), ("model", False)]
-    assert kinds("sokoban_qwen2.5_vl_3b") == [("model", False)]
-    assert kinds("demo") == [("warm start", None)]
-    (needed,) = find("alfworld_tiny").needs
-    assert needed.mend.startswith("spear warmstart spear/ALFWorld-v0 --out")
-
-
 def test_data_that_is_here_is_not_missing(nothing_here: Path) -> None:
     write_shop(nothing_here / "data")
     assert find("webshop").needs[0] == Need(

@@ -1,4 +1,3 @@
-import io
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import MANIFEST, repair_tracker
@@ -328,15 +326,6 @@ def test_files_that_values_files_and_modules_name_are_inputs(
     assert {place for place in before if before[place] != after[place]} == {os.path.realpath(name)}
 
 
-def test_checkpoints_that_are_not_complete_are_named(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare(composed["none"], tmp_path)
-    (tmp_path / "checkpoints" / "global_step_4" / "actor").mkdir(parents=True)
-    console = Console(file=io.StringIO(), width=200)
-    training = compose_training((f"{MODEL}={composed['none'].actor_rollout_ref.model.path}", TEXT), tmp_path)
-    assert prepare_run(training, tmp_path, console) is None
-    assert "no complete checkpoint" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])
 def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
     assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
@@ -352,17 +341,6 @@ def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, compose
     with hold_lock(tmp_path), pytest.raises(SpearError, match="another process trains in"):
         prepare(change(composed["none"], spear__seed=9), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
-
-
-def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
-    for place in ("here", "there"):
-        if place == "there":
-            (tmp_path / "here").rename(tmp_path / "there")
-        out = tmp_path / place
-        config = compose_config((f"{MODEL}={model_folder}", TEXT), out)
-        assert prepare(config, out) == (None if place == "here" else 4)
-        if place == "here":
-            save_small_checkpoint(out, 4)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:

@@ -215,18 +215,6 @@ def test_an_interrupt_stops_everything_even_what_will_not_listen(out: Path, stan
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_a_termination_is_an_interrupt(out: Path, stand_in: StandIn) -> None:
-    stand_in("open(out + '/ready', 'w').close(); time.sleep(300)")
-
-    def terminate(history: list[dict[str, Any]]) -> None:
-        if (out / "ready").exists():
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(out, terminate)
-    assert find_marked() == []
-
-
 @pytest.mark.parametrize("kind", ["plain", "deaf"])
 def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
     ours, other = start_child(kind, "mark-a"), start_child("plain", "mark-b")
@@ -262,11 +250,6 @@ def test_shared_memory_of_killed_processes_goes_too() -> None:
 
 
 # ---- one run a folder ------------------------------------------------------------------------------------------------
-def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> None:
-    stand_in("")
-    with hold_lock(out), pytest.raises(SpearError, match=r"another process trains in .*name another --out"):
-        run(out)
-    run(out)
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:

@@ -242,17 +242,6 @@ def test_an_engine_s_fault_is_told_and_counts_if_nothing_came_after_it() -> None
         assert played.fault == ("engine_timeout" if tries == 3 else None)
 
 
-def test_a_broken_engine_or_environment_ends_the_run() -> None:
-    class Broken(KeepingEngine):
-        async def generate(self, *args: Any, **kwargs: Any) -> Any:
-            raise ZeroDivisionError
-
-    with pytest.raises(SpearError, match="the engine failed: ZeroDivisionError"):
-        play_program(walk, Broken())
-    with pytest.raises(SpearError, match="turn 1: the environment broke: ZeroDivisionError"):
-        play_program(lambda task: task.step("bug"), KeepingEngine())
-
-
 def test_a_conversation_that_grows_too_long_is_told_and_is_no_other_end() -> None:
     errors: list[Any] = []
 

@@ -66,40 +66,6 @@ def test_transcripts_are_searched(browser: Chromium, runs: Path, tmp_path: Path)
             browser.wait(f"state.shown.length === {len(bodies)}")
 
 
-def test_a_page_of_a_run_that_goes_on_takes_up_what_comes(browser: Chromium, tmp_path: Path) -> None:
-    evaluate(SOKOBAN, engine="random", tasks=2, out=tmp_path / "run", progress=False)
-    with serve(Run(tmp_path)) as server:
-        browser.open(server.address)
-        browser.wait("state.rows.length === 2 && document.body.dataset.ready")
-        browser.evaluate("watchRun()")
-        browser.wait("data.mark")
-        evaluate(SOKOBAN, engine="random", tasks=5, out=tmp_path / "run", progress=False)
-        browser.evaluate("watchRun()")
-        browser.wait("state.rows.length === 5")
-        assert "5 of 5 episodes" in browser.evaluate("document.getElementById('count').textContent")
-        raw = browser.evaluate("document.querySelector('.raw pre').textContent")
-        assert f'"env": "{SOKOBAN}"' in raw and '"image"' not in raw
-
-
-def test_two_evaluations_lie_side_by_side(browser: Chromium, runs: Path, tmp_path: Path) -> None:
-    export_page(Run(runs), tmp_path / "page.html")
-    browser.resize(1400, 900)
-    browser.open(f"file://{tmp_path}/page.html#overview")
-    browser.wait("document.querySelectorAll('.figures').length === 2")
-    kinds = browser.evaluate("[...document.querySelectorAll('.kind summary')].map((one) => one.textContent)")
-    won = sum(t.won for t in evaluate(SOKOBAN, engine="random", tasks=12, progress=False).trajectories)
-    better = "A" if browser.evaluate("pair.a") == "expert" else "B"
-    expected = {f"only {better}": 12 - won, "both": won, "neither": 0, f"only {'AB'.replace(better, '')}": 0}
-    assert sorted(kinds) == sorted(f"Won by {kind}: {count}" for kind, count in expected.items())
-    browser.evaluate("document.querySelector('.kind li button').click()")
-    browser.wait("document.querySelectorAll('.columns > div').length === 2")
-    assert browser.evaluate("document.querySelectorAll('.columns .why').length") == 2
-    # All boards have one instruction, so rows are named by their tasks.
-    browser.evaluate("document.querySelector('.figures tbody tr:nth-child(2)').click()")
-    browser.wait("state.view === 'episodes' && filters.subtask")
-    assert "/00000" in browser.evaluate("document.querySelector('.row .what').textContent")
-
-
 READY_SECONDS = 2.0
 
 

@@ -123,13 +123,6 @@ def test_values_of_other_types_are_one_error_or_harmless(tmp_path: Path, changes
         assert "episodes.jsonl, byte 0" in str(error) and "remove the line" in str(error)
 
 
-def test_there_must_be_something_to_show(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="does not exist"):
-        Run(tmp_path / "nowhere")
-    with pytest.raises(SpearError, match="no metrics"):
-        Run(tmp_path)
-
-
 def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:
     write_launch(
         tmp_path / "train", 0, (0, {"val/success/all": 0.5}), train(1, x=math.nan, y=1.0), train(2, x=math.inf, y=2.0)

@@ -98,15 +98,6 @@ def test_the_report_holds_what_was_registered(made: Path) -> None:
     assert (made / "figure.png").stat().st_size > 10_000
 
 
-def test_what_was_not_registered_is_marked(made: Path) -> None:
-    file, result = made / "trial.yaml", made / "whole" / "result.json"
-    done = invoke("report", str(file), str(result), "--explore", "grpo:si", "--explore", "si:grpo")
-    head, explored = done.output.split("**Explored, not registered:**")
-    assert explored.count("| grpo | si |") == 1 and "| grpo | si |" not in head and "| si | grpo |" not in explored
-    assert invoke("report", str(file), str(result), "--explore", "grpo").exit_code == 2
-    assert "'gpro' is not an arm" in str(invoke("report", str(file), str(result), "--explore", "gpro:si").exception)
-
-
 def test_results_of_another_file_are_refused(made: Path) -> None:
     other = made / "other.yaml"
     other.write_text(yaml.safe_dump({**CONTENT, "seeds": 4}))

@@ -12,8 +12,8 @@ from benchmarks.lab.comparison import Arm, TrainingSettings
 from benchmarks.lab.playing import Beginning, Played, play_groups, tabulate_play
 from benchmarks.lab.policy import BoardPolicy, Examiner
 from benchmarks.lab.rooms import Rooms
-from benchmarks.lab.training import Training, train
-from benchmarks.lab.tree import ESTIMATOR, TreeSettings, estimate_tree
+from benchmarks.lab.training import Training
+from benchmarks.lab.tree import TreeSettings, estimate_tree
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
@@ -63,41 +63,7 @@ def test_a_saved_training_goes_on_exactly(rooms: Rooms) -> None:
     assert steps(make(rooms, seed=1, **EVERYTHING), 3) != first
 
 
-def test_a_second_epoch_and_the_weight_of_wins_change_the_step(rooms: Rooms) -> None:
-    plain, twice, positive = (
-        make(rooms),
-        make(rooms, epochs=2),
-        make(rooms, spear={"loss": {"policy": "benchmarks.lab.controls:weigh_positive"}}),
-    )
-    for training in (plain, twice, positive):
-        steps(training, 2)
-    assert not torch.equal(weights(plain), weights(twice)) and not torch.equal(weights(plain), weights(positive))
-
-
-def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
-    training = make(rooms, branch={"share": 0.5})
-    examiner = Examiner(rooms, SETTINGS.turns)
-    result = train(training, examiner, looks=20, budget=SETTINGS.budget)
-    assert len(result["curve"]) == 20 > training.steps, "a step may pass several looks at once"
-    assert result["curve"][-1][0] == result["tokens"] >= SETTINGS.budget
-    assert result["success"] == pytest.approx(examiner.examine(training.policy).mean())
-    assert np.mean(result["won"]) / 1000 == pytest.approx(result["success"], abs=1e-3)
-    assert result["steps"] == training.steps and training.finished
-
-
 # ---- where a group begins --------------------------------------------------------------------------------------------
-def test_members_of_a_branched_group_share_their_state(rooms: Rooms) -> None:
-    """The anchors of the first rows of a group are one state, so that its advantages are of that state."""
-    training = make(rooms, branch={"share": 1.0, "target": 0.1})
-    seen: list[Any] = []
-    hold = training._actor.hold
-    training._actor.hold = lambda rows: seen.append(rows) or hold(rows)  # type: ignore[method-assign]
-    steps(training, 6)
-    rows = next(rows for rows in reversed(seen) if "replay_0_0" not in rows.key)
-    first = rows.take(rows.turn == 0)
-    for group in set(first.group):
-        assert len(set(first.anchor[first.group == group])) == 1
-    assert training.restored > 0
 
 
 Segment = tuple[Any, ...]
@@ -226,23 +192,6 @@ def test_each_token_is_paid_once(rooms: Rooms) -> None:
     assert plain.tokens > training.tokens
 
 
-def test_a_curriculum_hears_of_trees_and_not_of_their_leaves(rooms: Rooms) -> None:
-    training = make_tree(rooms, tree={"turns": [2, 4]})
-    told: list[Any] = []
-    seen: list[Any] = []
-    hold = training._actor.hold
-    training._source.tell = lambda *of: told.append(of)  # type: ignore[method-assign]
-    training._actor.hold = lambda rows: seen.append(rows) or hold(rows)  # type: ignore[func-returns-value,method-assign]
-    for step in range(4):
-        line = training.step()
-        rows, (_, wins, episodes) = seen[step], told[step]
-        children, expect = grow(name_segments(rows, TreeSettings(turns=(2, 4))), rows.won)
-        wanted = [sum(map(expect, children[(group,)])) for group in dict.fromkeys(rows.group.tolist())]
-        assert wins.tolist() == pytest.approx(wanted) and episodes == 2
-        assert line.success == pytest.approx(sum(wanted) / 8)
-    assert 0 < line.success < 1
-
-
 def test_a_saved_training_of_trees_goes_on_exactly(rooms: Rooms) -> None:
     arm: dict[str, Any] = {"tree": {"turns": [2, 4]}, "curriculum": {"choice": "thompson"}}
     whole = make_tree(rooms, **arm)
@@ -250,14 +199,6 @@ def test_a_saved_training_of_trees_goes_on_exactly(rooms: Rooms) -> None:
     resumed = make_tree(rooms, seed=9, **arm)
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert [whole.step() for _ in range(2)] == [resumed.step() for _ in range(2)]
-
-
-def test_an_arm_of_trees_takes_their_estimator_and_others_keep_their_digest() -> None:
-    made = Arm.from_mapping({"tree": {"turns": [4]}}).compose(TREE_SETTINGS)
-    assert made.advantage.estimator == ESTIMATOR
-    assert made == Arm().compose(TREE_SETTINGS).override({"advantage": {"estimator": ESTIMATOR}})
-    assert "tree" not in Arm().to_mapping()
-    assert Arm.from_mapping({"tree": {"turns": [4]}}).to_mapping()["tree"] == {"turns": [4], "width": 2}
 
 
 @pytest.mark.parametrize(

@@ -106,19 +106,6 @@ class TestGet:
         with pytest.warns(UserWarning):
             assert len(make_task_set("official", "train")) == 3
 
-    def test_an_environment_that_looks_elsewhere_is_named(
-        self,
-        data: Path,
-        games: Path,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "elsewhere"))
-        archive = shutil.make_archive(str(tmp_path / "mine"), "zip", games)
-        code, out, _ = run(capsys, "get", "alfworld", "--from", archive)
-        assert code == 0 and f"$ALFWORLD_DATA is set to {tmp_path / 'elsewhere'}" in out
-
     def test_hostile_and_broken_archives(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         bad = tmp_path / "bad.zip"
         with zipfile.ZipFile(bad, "w") as zipped:

@@ -12,9 +12,8 @@ from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.testing import check_spear_env
-from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data, write_problem
+from tests.spear_envs.alfworld.small import make_data
 
 OWN_KEYS = {"goal_conditions_met", "goal_conditions", "goal_condition_success"}
 HEAT = "alfworld/embedded/train/00003"
@@ -174,33 +173,6 @@ def test_one_game_is_a_task_set(tmp_path: Path) -> None:
         *_, info = env.step(command)
     assert info["won"]
     assert make(game=str(path)).reset(seed=2)[1]["task_id"] == info["task_id"]
-
-
-@needs_logic
-def test_older_games_can_be_upgraded(tmp_path: Path) -> None:
-    path = write_small(tmp_path, make_release_2_1_1(make_data()))
-    old, new = make(game=path), make(game=path, wording="2.1.2")
-    assert "help" not in old.reset()[1]["admissible_actions"]
-    assert "help" in new.reset()[1]["admissible_actions"]
-    assert old.step("go to fridge 1")[0].startswith("You arrive at loc ")
-    assert new.step("go to fridge 1")[0].startswith("You arrive at fridge 1.")
-    mixed = make(game=path, aliases="paper")
-    mixed.reset()
-    for command in ("go to countertop 1", "take mug 1 from countertop 1", "move mug 1 to countertop 1"):
-        observation, _, _, _, info = mixed.step(command)
-    assert (observation, info["action"]) == (
-        "You put the mug 1 in/on the countertop 1.",
-        "put mug 1 in/on countertop 1",
-    )
-
-
-@needs_logic
-def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
-    env = make(game=write_small(tmp_path, make_data(write_problem("(and)"))), reward="native")
-    _, info = env.reset()
-    assert (info["won"], info["score"]) == (True, 1.0)
-    _, reward, terminated, _, _ = env.step("look")
-    assert (reward, terminated) == (1.0, True)
 
 
 @pytest.mark.parametrize(

@@ -204,24 +204,6 @@ def test_a_killed_worker_is_one_clear_error(small_chunks: None, tmp_path: Path) 
     assert_same_as_in_memory(tmp_path / "index", TEXTS)
 
 
-def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
-    code = """
-import resource, sys
-from pathlib import Path
-from spear_envs.core.errors import SpearError
-from spear_envs.bm25.build import build_index
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    build_index((f"red shirt number{i}" for i in range(5_000)), Path(sys.argv[1]), processes=1)
-except SpearError as error:
-    print(error)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "index")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "could not be built" in done.stdout, done.stderr
-    assert "run the same command again" in done.stdout
-
-
 def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SpearError, match="not a search index"):
@@ -264,13 +246,6 @@ def test_manifests_that_say_something_else_are_refused(folder: Path, change: dic
     manifest = json.loads((folder / MANIFEST).read_text()) | change
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(SpearError, match=message):
-        SearchIndex.open(folder)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "spear-bm25-index"', "\udcff"])
-def test_manifests_that_are_none_are_refused(folder: Path, content: str) -> None:
-    (folder / MANIFEST).write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(SpearError, match="build it again"):
         SearchIndex.open(folder)
 
 

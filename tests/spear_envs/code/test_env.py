@@ -186,18 +186,6 @@ def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_pa
     assert truncated and info["fault"] == "sandbox_unavailable" and "do this" in observation
 
 
-def test_graders(tmp_path: Path) -> None:
-    for grader, response, right in (
-        ("strict", "\\boxed{42}", True),
-        ("strict", "\\boxed{042}", False),
-        ("strict", "\\boxed{42}" + "." * 100, False),
-        ("integer", "\\boxed{042}" + "." * 100, True),
-        ("integer", "\\boxed{84/2}", False),
-    ):
-        *_, info = make_asking(tmp_path, grader=grader).step(response)
-        assert info["won"] is right and info["grader"] == grader, (grader, response)
-
-
 def test_the_anchor_is_the_task_and_what_came_back(tmp_path: Path) -> None:
     env, other = make_asking(tmp_path), make_asking(tmp_path)
     start = env.reset(seed=0)[1]["anchor"]

@@ -15,7 +15,6 @@ from spear_envs.core.info import INFO_KEYS
 from spear_envs.sokoban.env import TEXT_LENGTH, SokobanEnv
 from spear_envs.sokoban.levels import LevelError
 from spear_envs.testing import check_spear_env
-from tests.spear_envs.sokoban.peer import MEND, find_peer
 
 ID = "spear_envs:spear/Sokoban-v1"
 LEVEL = "######\n#P_O_#\n#_X__#\n#____#\n######"
@@ -132,19 +131,6 @@ def test_the_peers_rule_plays_words_within_text(response: str, action: str, form
     assert reward == -0.1
 
 
-def test_several_moves_a_turn() -> None:
-    env = make(level=LEVEL, moves_per_turn=3, reward="native")
-    env.reset()
-    assert env.expert_plan() == ["down, right, down", "right, up"]
-    _, reward, terminated, _, info = env.step(respond("Down || right, down"))
-    assert reward == -0.1 + -0.1 + -0.1
-    assert (info["action"], info["tool_calls"], info["pushed"]) == ("down, right, down", 3, True)
-    _, reward, terminated, _, info = env.step(respond("right up up"))  # the third would come after the win
-    assert terminated
-    assert reward == -0.1 + (-0.1 + 1 + 10)
-    assert info["tool_calls"] == 5
-
-
 def test_the_largest_text_fits_the_space() -> None:
     rows = ["#" * 20] + ["#" + "_" * 18 + "#"] * 18 + ["#" * 20]
     rows[1] = "#P_XO" + "_" * 14 + "#"
@@ -237,15 +223,3 @@ def test_keywords_without_a_valid_value_are_refused(keywords: dict[str, Any], wo
 def test_an_unsolvable_level_is_a_level_error() -> None:
     with pytest.raises(LevelError, match="cannot be solved"):
         SokobanEnv(level="#####\n#PX_#\n#__O#\n#####")
-
-
-def test_the_papers_preset() -> None:
-    if find_peer() is None:
-        pytest.skip(MEND)
-    env = make(preset="paper")
-    info = env.reset(seed=0)[1]
-    assert info["task_id"].startswith("sokoban-v1/6x6-1-1to15/train/")
-    assert (env.sprites.value, env.modality.value, env.max_turns) == ("gym-sokoban", "image", 15)
-    own = make(preset="paper", sprites="drawn", longest=10)
-    assert own.sprites.value == "drawn"
-    assert own.tasks.name == "sokoban-v1/6x6-1-1to10"

@@ -1,11 +1,9 @@
 """Levels: parsing, digests, splits, published files and task sets."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,15 +241,6 @@ def test_without_folders_the_content_makes_the_splits(tmp_path: Path) -> None:
     assert min(map(len, parts.values())) > 0
 
 
-def test_pictures_of_a_file_have_one_size(tmp_path: Path) -> None:
-    env = SokobanEnv(levels=write(tmp_path, "b.txt", BOXOBAN), response_format="plain")
-    for task in env.tasks:
-        observation, _ = env.reset(options={"task": task.id})
-        assert env.observation_space.contains(observation)
-    wall = observation["image"][:16, :16]
-    assert np.array_equal(observation["image"][-16:, :16], wall)  # below the smaller level
-
-
 @pytest.mark.parametrize(
     ("text", "keywords", "word"),
     [
@@ -298,18 +287,6 @@ def test_each_generated_task_can_be_won_within_its_turns() -> None:
     for task in env.tasks[:20]:
         optimal = env.reset(options={"task": task.id})[1]["optimal"]
         assert env.max_turns == (15 if optimal <= 15 else 2 * optimal)
-
-
-def test_turns_that_win_nothing_are_warned_of(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="cannot be won"):
-        make(level=LONG, max_turns=20)
-    env = make(levels=write(tmp_path, "000.txt", BOXOBAN), max_turns=10)
-    with pytest.warns(UserWarning, match="00000 cannot be won"):
-        env.reset(options={"task": env.tasks[0].id})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make(level=LONG, max_turns=21)
-        env.reset(options={"task": env.tasks[1].id})
 
 
 def test_a_level_that_the_solver_cannot_finish_is_played() -> None:

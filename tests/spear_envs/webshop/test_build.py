@@ -15,7 +15,7 @@ from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import CatalogFiles
 from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
+from tests.spear_envs.webshop.catalogs import make_entry, make_record
 
 
 @pytest.fixture(autouse=True)
@@ -164,17 +164,6 @@ def test_only_one_build_at_a_time(tmp_path: Path) -> None:
     build_store(files, tmp_path / "store", processes=1)
 
 
-def test_a_new_store_takes_the_place_of_the_old(tmp_path: Path) -> None:
-    files = make_files(tmp_path / "raw")
-    build_store(files, tmp_path / "store", processes=1)
-    first = open_catalog(tmp_path / "store")
-    build_store(files, tmp_path / "store", processes=1, price_seed=7)
-    second = open_catalog(tmp_path / "store", price_seed=7)
-    assert second is not first
-    assert first.product(3) == second.product(3)  # what is open stays readable
-    assert [path.name for path in tmp_path.iterdir() if path.name != "raw"] == ["store"]
-
-
 def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
     files = make_files(tmp_path / "raw")
     (tmp_path / "mine").mkdir()
@@ -226,20 +215,6 @@ def test_bad_items(tmp_path: Path, items: str, message: str) -> None:
         build_store(catalogs.write(tmp_path / "raw", items), tmp_path / "store", processes=1)
     assert "items_shuffle.json" in str(caught.value)
     assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_options_of_more_goals_than_can_be_numbered(tmp_path: Path, workers: int) -> None:
-    values = [str(i) for i in range(8)]
-    records = [
-        make_record("B1"),
-        make_record("B2", customization_options=make_options(**dict.fromkeys("abcdefghijklmnopqrstu", values))),
-    ]
-    files = catalogs.write(tmp_path / "raw", records, {"B2": make_entry("soft")})
-    with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
-        build_store(files, tmp_path / "store", processes=workers)
-    with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
-        open_catalog(tmp_path / "raw")
 
 
 def test_bad_attributes(tmp_path: Path) -> None:

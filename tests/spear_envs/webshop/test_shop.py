@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.webshop.pages import ObservationMode
 from spear_envs.webshop.shop import SEARCH_ACTION, Page, Shop, read_action
 from tests.spear_envs.webshop.conftest import SmallStock, make_goal, make_product
 
@@ -134,16 +133,6 @@ def test_purchase_without_options(shop: Shop) -> None:
     assert shop.observe().endswith(f"{1 / 3} [SEP] Reward Details [SEP] None")
     for action in ("search[lamp]", "click[back to search]", "click[buy now]"):
         assert not shop.play(action).ok
-
-
-def test_opened_products_are_marked_until_the_search_page(shop: Shop) -> None:
-    rich = ObservationMode.TEXT_RICH
-    play(shop, "search[lamp]", "click[a000000003]", "click[< prev]")
-    assert "[clicked button] A000000003 [clicked button_]" in shop.observe(rich)
-    play(shop, "search[lamp 3]")
-    assert "[clicked button] A000000003" in shop.observe(rich)
-    play(shop, "click[back to search]", "search[lamp]")
-    assert "[clicked button]" not in shop.observe(rich)
 
 
 def test_anchor_tells_what_the_text_hides(shop: Shop) -> None:

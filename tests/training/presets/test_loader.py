@@ -1,6 +1,5 @@
 import pytest
 
-from spear_envs.core.errors import SpearError
 from spear_training.presets import FLAVOURS, load_preset
 
 # tab:hyperparams_value of the paper
@@ -74,12 +73,3 @@ def test_a_preset_has_all_keys_and_no_other(name: str, flavour: str) -> None:
     preset = load_preset(name, flavour)
     assert preset.keys() == load_preset("alfworld").keys()
     assert preset.keys() == {*TABLE, "rollout_temperature", "rollout_top_p"}
-
-
-def test_unknown_names_are_answered_with_the_choices() -> None:
-    with pytest.raises(SpearError, match=r"did you mean alfworld\? There are alfworld, alfworld_qwen2.5_1.5b, "):
-        load_preset("alfwrld")
-    with pytest.raises(SpearError, match="choose one of alfworld, alfworld_qwen"):
-        load_preset("base")
-    with pytest.raises(SpearError, match="choose paper or official"):
-        load_preset("math", "upstream")

@@ -119,18 +119,6 @@ def test_the_weights_of_a_response_are_kept() -> None:
     assert [ask(FakeClient(output)).version for output in (told, answer([END]))] == [4, None]
 
 
-def test_stop_strings_stay_part_of_the_response() -> None:
-    written = list(b"<search>q</search>")
-    sampling = Sampling(stop_strings=("</search>", "</answer>"))
-    client = FakeClient(answer(written))
-    generation = ask(client, sampling)
-    parameters = client.calls[0]["sampling_params"]
-    assert parameters["stop"] == ["</search>", "</answer>"] and parameters["include_stop_str_in_output"] is True
-    assert generation.token_ids == tuple(written) and generation.finish is Finish.STRING
-    assert ask(FakeClient(answer(written[:-1])), sampling).finish is Finish.LENGTH
-    assert ask(FakeClient(answer([*written, END])), sampling).finish is Finish.STOP
-
-
 def test_an_aborted_request_gives_an_empty_response() -> None:
     assert ask(FakeClient(TokenOutput(token_ids=[], stop_reason="aborted"))) == Generation((), (), Finish.LENGTH)
 
@@ -320,11 +308,6 @@ def test_a_conversation_is_as_old_as_its_oldest_response(queue: FakeQueue) -> No
     (record,) = rollout.records
     assert record.turns > 1 and record.versions == tuple(range(3, 3 + record.turns))
     assert rollout.rows.version.tolist() == [3]
-
-
-def test_validation_writes_nothing(queue: FakeQueue) -> None:
-    rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
 
 
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,22 +240,6 @@ def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path)
     assert (call["sampling"].temperature, call["sampling"].top_p, call["sampling"].top_k) == (0.4, 0.6, 5)
 
 
-def test_a_sample_of_each_validation_is_recorded(tmp_path: Path) -> None:
-    trainer: Any = open_trainer(tmp_path)
-    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(2)]
-    trainer.rollouts.played = make_group(wins=1, count=4)
-    trainer.config.trainer.log_val_generations = 3
-    for t in (0, 10, 10):  # a training that is resumed validates the step of its checkpoint again
-        trainer.global_steps = t
-        trainer.rollouts.episodes = [make_trajectory(t), make_trajectory(t + 1)]
-        trainer._validate()
-        asked = [(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded]
-        assert asked == [("v0", 0), ("v0", 1), ("v1", 0)]
-    recorded = read_trajectories(tmp_path / "validations" / "episodes.jsonl")
-    assert [(episode.step, episode.seed) for episode in recorded] == [(0, 0), (0, 1), (10, 10), (10, 11)]
-    assert not (tmp_path / "rollouts").exists(), "episodes of the training are others"
-
-
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

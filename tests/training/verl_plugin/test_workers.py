@@ -16,7 +16,6 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, Worke
 from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.models.transformers.monkey_patch import apply_monkey_patch
-from verl.plugin.platform import PlatformBase
 from verl.utils import tensordict_utils as tu
 from verl.utils.import_utils import is_trl_available
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -186,17 +185,6 @@ def test_the_number_of_tasks_can_be_limited(wanted: int, length: int) -> None:
     with pytest.raises(IndexError):
         tasks[length]
     assert [item["index"] for item in tasks] == list(range(length)), "and a plain loop ends"
-
-
-def test_the_platform_is_whole() -> None:
-    platform = PlatformCPU()  # abstract methods would refuse
-    assert isinstance(platform, PlatformBase)
-    assert (platform.device_name, platform.vendor_name) == ("cpu", "cpu")
-    assert platform.is_available()
-    assert platform.device_count() == 1
-    assert platform.communication_backend_name() == "gloo"
-    assert not platform.is_ipc_supported()
-    assert platform.get_device_capability() == (None, None)
 
 
 def test_tensors_go_where_the_platform_says() -> None:

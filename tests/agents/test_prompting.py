@@ -182,15 +182,6 @@ def test_the_history_window_and_the_context(window: int) -> None:
     assert contexts[-1].turn == 4 and contexts[-1].max_turns == 9 and contexts[-1].observation == "o4"
 
 
-def test_too_long_a_prompt_is_none() -> None:
-    builder = PromptBuilder(ByteTokenizer(), CompactTemplate(), Layout.CONVERSATION, max_prompt_tokens=12)
-    dialogue = builder.begin()
-    assert dialogue.next(**see("1234567")) is not None  # "walk\n" and seven
-    dialogue.add("1234567", "go", (65,), Finish.STOP)
-    assert dialogue.next(**see("", 2)) is None
-    assert builder.begin().next(**see("12345678")) is None
-
-
 @pytest.mark.parametrize(("row", "room"), [(6, 2), (5, 1), (4, None), (3, None)])
 def test_a_conversation_ends_where_no_response_has_room(row: int, room: int | None) -> None:
     """Behind the first prompt come a response and a message of two tokens each."""

@@ -288,17 +288,6 @@ class TestRun:
             found, out, err = call(capsys, "run", str(program), "--url", running.url, "--json")
             assert (found, err) == (code, "") and outcome.items() <= json.loads(out).items()
 
-    def test_on_a_service(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        program = tmp_path / "program.py"
-        program.write_text("hello")
-        with run_scripted() as (running, _):
-            assert call(capsys, "run", str(program), "--url", running.url) == (0, "hello", "")
-        code, _, err = call(capsys, "run", str(program), "--url", running.url)
-        assert code == 70 and err.startswith("Error: ") and err.count("\n") == 1
-        code, _, err = call(capsys, "run", str(program), "--url", "nonsense")
-        assert code == 1 and "write, for instance" in err
-        assert call(capsys, "run", str(tmp_path / "missing.py"))[0] == 2
-
 
 @pytest.mark.slow
 def test_the_check_up_tries_every_level(capsys: pytest.CaptureFixture[str]) -> None:

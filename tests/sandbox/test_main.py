@@ -35,14 +35,6 @@ def test_what_is_missing_is_one_line(package: str) -> None:
     assert done.returncode == 1 and package in line and line.endswith("'spear-sandbox[server]' brings it.")
 
 
-def test_an_error_of_the_user_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("httpx")
-    program = tmp_path / "program.py"
-    program.write_text("print(1)")
-    done = run("run", str(program), "--url", "nowhere")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "is not an address of a sandbox" in done.stderr
-
-
 def test_a_pool_needs_the_standard_library_alone(tmp_path: Path) -> None:
     need_isolation()
     code = """

@@ -1,7 +1,7 @@
 """``spear envs``: it says of an environment what the environment itself says, and data is here when it opens."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from spear_envs import SpearError, cli
 from spear_envs.alfworld.official import OFFICIAL_COUNTS
-from spear_envs.catalogue import find_collections, list_envs, list_module_envs
+from spear_envs.catalogue import find_collections, list_envs
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.registration import ENVIRONMENTS
 from spear_envs.data.listing import Collection
@@ -125,29 +125,6 @@ def test_environments_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert corridor["splits"] == ["train", "valid", "test"]
     assert (corridor["extra"], corridor["dataset"], corridor["collections"]) == (None, None, [])
     assert isinstance(gym.make(corridor["id"]), gym.Env)
-
-
-@pytest.fixture
-def registered() -> Iterator[Callable[[str, str], None]]:
-    """Registers environments for the length of a test."""
-    ids: list[str] = []
-
-    def register(id: str, entry_point: str) -> None:
-        ids.append(id)
-        gym.register(id, entry_point=entry_point)
-
-    yield register
-    for id in ids:
-        gym.registry.pop(id, None)
-
-
-def test_environments_of_another_kind_are_left_out(registered: Callable[[str, str], None]) -> None:
-    registered("tests/Plain-v0", f"{__name__}:Plain")
-    assert list_module_envs(__name__) == []
-
-
-class Plain(gym.Env[Any, Any]):
-    """Not one of ours."""
 
 
 @pytest.mark.parametrize(

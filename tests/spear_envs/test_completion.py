@@ -101,13 +101,6 @@ def test_what_is_offered_for_an_environment() -> None:
     assert complete("mine/") == []
 
 
-def test_splits_are_those_of_the_environment() -> None:
-    assert ask_line("spear eval spear/ALFWorld-v0 --split ") == ["train", "valid_seen", "valid_unseen"]
-    assert ask_line("spear play spear_envs:spear/WebShop-v0 --split e") == ["eval"]
-    assert ask_line("spear play my_package:mine/X-v0 --split t") == ["train", "test"]
-    assert ask_line("spear collect --split ") == ["train", "valid", "test"]
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

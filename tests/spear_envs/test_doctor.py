@@ -12,7 +12,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from spear_envs import doctor
-from spear_envs.doctor import Finding, Verdict, examine
+from spear_envs.doctor import Finding, Verdict
 
 
 def one(findings: Iterable[Finding], name: str) -> Finding:
@@ -97,14 +97,6 @@ def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "alfworld in" in one(doctor.check_data(), "data").found
 
 
-def test_a_check_that_fails_is_a_finding() -> None:
-    def check_the_moon() -> Iterable[Finding]:
-        raise OSError("too far")
-
-    (found,) = examine(check_the_moon)
-    assert (found.name, found.verdict) == ("the moon", Verdict.PROBLEM) and "too far" in found.found
-
-
 # ---------------------------------------------------------------- as a command, where something is really broken
 
 
@@ -133,12 +125,6 @@ def ask(site: Path, *checks: str, **environment: str) -> tuple[int, dict[str, di
     report = json.loads(done.stdout)
     assert report["ok"] == (done.returncode == 0)
     return done.returncode, {finding["name"]: finding for finding in report["findings"]}
-
-
-def test_an_unknown_check_is_a_matter_of_usage() -> None:
-    command = [sys.executable, "-m", "spear_envs.cli", "doctor", "disks"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Did you mean 'disk'" in done.stderr
 
 
 def test_checks_of_other_packages(tmp_path: Path) -> None:

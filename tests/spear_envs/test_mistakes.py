@@ -85,17 +85,6 @@ def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.C
     assert "--module a_colon cannot be imported: SyntaxError: expected ':' (a_colon.py, line" in capsys.readouterr().err
 
 
-def test_one_cause_of_many_failures_is_told_once(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    write("a_result", "-> ActionResult:\n", "-> ActionResult:\n        return True, 0.0\n")
-    with pytest.raises(SystemExit):
-        main(["check", "a_result/Corridor-v0", "--module", "a_result", "--resets", "10"])
-    told = capsys.readouterr().out
-    assert told.count("returned a tuple") == 1 and told.count("as info") >= 3
-
-
 def run_python(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 

@@ -102,16 +102,6 @@ def test_what_cannot_be_in_text_is_refused(changes: dict[str, Any], word: str) -
         GymnasiumEnv(**{**LAKE, **changes})
 
 
-def test_stable_baselines_learns_from_it() -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
-    from stable_baselines3.common.env_checker import check_env as check
-
-    env = make_sokoban(split="train")
-    check(env)
-    model = sb3.PPO("CnnPolicy", env, n_steps=32, batch_size=16, n_epochs=1, seed=0).learn(64)
-    assert model.num_timesteps == 64
-
-
 def test_rllib_samples_from_it() -> None:
     pytest.importorskip("tree", reason="RLlib is not installed")
     rllib = pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)

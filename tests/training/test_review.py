@@ -19,7 +19,7 @@ from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_t
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
 from spear_training.plots import PANELS, plot_curves
-from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
+from spear_training.recording import EpisodeRecorder, RecordSettings
 from spear_training.review import WINDOW, review_history
 from tests.agents.test_cli import train, write_launch
 
@@ -176,20 +176,6 @@ def test_recorded_episodes_stand_on_the_page_with_their_steps(tmp_path: Path) ->
         ("rollouts", 1, True),
         ("rollouts", 1, True),
         ("rollouts", 3, True),
-    ]
-
-
-def test_episodes_of_validations_stand_beside_them_with_another_source(tmp_path: Path) -> None:
-    EpisodeRecorder(tmp_path, IDENTITY).write(1, [make_episode(0)])
-    validations = EpisodeRecorder(tmp_path, IDENTITY | {"split": "valid"}, VALIDATIONS)
-    for step in (0, 1):  # with the same seeds each time
-        validations.write(step, [make_episode(0)])
-    assert json.loads((tmp_path / "validations" / "settings.json").read_text())["split"] == "valid"
-    rows = Run(tmp_path).rows()
-    assert sorted((row["source"], row["step"], row["counts"]) for row in rows) == [
-        ("rollouts", 1, True),
-        ("validations", 0, True),
-        ("validations", 1, True),
     ]
 
 

@@ -162,13 +162,6 @@ def test_a_choice_that_cannot_play_is_refused(tmp_path: Path, override: str, mes
         check_rollouts(compose_rollouts(save_config(tmp_path / "m"), override))
 
 
-@pytest.mark.parametrize("cluster", ["1gpu", "8gpu", "4x8gpu"])
-def test_on_gpus_it_is_stock_vllm(cluster: str) -> None:
-    config = compose_config((f"cluster={cluster}", "preset=alfworld_qwen2.5_7b"), Path("x"), check=False)
-    assert config.actor_rollout_ref.rollout.name == "vllm"
-    check_rollouts(config)
-
-
 def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose_rollouts(save_config(tmp_path / "m"))
 

@@ -50,22 +50,6 @@ def test_faults_and_what_was_played_again_do_not_count() -> None:
     assert broken["parts"][0]["success"] is None
 
 
-def test_transcripts_are_searched(browser: Chromium, runs: Path, tmp_path: Path) -> None:
-    """The same episodes in the exported page and at the server."""
-    run = Run(runs)
-    bodies = [run.read_episode(row["i"]) for row in run.rows()]
-    wanted = [body["i"] for body in bodies if any("down" in turn["said"] for turn in body["turns"])]
-    assert 0 < len(wanted) < len(bodies) and run.search("  DOWN action ") == wanted and run.search("zebra") == []
-    export_page(run, tmp_path / "page.html")
-    with serve(run) as server:
-        for address in (f"file://{tmp_path}/page.html", server.address):
-            browser.open(f"{address}#f.said=DOWN%20action")
-            browser.wait(f"state.shown.length === {len(wanted)}")
-            assert browser.evaluate("state.shown.map((row) => row.i)") == wanted
-            browser.evaluate("filters.said = ''; searchTranscripts()")
-            browser.wait(f"state.shown.length === {len(bodies)}")
-
-
 READY_SECONDS = 2.0
 
 

@@ -20,7 +20,7 @@ from benchmarks.lab.runs import Registry, run_all
 from benchmarks.lab.trainer_runs import TrainerBench, list_overrides
 from spear_agents.metrics import METRICS_FOLDER, read_history
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import SettingsError, SpearSettings
+from spear_training.algorithms import SpearSettings
 from spear_training.launch import compose_config
 from spear_training.settings import RunSettings
 from tests.benchmarks.lab import real_trainer
@@ -51,21 +51,6 @@ CONTENT: dict[str, Any] = {
 }
 COMPARISON = Comparison.of(CONTENT)
 assert isinstance(COMPARISON, TrainerComparison)
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"engine": "verl"}, "comparison.engine cannot be 'verl'; choose trainer"),
-        ({"looks": 4}, "comparison.looks is not a setting"),
-        ({"arms": {"a": {"tree": {"turns": [1]}}}, "compare": []}, "arm a: the trainer does not support trees"),
-        ({"training": {"minibatch": 9, "group": 2}}, "a multiple of training.group"),
-        ({"arms": {"a": {"spear": {"replay": {"capacty": 1}}}}, "compare": []}, "capacty"),
-    ],
-)
-def test_what_the_trainer_cannot_run_is_refused(change: dict[str, Any], expected: str) -> None:
-    with pytest.raises(SettingsError, match=expected):
-        Comparison.of({**CONTENT, **change})
 
 
 def test_a_training_has_the_settings_of_its_arm(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.bm25 import analysis
-from spear_envs.bm25.analysis import analyze, remember_words, tokenize
+from spear_envs.bm25.analysis import analyze, tokenize
 
 ANY_TEXT = st.text(st.characters(), max_size=60)  # lone surrogates included
 ODD_TEXT = st.text(
@@ -132,14 +132,6 @@ def test_long_texts_are_read_through_a_buffer_of_255_units(parts: list[tuple[str
         place = found.end()
         tokens += [found[1]] if found[1] else []
     assert tokenize(text) == tokens
-
-
-def test_long_words_are_not_remembered() -> None:
-    recall = remember_words(10)
-    assert recall("shirts") is recall("shirts")
-    long = "b" * 300
-    assert recall(long) == recall(long)
-    assert recall(long) is not recall(long)
 
 
 def test_lucenes_own_tokens(shared: Path) -> None:

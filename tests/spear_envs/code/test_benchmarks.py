@@ -148,15 +148,6 @@ def test_the_paper_s_three_as_one(data: Path) -> None:
     assert tasks[1].id == "code/dapo-aime/valid/00000"
 
 
-def test_what_was_not_fetched(data: Path) -> None:
-    with pytest.raises(SpearError, match="spear data get code aime-2025"):
-        open_benchmark("aime-2025", "test")
-    with pytest.raises(SpearError, match="choose one of 'test'"):
-        make(dataset="aime-2025", split="train")
-    with pytest.raises(SpearError, match="Did you mean 'aime-2025'"):
-        make(dataset="aime-25")
-
-
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     rows = [{"problem": "Half?", "answer": "1/2"}, {"problem": "One?", "answer": 1}]
     path = write_lines(tmp_path / "own.v2.jsonl", rows[::-1])

@@ -10,12 +10,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, require_whole
+from spear_envs.core.errors import SpearError, UnknownTaskError, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.modules import import_file, make_command
-from spear_envs.core.parsing import ResponseFormat
-from spear_envs.core.registration import ENVIRONMENTS, register_env
+from spear_envs.core.registration import ENVIRONMENTS
 from tests.spear_envs.corridor import CorridorEnv
 
 CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
@@ -67,18 +66,6 @@ def test_every_entry_is_registered() -> None:
         assert spec.max_episode_steps is None
 
 
-def test_an_environment_of_others() -> None:
-    register_env("tests/LongCorridor-v0", CorridorEnv, kwargs={"length": 20})
-    env = gym.make("tests/LongCorridor-v0")
-    observation, _ = env.reset(seed=0)
-    assert len(observation) == 20
-    vector = gym.make_vec("tests/LongCorridor-v0", num_envs=2, max_turns=3)
-    assert vector.get_attr("max_turns") == (3, 3)
-    observations, _ = vector.reset(seed=0)
-    assert observations[0] == observation
-    vector.close()
-
-
 def test_specs_can_be_pickled_and_made_from() -> None:
     spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
     assert isinstance(spec.make().unwrapped, CorridorEnv)
@@ -94,16 +81,6 @@ def test_the_current_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     done = subprocess.run(make_command("mine", "a"), capture_output=True, text=True, check=False)
     assert done.stdout == "7 ['a'] __main__\n", done.stderr
-
-
-def test_the_same_path_has_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of this process may have the name of an installed one, such as ``tests``."""
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "__init__.py").write_text("print('mine')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    done = subprocess.run(make_command("tests.none", path=sys.path), capture_output=True, text=True, check=False)
-    assert done.stdout == "mine\n", done.stderr
 
 
 def test_a_file_may_have_dataclasses_and_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,13 +109,6 @@ def test_faults_have_a_kind_and_survive_pickling() -> None:
     assert (fault.kind, fault.message) == ("retriever_timeout", "no answer in 30 s")
     assert str(fault) == "retriever_timeout: no answer in 30 s"
     assert str(EnvFault("down")) == "down"
-
-
-def test_choose_member() -> None:
-    assert choose_member(ResponseFormat, "plain", "response_format") is ResponseFormat.PLAIN
-    assert choose_member(ResponseFormat, ResponseFormat.TAGS, "response_format") is ResponseFormat.TAGS
-    with pytest.raises(SpearError, match="response_format='xml' is not valid: choose one of 'tags', 'plain'"):
-        choose_member(ResponseFormat, "xml", "response_format")
 
 
 @pytest.mark.parametrize(

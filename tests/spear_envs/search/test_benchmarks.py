@@ -308,23 +308,6 @@ def test_the_corpus_is_unpacked(data: Path, site: Site, capsys: pytest.CaptureFi
     assert run(capsys, "verify", "search", "wiki-18")[0] == 1
 
 
-def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = tmp_path / "given"
-    for item in BENCHMARKS:
-        (given / item.path).parent.mkdir(parents=True)
-        (given / item.path).write_bytes(LINES)
-    code, _, err = run(capsys, "get", "search", "--from", given)
-    assert code == 0, err
-    assert (data / "flashrag" / "musique" / "dev.jsonl").read_bytes() == LINES
-    assert (given / "musique" / "dev.jsonl").exists()
-    given.joinpath("part_aa").write_bytes(b"vectors")
-    assert run(capsys, "get", "search", "e5-flat", "--from", given)[0] == 0
-    code, out, _ = run(capsys, "verify", "search", "e5-flat")
-    assert code == 0 and "panel" not in out, "questions that are missing are not fault of the index"
-    code, _, err = run(capsys, "get", "search", "train", "--from", given)
-    assert code == 1 and "name the folder that does" in err
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

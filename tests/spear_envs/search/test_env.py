@@ -213,17 +213,6 @@ def test_the_anchor_is_the_task_and_the_passages_read(tmp_path: Path) -> None:
     assert mini.reset(options={"task": mini.tasks[0].id})[1]["anchor"] != start
 
 
-def test_observations_are_measured_in_the_policy_s_tokens(tmp_path: Path) -> None:
-    shelf = Shelf("t\n" + "word " * 2_000)
-    env = make_asking(tmp_path, ["x"], shelf=shelf, observation_tokens=50)
-    assert 1_900 < len(env.step(search("t"))[0]) <= 2_000
-    env.set_text_measure(lambda text: len(text.split()))
-    observation = env.step(search("t"))[0]
-    assert 40 <= len(observation.split()) <= 50 and observation.endswith("</information>")
-    env.set_text_measure(None)
-    assert len(env.step(search("t"))[0]) > 1_900
-
-
 def test_states_lead_on_to_the_same(tmp_path: Path) -> None:
     env = make(split="test")
     env.reset(options={"task": "search/mini/test/00002"})

@@ -11,7 +11,6 @@ from spear_envs.data import RemoteFile
 from spear_envs.webshop import data_cli
 from spear_envs.webshop.opening import open_catalog
 from tests.spear_envs.data.server import Site, page, serve, whole
-from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_entry, make_record
 
 RECORDS = [make_record(f"B{i:03d}") for i in range(12)]
@@ -113,29 +112,3 @@ def test_a_page_is_no_file(
     code, _, err = run(capsys, "get", "webshop", "--size", "full")
     assert code == 1 and "By hand: Open https://drive.google.com/file/d/1A2whVg" in err and "--from FOLDER" in err
     assert not list((data / "full" / "raw").glob("items_shuffle.json*"))
-
-
-def test_what_does_not_go_together(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = catalogs.write(tmp_path, RECORDS)
-    for args, message in (
-        ([], "Give either --size, or --items together with --attributes"),
-        (["--items", files.items], "Give either --size, or --items together with --attributes"),
-        (["--size", "small", "--items", files.items, "--attributes", files.attributes], "Give either --size"),
-        (["--size", "small", "--human-goals", files.items], "--human-goals goes with --items"),
-        (["--size", "huge"], "'small', 'full'"),
-    ):
-        code, _, err = run(capsys, "build", "webshop", *args)
-        assert code == 2 and message in err
-    code, _, err = run(capsys, "build", "webshop", "--size", "small")
-    assert code == 1 and "'spear data get webshop --size small' fetches it" in err
-    code, _, err = run(capsys, "build", "webshop", *common_of(files), "--nouns", "spacy")
-    assert code == 1 and "title_nouns='spacy' is not valid" in err
-    assert run(capsys, "verify", "webshop", "--size", "small", "--store", tmp_path)[0] == 2
-    code, out, _ = run(capsys, "verify", "webshop", "--store", tmp_path)
-    assert code == 1 and "is not a finished store" in out
-    code, _, err = run(capsys, "verify", "webshop", "--size", "small")
-    assert code == 3 and "'spear data get webshop --size small' fetches them" in err
-
-
-def common_of(files: catalogs.CatalogFiles) -> list[object]:
-    return ["--items", files.items, "--attributes", files.attributes]

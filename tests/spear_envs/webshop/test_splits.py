@@ -103,17 +103,6 @@ def test_a_duplicate_stays_in_the_first_split(drawn: list[tuple[int, int]]) -> N
         start = part.stop
 
 
-@settings(max_examples=30)
-@given(sizes, st.data())
-def test_twins_are_the_goals_with_equal_keys(drawn: list[tuple[int, int]], data: st.DataObject) -> None:
-    source = make_source(*zip(*drawn, strict=True))
-    goals = listed(source)
-    chosen = data.draw(st.lists(st.integers(0, len(goals) - 1), max_size=5))
-    keys = {goals[position].key for position in chosen}
-    expected = {position for position, goal in enumerate(goals) if goal.key in keys}
-    assert source.find_twins(chosen) == expected == ListedGoals(goals).find_twins(chosen)
-
-
 def test_shares_of_products() -> None:
     source = make_source([1] * 400, [0] * 400)  # two goals each, since both colours are red
     made = split_goals(source, SplitScheme.PRODUCT)

@@ -174,14 +174,6 @@ def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
         plan(episodes, choose(filter={"custom": [f"{__name__}:give_numbers"]}))
 
 
-def test_a_void_turn_may_take_out_its_whole_trajectory() -> None:
-    episodes = [make_episode("g", 0, won=True, rows=[{"void": True}]), make_episode("g", 1)]
-    made = plan(episodes, choose(filter={"void": "trajectory"}))
-    assert find_keys(made) == {"g_1_0", "g_1_1"}
-    assert made.masked["void"] == 2
-    assert made.baselines == pytest.approx((0.1,)), "the mean still knows the episode that won"
-
-
 def test_a_row_without_a_loss_token_is_not_trained_on() -> None:
     episodes = [make_episode("g", 0, won=True, rows=[{"loss_tokens": 0}]), make_episode("g", 1)]
     assert find_keys(plan(episodes)) == {"g_0_1", "g_1_0", "g_1_1"}

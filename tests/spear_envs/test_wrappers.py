@@ -1,4 +1,4 @@
-"""Wrappers for trainers without text, alone and with those trainers where they are installed."""
+"""Wrappers for trainers without text, and environments of Gymnasium in text."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 
 from spear_envs import SpearError, register_env
 from spear_envs.testing.checks import CHECKS, Subject
-from spear_envs.wrappers import DiscreteActions, GymnasiumEnv, PictureObservation
+from spear_envs.wrappers import DiscreteActions, GymnasiumEnv
 from tests.spear_envs.corridor import CorridorEnv
 
 LAKE: dict[str, Any] = {
@@ -18,11 +18,6 @@ LAKE: dict[str, Any] = {
     "env_keywords": {"render_mode": "ansi", "is_slippery": False},
 }
 WAY = ["down", "down", "right", "right", "down", "right"]
-
-
-def make_sokoban(**keywords: Any) -> gym.Env[Any, Any]:
-    env = gym.make("spear_envs:spear/Sokoban-v1", disable_env_checker=True, **keywords)
-    return PictureObservation(DiscreteActions(env, ["up", "down", "left", "right"]))
 
 
 def test_numbers_play_a_fixed_list() -> None:
@@ -100,18 +95,3 @@ def test_what_holds_of_ours_holds_of_them(keywords: dict[str, Any]) -> None:
 def test_what_cannot_be_in_text_is_refused(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(SpearError, match=word):
         GymnasiumEnv(**{**LAKE, **changes})
-
-
-def test_rllib_samples_from_it() -> None:
-    pytest.importorskip("tree", reason="RLlib is not installed")
-    rllib = pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
-    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
-    from ray.tune import register_env as register_for_ray
-
-    register_for_ray("sokoban", lambda _: make_sokoban())
-    config = rllib.PPOConfig().environment("sokoban").env_runners(num_env_runners=0, rollout_fragment_length=20)
-    runner = SingleAgentEnvRunner(config=config)
-    episodes = runner.sample(num_timesteps=20, random_actions=True)
-    assert sum(map(len, episodes)) == 20
-    assert episodes[0].get_observations(0).shape == (96, 96, 3)
-    runner.stop()

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from spear_envs.retrieval.build import SHARD_ROWS, DenseBuild, VectorFiles, assemble_index
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.manifest import MINILM, describe_model, find_model
-from spear_envs.retrieval.plan import parse_type
+from spear_envs.retrieval.encoders import MINILM, describe_model, find_model
+from spear_envs.retrieval.vectors import parse_type
 
 __all__ = ["BuildCost", "build_index", "open_passages", "read_questions", "write_mixtures"]
 

@@ -29,7 +29,7 @@ from benchmarks._figures import Bar, Figure, Size, make_parser, measure_cpu, run
 from benchmarks._search_wiki import measure_wiki
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import BM25Index
-from spear_envs.retrieval.plan import WIKI18_ROWS
+from spear_envs.retrieval.vectors import WIKI18_ROWS
 from spear_envs.search.embedded import SPLITS, open_base
 from spear_envs.search.env import SearchR1Env
 from spear_envs.search.grading import normalize_answer
@@ -109,7 +109,7 @@ def open_ours(texts: Sequence[str]) -> Find:
     """Our BM25 as the retriever that the environment and the service use."""
     corpus = Corpus.in_memory([{"id": str(row), "contents": text} for row, text in enumerate(texts)])
     retriever = BM25Index(corpus)
-    return lambda query, k: [row for row, _ in retriever.search([query], k)[0]]
+    return lambda query, k: [row for row, _ in retriever.rank([query], k)[0]]
 
 
 def open_tantivy(texts: Sequence[str]) -> Find:

@@ -28,10 +28,10 @@ import numpy.typing as npt
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from benchmarks._search_vectors_data import BuildCost, build_index, open_passages, read_questions, write_mixtures
 from spear_envs.retrieval.build import DenseBuild, EncoderSource, VectorFiles, build_dense, encode_corpus
-from spear_envs.retrieval.dense import DenseIndex, VectorIndex
-from spear_envs.retrieval.encoders import Encoder, OnnxEncoder, TorchEncoder
-from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, MINILM, Part, describe_model, find_model
-from spear_envs.retrieval.plan import parse_type
+from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, Part
+from spear_envs.retrieval.encoders import MINILM, Encoder, OnnxEncoder, TorchEncoder, describe_model, find_model
+from spear_envs.retrieval.indexes import DenseIndex
+from spear_envs.retrieval.vectors import VectorIndex, parse_type
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 BARS = (
@@ -143,8 +143,8 @@ def measure_search(retriever: DenseIndex, questions: list[str]) -> Iterator[Figu
     questions = sorted(questions, key=len)
     for batch in BATCHES:
         starts = range(0, len(questions), batch)
-        seconds = measure_cpu(lambda: [retriever.search(questions[at : at + batch], TOP) for at in starts])  # noqa: B023
-        note = f"{retriever.rows:,} passages"
+        seconds = measure_cpu(lambda: [retriever.rank(questions[at : at + batch], TOP) for at in starts])  # noqa: B023
+        note = f"{retriever.passages:,} passages"
         yield Figure(f"question to rows, batches of {batch}", 1e3 * seconds / len(questions), "ms", note=note)
 
 

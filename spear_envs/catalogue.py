@@ -16,9 +16,8 @@ from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_creator, list_registered
 from spear_envs.core.registration import ENVIRONMENTS, PREFIX, EnvEntry
-from spear_envs.data.cli import DATASETS, Dataset
+from spear_envs.data.cli import DATASETS, Collection, Dataset
 from spear_envs.data.files import data_folder
-from spear_envs.data.listing import Collection
 from spear_envs.doctor import find_version, read_requirements
 from spear_sandbox.console import echo
 
@@ -86,7 +85,7 @@ def _list_env(entry: EnvEntry, requirements: Mapping[str, Iterable[Any]]) -> Env
 def find_collections(env_id: str) -> list[Collection]:
     """List the official data of one of our environments; empty for third-party ones."""
     dataset = _find_dataset(env_id)
-    return [] if dataset is None else list(dataset.load(dataset.collections)())
+    return [] if dataset is None else list(dataset.load("list_collections")())
 
 
 def _find_dataset(env_id: str) -> Dataset | None:

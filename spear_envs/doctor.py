@@ -23,8 +23,7 @@ from packaging.version import Version
 
 from spear_envs.core.errors import suggest_name
 from spear_envs.core.modules import make_command
-from spear_envs.data.files import data_folder, is_offline
-from spear_envs.data.space import format_bytes
+from spear_envs.data.files import data_folder, format_bytes, is_offline
 from spear_sandbox.console import echo
 
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")

@@ -106,7 +106,7 @@ SUFFICES = {
     "spear-sandbox[server]": "spear_sandbox.server",
     "spear-envs": "spear_envs.cli",
     "spear-envs[data]": "spear_envs.data.cli",
-    "spear-envs[env-server]": "spear_envs.adapters.openenv.server",
+    "spear-envs[env-server]": "spear_envs.adapters.openenv",
     "spear-envs[retriever]": "spear_envs.retrieval.service",
     "spear-agents": "spear_agents.cli",
     "spear-agents[api]": "spear_agents.engines.openai",

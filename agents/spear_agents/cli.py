@@ -25,7 +25,7 @@ from spear_agents.trajectory import StopReason
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
-from spear_envs.data.showing import show_table
+from spear_envs.data.progress import show_table
 from spear_sandbox.console import echo
 from spear_sandbox.foreign import show_entry
 from spear_sandbox.terminal import Console

@@ -24,7 +24,7 @@ from spear_agents.significance import (
 )
 from spear_agents.statistics import Comparison, Estimate, Metric
 from spear_envs.core.errors import SpearError
-from spear_envs.data.showing import show_table
+from spear_envs.data.progress import show_table
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 

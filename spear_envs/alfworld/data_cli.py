@@ -27,14 +27,19 @@ from spear_envs.alfworld.oracle import is_winnable
 from spear_envs.alfworld.records import GameRecord, scan_split
 from spear_envs.alfworld.task_types import SUBTASKS
 from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder, unpack_archive
-from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.listing import Collection, Expected, expect
-from spear_envs.data.locking import fetch_locked
-from spear_envs.data.mirrors import add_mirrors, open_mirrors
-from spear_envs.data.progress import say
-from spear_envs.data.showing import show_table
-from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
+from spear_envs.data import RemoteFile, data_folder, fetch_locked, unpack_archive
+from spear_envs.data.cli import (
+    AbsentDataError,
+    Collection,
+    Expected,
+    Finding,
+    conclude,
+    expect,
+    inspect_file,
+    json_option,
+    source_option,
+)
+from spear_envs.data.progress import say, show_table
 from spear_sandbox.terminal import Console
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
@@ -43,7 +48,7 @@ _MOST_SHOWN = 10
 
 def _describe(release: str, name: str) -> RemoteFile:
     url = f"{_ADDRESS}/{release}/{name}"
-    return RemoteFile(name, (url,), manual=f"Open {url} in a browser.")
+    return RemoteFile(name, url, manual=f"Open {url} in a browser.")
 
 
 # Not tried against GitHub: sizes and checksums are recorded at the first download. Release 0.2.2 also has
@@ -58,8 +63,7 @@ needs one file of both."""
 
 @click.command()
 @source_option
-@mirror_option
-def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
+def get(source: Path | None) -> None:
     """Fetch the official games: 3,553 to train on, 140 and 134 to validate.
 
     Interrupted downloads resume; unpacking again repairs broken files. With --from FOLDER the two archives are taken
@@ -76,11 +80,7 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
     else:
         wanted = [one for one in ARCHIVES if source is None or source.is_dir() or source.name == one.name]
         place = base / "archives"
-        opened = open_mirrors(mirrors, console) if source is None else ()
-        archives = [
-            fetch_locked(add_mirrors(one, place, opened), place, check=_require_zip, source=source, console=console)
-            for one in wanted
-        ]
+        archives = [fetch_locked(one, place, check=_require_zip, source=source, console=console) for one in wanted]
         for archive in archives:
             unpack_archive(archive, base, console=console)
         say(console, f"The archives stay in {base / 'archives'}.")

@@ -11,14 +11,18 @@ from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
 from spear_envs.data import data_folder
-from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.hub import find_given, list_given, list_published, locate_page
-from spear_envs.data.listing import Collection, Expected
-from spear_envs.data.locking import fetch_locked, pin
-from spear_envs.data.mirrors import find_mirrored, open_mirrors
-from spear_envs.data.progress import say
-from spear_envs.data.showing import show_table
-from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
+from spear_envs.data.cli import (
+    AbsentDataError,
+    Collection,
+    Expected,
+    Finding,
+    conclude,
+    inspect_file,
+    json_option,
+    source_option,
+)
+from spear_envs.data.fetching import fetch_locked, list_given, list_remote, locate_page
+from spear_envs.data.progress import say, show_table
 from spear_sandbox.terminal import Console
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
@@ -28,8 +32,7 @@ _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), 
 @click.command()
 @_NAMES
 @source_option
-@mirror_option
-def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -> None:
+def get(names: tuple[str, ...], source: Path | None) -> None:
     """Fetch WHAT, by default all of it, from Hugging Face (or $HF_ENDPOINT).
 
     \b
@@ -42,19 +45,17 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
       spear data get code --from downloads
     """
     console = Console()
-    opened = open_mirrors(mirrors, console) if source is None else ()
     for name in names or BENCHMARKS:
         item = BENCHMARKS[name]
         if source is not None:
             files = list_given(source, item.pattern)
         else:
-            files = find_mirrored(opened, item.folder, item.pattern) or list_published(item.repository, item.pattern)
+            files = list_remote(item.repository, item.folder, item.pattern)
         # Only the parquet files, if a repository has its problems in several forms.
         tables = [(file, path) for file, path in files if path.endswith(".parquet")]
         for file, path in tables or files:
-            if pin(file, item.folder).sha256 is None:
-                say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
-            fetch_locked(file, item.folder, source=source and find_given(source, path), console=console)
+            given = source / path if source is not None and source.is_dir() else source
+            fetch_locked(file, item.folder, source=given, console=console)
         say(console, str(item.folder))
 
 

@@ -14,7 +14,7 @@ from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problem
 from spear_envs.core.errors import SpearError, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import check_split
-from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
+from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
 from spear_sandbox.protocol import Executor, Limits, Outcome, RunStatus, SandboxFault
 
 MINI = "mini"

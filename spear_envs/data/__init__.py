@@ -4,8 +4,7 @@ Nothing is downloaded on import or by ``pip install``, only by ``spear data get`
 """
 
 from spear_envs.data.archives import unpack_archive
-from spear_envs.data.fetching import fetch
-from spear_envs.data.files import RemoteFile, data_folder, is_offline, verify
-from spear_envs.data.locking import fetch_locked
+from spear_envs.data.fetching import fetch, fetch_locked
+from spear_envs.data.files import RemoteFile, data_folder, is_offline
 
-__all__ = ["RemoteFile", "data_folder", "fetch", "fetch_locked", "is_offline", "unpack_archive", "verify"]
+__all__ = ["RemoteFile", "data_folder", "fetch", "fetch_locked", "is_offline", "unpack_archive"]

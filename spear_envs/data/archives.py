@@ -1,24 +1,25 @@
-"""Unpacking third-party archives: only plain files and folders, inside the target folder."""
+"""Unpacking third-party archives, only plain files and folders inside the target folder; and joining parts."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import lzma
 import os
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.files import CHUNK
+from spear_envs.data.files import CHUNK, check_space, explain_full_disk, format_bytes, put_file
 from spear_envs.data.progress import show_bytes
-from spear_envs.data.space import check_space, explain_full_disk, format_bytes
 
 if TYPE_CHECKING:
     from spear_sandbox.terminal import Console
@@ -90,6 +91,38 @@ def unpack_archive(
         if error.filename is None:  # from reading: damaged data, impossible sizes
             raise _explain_damage(archive, error) from error
         raise
+
+
+def join_files(paths: Sequence[Path], target: Path, *, console: Console | None = None) -> str:
+    """Write ``target`` whole from its parts in order, unpacking those named ``.gz``, and return its SHA-256.
+
+    Raises:
+        SpearError: a part is damaged, or the disk is too small.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    total = sum(path.stat().st_size for path in paths)
+    check_space(target.parent, total, target.name)
+    digest, done = hashlib.sha256(), 0
+    try:
+        with (
+            explain_full_disk(target.parent, target.name),
+            show_bytes(console) as show,
+            temporary.open("wb") as file,
+        ):
+            for path in paths:
+                with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as stream:
+                    try:
+                        while block := stream.read(CHUNK):
+                            file.write(block)
+                            digest.update(block)
+                            show(f"writing {target.name}", done + raw.tell(), total)
+                    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                        raise _explain_damage(path, error) from error
+                done += path.stat().st_size
+        put_file(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest.hexdigest()
 
 
 def _explain_damage(archive: Path, error: Exception) -> SpearError:

@@ -1,58 +1,63 @@
-"""Getting a complete file: an existing copy, from a folder, or from the network."""
+"""Getting a complete file: an existing copy, from a folder, a mirror, its publisher or the hub; and the lock.
+
+The lock keeps later downloads the same as the first. What is known in advance is in ``lock.json`` next to this module.
+Everything else is recorded in the data folder's ``lock.json`` at the first download, which takes precedence; ``null``
+in it means that a change was accepted. Both are::
+
+    {"revisions": {"OWNER/NAME on the hub": "commit"}, "files": {"path in the data folder": "SHA-256"}}
+
+Known in advance is one file of WebShop: the copy in the repository WillDreamer/webshop-minimal, which has the size of
+the one on Google Drive.
+
+``$SPEAR_MIRROR`` is the address of somebody's data folder, which then replaces all publishers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import (
     CHUNK,
     RemoteFile,
+    check_space,
+    data_folder,
+    explain_full_disk,
     find_fault,
     is_offline,
     lock_folder,
     put_file,
-    record_checksum,
-    verify,
+    replace_text,
 )
 from spear_envs.data.progress import Show, count_bytes, say, show_bytes
-from spear_envs.data.space import check_space, explain_full_disk
 
 if TYPE_CHECKING:
-    import httpx
-
-    from spear_envs.data.transfer import Patience
     from spear_sandbox.terminal import Console
 
+KNOWN = Path(__file__).with_name("lock.json")
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-def fetch(
-    file: RemoteFile,
-    folder: Path,
-    *,
-    source: Path | None = None,
-    offline: bool = False,
-    console: Console | None = None,
-    patience: Patience | None = None,
-    hear: Callable[[httpx.Response], None] | None = None,
-) -> Path:
-    """Get a complete, checked copy of ``file`` into ``folder``, and return its path.
+
+def fetch(file: RemoteFile, folder: Path, *, source: Path | None = None, console: Console | None = None) -> str:
+    """Get a complete, checked copy of ``file`` into ``folder``, and return its SHA-256.
 
     An existing copy is checked and kept. A download grows as ``<name>.part`` and is renamed when size and checksum are
-    right; an interrupted one resumes. If the checksum is unknown, that of the first copy is recorded in
-    ``<name>.sha256``.
+    right; an interrupted one resumes.
 
     Args:
         file: what to get.
         folder: target, made if necessary.
         source: copy from this folder (or file) instead of the network.
-        offline: refuse to download, like ``$SPEAR_OFFLINE``.
         console: shows progress; None for silence.
-        patience: with servers in trouble.
-        hear: called with each response that has (part of) the file, for its headers.
 
     Raises:
         SpearError: the file cannot be had; the message says why, and what to do by hand.
@@ -66,23 +71,36 @@ def fetch(
         if console is not None:
             say(console, f"waiting for another process that is fetching into {folder}")
 
-    path = folder / file.name
+    path, part = folder / file.name, folder / f"{file.name}.part"
     with lock_folder(folder, tell), show_bytes(console) as show:
+        digest = ""
+
+        def settle(where: Path = part) -> str:
+            nonlocal digest
+            fault, digest = find_fault(file, where, count_bytes(show, f"checking {file.name}", where.stat().st_size))
+            return fault
+
         if path.exists():
-            verify(file, folder, count_bytes(show, f"checking {file.name}", path.stat().st_size))
-            return path
-        part = folder / f"{file.name}.part"
+            if fault := settle(path):
+                raise SpearError(f"{path} is not the expected file ({fault}): delete it and fetch it again.")
+            return digest
+        by_hand = f"By hand: {file.manual or 'Get it from its publisher.'} Then name its folder: --from FOLDER."
         if source is not None:
-            _copy(file, source, part, show)
-        elif offline or is_offline():
-            raise SpearError(f"{path} is missing, and downloads are forbidden (SPEAR_OFFLINE). {_by_hand(file)}")
+            found = _copy(file, source, part, show)
+            if fault := settle():
+                part.unlink()
+                raise SpearError(f"{found} is not the expected file ({fault}). {file.changed or file.manual}".rstrip())
+        elif is_offline():
+            raise SpearError(f"{path} is missing, and downloads are forbidden (SPEAR_OFFLINE). {by_hand}")
+        elif not file.url:
+            raise SpearError(f"{path} is missing and has no address. {by_hand}")
         else:
-            _download(file, part, patience, show, hear)
+            _download(file, part, show, settle, by_hand)
         put_file(part, path)
-        return path
+        return digest
 
 
-def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
+def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> Path:
     found = source / file.name if source.is_dir() else source
     if not found.is_file():
         raise SpearError(f"{found} does not exist: name the folder of {file.name}, or the file itself.")
@@ -97,59 +115,261 @@ def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
     except (OSError, SpearError):
         part.unlink(missing_ok=True)
         raise
-    if fault := _settle(file, part, show):
-        part.unlink()
-        raise SpearError(f"{found} is not the expected file ({fault}). {file.changed or file.manual}".rstrip())
+    return found
 
 
-def _download(
-    file: RemoteFile,
-    part: Path,
-    patience: Patience | None,
-    show: Show,
-    hear: Callable[[httpx.Response], None] | None,
-) -> None:
+def _download(file: RemoteFile, part: Path, show: Show, settle: Callable[[], str], by_hand: str) -> None:
     try:
-        from spear_envs.data.transfer import Patience, RefusedError, Transfer, open_client
+        from spear_envs.data.transfer import RefusedError, download
     except ModuleNotFoundError as error:
         raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]'.") from error
-
-    patience = patience or Patience()
-    refusals, changed = [], ""
-    with open_client(patience) as client:
-        for url in file.urls:
-            host = urlsplit(url).netloc
-            transfer = Transfer(file, part, client, patience, partial(show, f"{file.name} from {host}"), hear)
-            try:
-                transfer.run(url)
-                fault = _settle(file, part, show)
-                if fault and transfer.resumed:  # perhaps only the older bytes are wrong
-                    transfer.drop()
-                    transfer.run(url)
-                    fault = _settle(file, part, show)
-            except RefusedError as error:
-                refusals.append(f"{host}: {error}")
-                continue
-            if not fault:
-                transfer.state_path.unlink(missing_ok=True)
-                return
-            transfer.drop()
-            refusals.append(f"{host}: it sends another file, {fault}")
-            changed = f" {file.changed}" if file.changed else ""
-    why = f" ({'; '.join(refusals)})" if refusals else ""
-    kept = " The same command resumes the download." if part.exists() else ""
-    raise SpearError(f"{file.name} could not be downloaded{why}.{changed}{kept} {_by_hand(file)}")
+    host = urlsplit(file.url).netloc
+    try:
+        download(file, part, partial(show, f"{file.name} from {host}"), settle)
+    except RefusedError as error:
+        kept = " The same command resumes the download." if part.exists() else ""
+        raise SpearError(f"{file.name} could not be downloaded ({host}: {error}).{kept} {by_hand}") from error
 
 
-def _settle(file: RemoteFile, part: Path, show: Show) -> str:
-    """Check the part and return its fault, if any; else record its checksum unless it is pinned."""
-    count = count_bytes(show, f"checking {file.name}", part.stat().st_size)
-    fault, digest = find_fault(file, part, file.sha256, count)
-    if not fault and file.sha256 is None:
-        record_checksum(part.with_name(file.name), digest)
-    return fault
+@dataclass(frozen=True)
+class _Lock:
+    revisions: dict[str, str | None]
+    files: dict[str, str | None]
 
 
-def _by_hand(file: RemoteFile) -> str:
-    how = file.manual or (f"It is published at {file.urls[0]}." if file.urls else "Get it from its publisher.")
-    return f"By hand: {how} Then name its folder: --from FOLDER."
+def fetch_locked(
+    file: RemoteFile,
+    folder: Path,
+    *,
+    check: Callable[[Path], None] | None = None,
+    source: Path | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Get a file as :func:`fetch`, from the mirror if there is one, and compare it with the lock, or record it there.
+
+    Args:
+        file: what to get.
+        folder: in the data folder.
+        check: raises SpearError for a wrong download, which is then deleted and not recorded.
+        source: copy from this folder (or file) instead of the network.
+        console: shows progress; None for silence.
+
+    Raises:
+        SpearError: the file cannot be had, or is not the one that was fetched first.
+    """
+    path = folder / file.name
+    known = path.exists()
+    pinned = pin(file, folder)
+    mirror = find_mirror()
+    if mirror and not known and source is None and not is_offline():
+        digest = pinned.sha256 or _read_mirror(mirror).get(_name(path))
+        pinned = replace(pinned, url=f"{mirror}/{quote(_name(path))}", sha256=digest)
+    if pinned.sha256 is None and not known and console is not None:
+        say(console, f"{_name(path)}: its SHA-256 is unknown; that of the first copy is recorded.")
+    digest = fetch(pinned, folder, source=source, console=console)
+    if check is not None:
+        try:
+            check(path)
+        except SpearError:
+            if not known:
+                path.unlink(missing_ok=True)
+            raise
+    record_digest(path, digest)
+    return path
+
+
+def pin(file: RemoteFile, folder: Path) -> RemoteFile:
+    """Return the file with its locked SHA-256, if any.
+
+    Raises:
+        SpearError: the publisher states another.
+    """
+    path = folder / file.name
+    locked = find_digest(path)
+    if locked is None:
+        return file
+    accept = f"It was {locked[:12]}… when it was locked: 'spear data unlock {_name(path)}' accepts the change."
+    if file.sha256 not in (None, locked):
+        raise SpearError(f"{path} has changed where it is published: its SHA-256 is {str(file.sha256)[:12]}…. {accept}")
+    return replace(file, sha256=locked, changed=accept)
+
+
+def find_digest(path: Path) -> str | None:
+    """The locked SHA-256 of a file in the data folder, if any."""
+    return _read_all().files.get(_name(path))
+
+
+def list_locked(place: str) -> list[str]:
+    """Paths of the locked files in a folder of the data folder."""
+    return [path for path, digest in _read_all().files.items() if digest and path.startswith(f"{place}/")]
+
+
+def record_digest(path: Path, digest: str) -> None:
+    """Lock the SHA-256 of a file in the data folder."""
+    if find_digest(path) != digest:
+        _change(lambda lock: lock.files.update({_name(path): digest}))
+
+
+def find_revision(repository: str) -> str | None:
+    """The locked commit of a repository, if any."""
+    return _read_all().revisions.get(repository)
+
+
+def record_revision(repository: str, commit: str) -> None:
+    """Lock the commit of a repository."""
+    _change(lambda lock: lock.revisions.update({repository: commit}))
+
+
+def unlock(place: str, repositories: Iterable[str] = ()) -> list[str]:
+    """Accept any change of a file, or of those in a folder, and of these repositories.
+
+    Returns:
+        What was locked, sorted.
+    """
+    lock = _read_all()
+    held = {path for path, digest in lock.files.items() if digest and f"{path}/".startswith(f"{place}/")}
+    read = {name for name in repositories if lock.revisions.get(name)}
+    if held or read:
+        _change(lambda lock: (lock.files.update(dict.fromkeys(held)), lock.revisions.update(dict.fromkeys(read))))
+    return sorted(held | read)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(data_folder()).as_posix()
+
+
+def _read_all() -> _Lock:
+    known, own = _read(KNOWN), _read(data_folder() / "lock.json")
+    return _Lock({**known.revisions, **own.revisions}, {**known.files, **own.files})
+
+
+def _read(path: Path) -> _Lock:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        lock = _Lock(data["revisions"], data["files"])
+        for value in (*lock.revisions.values(), *lock.files.values()):
+            if value is not None and not _HEX.fullmatch(value):
+                raise ValueError(value)
+    except FileNotFoundError:
+        return _Lock({}, {})
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(
+            f"{path} is not a lock of revisions and digests: restore it from a copy, or delete it."
+        ) from error
+    return lock
+
+
+def _change(change: Callable[[_Lock], object]) -> None:
+    """Change the data folder's lock, safely with other processes."""
+    folder = data_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, lambda: None):
+        lock = _read(folder / "lock.json")
+        change(lock)
+        text = json.dumps({"revisions": lock.revisions, "files": lock.files}, indent=1, sort_keys=True)
+        replace_text(folder / "lock.json", f"{text}\n", synced=True)
+
+
+def find_mirror() -> str:
+    """``$SPEAR_MIRROR`` without a slash at its end, or an empty text."""
+    return os.environ.get("SPEAR_MIRROR", "").strip().rstrip("/")
+
+
+def _read_mirror(mirror: str) -> dict[str, str]:
+    """SHA-256 of the mirror's files, by their paths, as its lock says."""
+    manual = f"SPEAR_MIRROR={mirror} has to serve a data folder with its lock.json."
+    with tempfile.TemporaryDirectory() as folder:
+        fetch(RemoteFile("lock.json", f"{mirror}/lock.json", manual=manual), Path(folder))
+        files = _read(Path(folder) / "lock.json").files
+    return {path: digest for path, digest in files.items() if digest and ".." not in Path(path).parts}
+
+
+def locate_page(repository: str) -> str:
+    """Web page of a data set's repository, on ``$HF_ENDPOINT`` if that is set."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
+    return f"{endpoint}/datasets/{repository}"
+
+
+def list_remote(repository: str, folder: Path, pattern: str) -> list[tuple[RemoteFile, str]]:
+    """List the files of a repository on the hub, and their paths there; with a mirror, those of its ``folder``.
+
+    The repository is read at the locked commit, else at the present one of ``main``, which is then locked.
+
+    Args:
+        repository: of data sets.
+        folder: in the data folder, where the files are to be.
+        pattern: regular expression of their paths in the repository.
+
+    Raises:
+        SpearError: the listing cannot be fetched or read, or has no such file.
+    """
+    if mirror := find_mirror():
+        if is_offline():
+            raise SpearError(f"{folder} cannot be fetched: downloads are forbidden (SPEAR_OFFLINE).")
+        paths = (path for path in _read_mirror(mirror) if path.startswith(f"{_name(folder)}/"))
+        inside = (path.removeprefix(f"{_name(folder)}/") for path in paths)
+        files = [(RemoteFile(Path(path).name), path) for path in inside if re.fullmatch(pattern, path)]
+        where, manual = f"{mirror}/{_name(folder)}", "Fetch it without SPEAR_MIRROR."
+    else:
+        page, locked = locate_page(repository), find_revision(repository)
+        manual = f"Open {page} in a browser and download what matches {pattern}. Then: --from FOLDER."
+        if locked is not None:
+            manual += f" If its commit {locked[:12]} is gone: 'spear data unlock {repository}' reads the newest."
+        commit, files = _list_hub(repository, locked, pattern, manual)
+        where = f"{page} at {commit[:12]}"
+    if not files:
+        raise SpearError(f"{where} has no file {pattern}. {manual}")
+    if not mirror and locked is None:
+        record_revision(repository, commit)
+    return sorted(files, key=lambda pair: pair[1])
+
+
+def _list_hub(
+    repository: str, revision: str | None, pattern: str, manual: str
+) -> tuple[str, list[tuple[RemoteFile, str]]]:
+    """Commit of a repository, and its matching files."""
+    page = locate_page(repository)
+    if is_offline():
+        raise SpearError(f"{page} cannot be listed: downloads are forbidden (SPEAR_OFFLINE). {manual}")
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as error:
+        raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]'.") from error
+    try:
+        api = HfApi(endpoint=page.removesuffix(f"/datasets/{repository}"))
+        info = api.dataset_info(repository, revision=revision or "main", files_metadata=True, timeout=60)
+        commit = str(info.sha)
+        if not _HEX.fullmatch(commit):
+            raise ValueError(f"{commit} is not a commit")
+        files = [
+            (
+                RemoteFile(
+                    Path(item.rfilename).name,
+                    f"{page}/resolve/{commit}/{quote(item.rfilename)}",
+                    size=item.size,
+                    sha256=item.lfs.sha256 if item.lfs else None,
+                    manual=f"Open {page}/tree/{commit} in a browser and download {item.rfilename}.",
+                ),
+                item.rfilename,
+            )
+            for item in info.siblings or ()
+            if re.fullmatch(pattern, item.rfilename)
+        ]
+    # The library lets everything through that its parser meets in an answer of another server.
+    except Exception as error:
+        raise SpearError(f"{page} could not be listed ({first_line(error)}). {manual}") from error
+    return commit, files
+
+
+def list_given(given: Path, pattern: str) -> list[tuple[RemoteFile, str]]:
+    """List matching files of a folder, or the one file, with their paths.
+
+    Raises:
+        SpearError: there is none.
+    """
+    base = given if given.is_dir() else given.parent
+    paths = sorted(path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
+    found = [path for path in paths if re.fullmatch(pattern, path) and (given.is_dir() or path == given.name)]
+    if not found:
+        raise SpearError(f"{given} does not contain {pattern}: name the folder that does.")
+    return [(RemoteFile(Path(path).name), path) for path in found]

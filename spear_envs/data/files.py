@@ -1,4 +1,4 @@
-"""Third-party files: size and digest, local path, and checking copies."""
+"""Files and the disk: reading them with limits, replacing them whole and synced, digests, and room."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,12 +33,12 @@ class RemoteFile:
 
     name: str
     """Its name here: one path component."""
-    urls: tuple[str, ...] = ()
-    """Tried in turn; empty if it can only be fetched by hand."""
+    url: str = ""
+    """Empty if it can only be fetched by hand."""
     size: int | None = None
     """Bytes; None if unknown."""
     sha256: str | None = None
-    """Lower-case hex; None if unknown, and then recorded next to the file at the first download."""
+    """Lower-case hex; None if unknown."""
     manual: str = ""
     """How to get the file by hand, in a sentence."""
     changed: str = ""
@@ -118,33 +119,6 @@ def digest_file(path: Path, on_bytes: Meter | None = None) -> str:
     return digest.hexdigest()
 
 
-def _checksum_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
-def read_checksum(path: Path) -> str | None:
-    """Read the checksum recorded next to a file, if any.
-
-    Raises:
-        SpearError: the record cannot be read.
-    """
-    record = _checksum_path(path)
-    try:
-        words = record.read_text("utf-8").split()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError):
-        words = []
-    if not words or not _SHA256.fullmatch(words[0]):
-        raise SpearError(f"{record} is not a checksum: delete it, and also {path.name} unless you trust the file.")
-    return words[0]
-
-
-def record_checksum(path: Path, digest: str) -> None:
-    """Write a file's checksum next to it, for ``sha256sum -c``."""
-    replace_text(_checksum_path(path), f"{digest}  {path.name}\n", synced=True)
-
-
 def sync(path: str | os.PathLike[str]) -> None:
     """Have a file or the entries of a folder outlive a power failure."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -207,10 +181,10 @@ def lock_folder(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(handle)
 
 
-def find_fault(file: RemoteFile, path: Path, expected: str | None, on_bytes: Meter | None = None) -> tuple[str, str]:
+def find_fault(file: RemoteFile, path: Path, on_bytes: Meter | None = None) -> tuple[str, str]:
     """Return the fault of ``path`` as a copy of ``file`` (empty if there is none) and its SHA-256.
 
-    The checksum is computed only if the size is right, and compared with ``expected`` unless that is None.
+    The checksum is computed only if the size is right.
     """
     size = path.stat().st_size
     if file.size is not None and size != file.size:
@@ -218,28 +192,47 @@ def find_fault(file: RemoteFile, path: Path, expected: str | None, on_bytes: Met
     if size == 0 and file.size is None:
         return "it is empty", ""
     digest = digest_file(path, on_bytes)
-    if expected is not None and digest != expected:
-        return f"its SHA-256 is {digest[:12]}… instead of {expected[:12]}…", digest
+    if file.sha256 not in (None, digest):
+        return f"its SHA-256 is {digest[:12]}… instead of {str(file.sha256)[:12]}…", digest
     return "", digest
 
 
-def verify(file: RemoteFile, folder: Path, on_bytes: Meter | None = None) -> str:
-    """Check the copy of ``file`` in ``folder`` and return its SHA-256.
+def format_bytes(count: float) -> str:
+    """Format a number of bytes in decimal units."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
-    It is compared with the pinned checksum, else with that recorded at the first download. If there is neither, the
-    file counts as right, and its checksum is recorded.
+
+def check_space(folder: Path, needed: int, name: str) -> None:
+    """Check that ``folder`` has ``needed`` bytes left.
 
     Raises:
-        SpearError: the file is missing, incomplete or another one.
+        SpearError: it has fewer; the message is about ``name``.
     """
-    path = folder / file.name
-    if not path.is_file():
-        raise SpearError(f"{path} is missing: 'spear data get' fetches it.")
-    expected = file.sha256 or read_checksum(path)
-    fault, digest = find_fault(file, path, expected, on_bytes)
-    if fault:
-        also = "" if file.sha256 else f", and {_checksum_path(path).name} if there is one,"
-        raise SpearError(f"{path} is not the expected file ({fault}): delete it{also} and fetch it again.")
-    if expected is None:
-        record_checksum(path, digest)
-    return digest
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise SpearError(
+            f"{name} needs {format_bytes(needed)}, and {folder} has {format_bytes(free)} left: free the disk, "
+            "or name a folder on another one with SPEAR_DATA."
+        )
+
+
+@contextmanager
+def explain_full_disk(folder: Path, name: str) -> Iterator[None]:
+    """Say what to do if the disk of ``folder`` fills up before ``name`` is complete.
+
+    Raises:
+        SpearError: it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SpearError(
+            f"the disk of {folder} is full before {name} is complete: free it, or name a folder on another one with "
+            "SPEAR_DATA. The same command then resumes."
+        ) from error

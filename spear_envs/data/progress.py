@@ -1,7 +1,8 @@
-"""Progress of transfers, checks, unpacking and builds: bars on a terminal, else lines."""
+"""What commands print: lines, tables of any width, and progress as bars on a terminal, else as lines."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn, Task
+    from rich.progress import ProgressColumn
+    from rich.table import Table
 
     from spear_sandbox.terminal import Console
 
@@ -18,6 +20,9 @@ Show = Callable[[str, int, "int | None"], None]
 """Called with a description, the amount done, and the total (None: unknown)."""
 
 LINE_SECONDS = 10.0
+_ENDLESS = 10_000
+_SHORTEST = 8
+"""Characters of a table's first column that stay on one line."""
 
 
 def say(console: Console, line: str) -> None:
@@ -59,34 +64,27 @@ def show_phases(console: Console) -> AbstractContextManager[Show]:
 @contextmanager
 def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
     """Show a bar for each kind of work, or a line now and then, with amount, rate and time left."""
+    from rich.progress import TextColumn
+
     stages: dict[str, _Stage] = {}
-    if console.is_interactive:
-        from rich.progress import ProgressColumn
-        from rich.text import Text
+    with _show(console, TextColumn("{task.fields[note]}", markup=False)) as draw:
 
-        class Amount(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                stage = stages.setdefault(task.description, _Stage(0.0, int(task.completed)))
-                total = None if task.total is None else int(task.total)
-                seconds = task.finished_time or task.elapsed or 0.0
-                return Text(stage.describe(int(task.completed), total, seconds))
+        def tell(what: str, done: int, total: int | None) -> None:
+            now = clock()
+            stage = stages.setdefault(what, _Stage(now, done))
+            if console.is_interactive:
+                draw(what, done, total, stage.describe(done, total, now))
+            elif done == total or now - stage.said >= LINE_SECONDS:
+                stage.said = now
+                say(console, f"{what}: {stage.describe(done, total, now)}")
 
-        with _show(console, Amount()) as show:
-            yield show
-        return
-
-    def tell(what: str, done: int, total: int | None) -> None:
-        now = clock()
-        stage = stages.setdefault(what, _Stage(now, done))
-        if done == total or now - stage.said >= LINE_SECONDS:
-            stage.said = now
-            say(console, f"{what}: {stage.describe(done, total, now)}")
-
-    yield tell
+        yield tell
 
 
 @contextmanager
-def _show(console: Console, *figures: ProgressColumn, transient: bool = False, in_turn: bool = False) -> Iterator[Show]:
+def _show(
+    console: Console, *figures: ProgressColumn, transient: bool = False, in_turn: bool = False
+) -> Iterator[Callable[..., None]]:
     if not console.is_interactive:
         begun: set[str] = set()
 
@@ -103,12 +101,12 @@ def _show(console: Console, *figures: ProgressColumn, transient: bool = False, i
     with Progress(*columns, console=console, transient=transient) as progress:
         tasks = {}
 
-        def draw(what: str, done: int, total: int | None) -> None:
+        def draw(what: str, done: int, total: int | None, note: str = "") -> None:
             if what not in tasks:
                 for task in progress.tasks if in_turn else ():  # what came before is done
                     progress.update(task.id, total=task.completed or 1, completed=task.completed or 1)
-                tasks[what] = progress.add_task(what, total=total, completed=done)
-            progress.update(tasks[what], completed=done, total=total)
+                tasks[what] = progress.add_task(what, total=total, completed=done, note=note)
+            progress.update(tasks[what], completed=done, total=total, note=note)
 
         yield draw
 
@@ -138,3 +136,43 @@ def format_seconds(seconds: float) -> str:
             value = seconds / size
             return f"{value:.0f} {unit}" if value >= 10 or unit == "s" else f"{value:.1f} {unit}"
     return f"{seconds / 86400:.1f} days"
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Print a table; one that is too wide is folded into several with the same first column.
+
+    Only texts of the first column are broken.
+    """
+    from rich.measure import Measurement
+
+    def take(places: list[int], first: int | None = None) -> Table:
+        part = copy.copy(table)
+        part.columns = [copy.copy(table.columns[place]) for place in places]
+        for column in part.columns:
+            column.no_wrap, column.overflow = True, "fold"
+        if first is not None:
+            part.columns[0].no_wrap, part.columns[0].max_width = False, first
+        return part
+
+    def measure(*places: int) -> int:
+        part = take([*places])
+        part.title = part.caption = part.min_width = None
+        return Measurement.get(console, console.options.update(max_width=_ENDLESS), part).maximum
+
+    count = len(table.columns)
+    widest = max((measure(place) for place in range(1, count)), default=0)
+    first = max(_SHORTEST, min(measure(0), console.width - widest))
+    groups: list[list[int]] = [[]]
+    for place in range(1, count):
+        if groups[-1] and first + measure(*groups[-1], place) > console.width:
+            groups.append([])
+        groups[-1].append(place)
+    for group in groups:
+        part = take([0, *group], first if len(groups) > 1 or first < measure(0) else None)
+        if group is not groups[0]:
+            part.title = None
+        if group is not groups[-1]:
+            part.caption = None
+        if len(groups) > 1:
+            part.min_width = None
+        console.print(part)

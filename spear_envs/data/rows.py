@@ -1,4 +1,4 @@
-"""Reading the rows of a data set's file: JSON lines, packed or not, and parquet."""
+"""Data sets by name or file, and reading the rows of a file: JSON lines, packed or not, and parquet."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 import lzma
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
-from spear_envs.core.errors import SpearError, first_line
+from spear_envs.core.errors import SpearError, first_line, suggest_name
 
 Parsed = TypeVar("Parsed")
 
@@ -91,3 +91,46 @@ def _read_parquet(path: Path, extra: str) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
         reason = first_line(error)
         raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
+
+
+ALL = "all"
+"""The only split of a user's file."""
+
+FileState: TypeAlias = "tuple[tuple[str, tuple[int, int] | None], ...]"
+"""Paths with size and modification time, as a cache key."""
+
+
+def list_splits(
+    dataset: str, embedded: Mapping[str, Iterable[str]], published: Mapping[str, Iterable[str]]
+) -> tuple[str, ...]:
+    """Name the splits of a data set, in the order of ``SpearEnv.splits``.
+
+    Args:
+        dataset: a name, or the path of a file that :func:`parse_rows` reads.
+        embedded: splits of the embedded data sets, by name.
+
+    Raises:
+        SpearError: the data set is unknown.
+    """
+    if dataset in embedded:
+        return tuple(embedded[dataset])
+    if is_rows_file(dataset):
+        return (ALL,)
+    if dataset not in published:
+        known = [*embedded, *published]
+        raise SpearError(
+            f"dataset={dataset!r} is not valid: choose one of {', '.join(known)}, or give the path of a .jsonl or"
+            f" .parquet file.{suggest_name(dataset, known)}"
+        )
+    return tuple(published[dataset])
+
+
+def is_rows_file(dataset: str) -> bool:
+    """Whether this is a file rather than the name of a data set."""
+    return dataset.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet"))
+
+
+def look_at(paths: Iterable[Path]) -> FileState:
+    """Return what changes when a file is written or replaced."""
+    found = ((path, path.stat() if path.exists() else None) for path in paths)
+    return tuple((str(path), stat and (stat.st_size, stat.st_mtime_ns)) for path, stat in found)

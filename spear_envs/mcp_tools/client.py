@@ -1,22 +1,27 @@
-"""A connection to an MCP server, by the official package ``mcp``, for callers without an event loop."""
+"""A connection to an MCP server for callers without an event loop, by the official package; and recordings of calls."""
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
+import json
 import os
 import shlex
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as WaitedLongEnough
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
+
+import anyio
+import mcp
+from anyio.from_thread import start_blocking_portal
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
+from spear_envs.core.tasks import canonical_json
 from spear_sandbox.web.replies import bound_answers
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
@@ -60,32 +65,23 @@ class McpSession:
 
     Args:
         server: a command line, or the address of a server over streamable HTTP.
+        seconds: for the start, and for each call.
         pass_variables: environment variables that a command gets besides ``PATH`` and the like.
 
     Raises:
         EnvFault: ``mcp_unreachable``.
-        SpearError: the package ``mcp`` is not installed.
     """
 
     def __init__(self, server: str, *, seconds: float, pass_variables: Sequence[str] = ()) -> None:
         self.server = server
+        self.tools: list[ToolEntry] = []
         self._seconds = seconds
         self._variables = {name: os.environ[name] for name in pass_variables if name in os.environ}
-        self._opened: Future[list[ToolEntry]] = Future()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: asyncio.Queue[tuple[str, Mapping[str, Any], Future[CallResult]] | None] | None = None
-        self._serving: asyncio.Task[Any] | None = None
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - a server writes there
+        self._stack = ExitStack()
+        self._portal = self._stack.enter_context(start_blocking_portal())
         try:
-            import mcp  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise SpearError(
-                "an environment with the tools of an MCP server needs: pip install 'spear-envs[mcp]'"
-            ) from error
-        self._thread = threading.Thread(target=self._run, name=f"mcp-{server[:40]}", daemon=True)
-        self._thread.start()
-        try:
-            self.tools = self._opened.result(seconds)
+            self._client = self._stack.enter_context(self._portal.wrap_async_context_manager(self._open()))
         except Exception as error:
             self.close()
             why = str(_first_cause(error)) or f"no answer within {seconds:g} s"
@@ -97,88 +93,57 @@ class McpSession:
         Raises:
             EnvFault: ``mcp_lost`` or ``mcp_timeout``; the connection is closed then.
         """
-        answer: Future[CallResult] = Future()
         try:
-            assert self._loop is not None and self._jobs is not None
-            self._loop.call_soon_threadsafe(self._jobs.put_nowait, (name, arguments, answer))
-            if not self._thread.is_alive():
-                raise RuntimeError("the connection has ended")
-            return answer.result(self._seconds + _GRACE_S)
-        except (TimeoutError, WaitedLongEnough) as error:
-            self.close()
-            told = f"{name} gave no result within {self._seconds:g} s"
-            raise EnvFault(McpFaultKind.TIMEOUT.value, told) from error
+            return self._portal.call(self._call, name, arguments)
         except Exception as error:
             self.close()
+            if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
+                told = f"{name} gave no result within {self._seconds:g} s"
+                raise EnvFault(McpFaultKind.TIMEOUT.value, told) from error
             told = f"{self.server} ended in a call of {name} ({_first_cause(error)}){self._quote()}"
             raise EnvFault(McpFaultKind.LOST.value, told) from error
 
     def close(self) -> None:
         """End the connection, and its server if it was started."""
-        if self._loop is None or self._jobs is None or self._serving is None:
-            return
-        with suppress(RuntimeError):  # its loop has ended
-            if self._opened.done():
-                self._loop.call_soon_threadsafe(self._jobs.put_nowait, None)
-                self._thread.join(_GRACE_S)
-            if self._thread.is_alive():
-                self._loop.call_soon_threadsafe(self._serving.cancel)
-                self._thread.join(_GRACE_S)
+        with suppress(Exception):  # of a connection that broke, whose fault has been told
+            self._stack.close()
 
     def _quote(self) -> str:
         """The last line of a started server on stderr."""
-        try:
-            self._said.seek(0)
-            lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
-        except ValueError:
-            return ""
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
         return f"; it said: {lines[-1][:200]}" if lines else ""
 
-    # ---------------------------------------------------------------- in the thread
+    # ---------------------------------------------------------------- in the thread of the portal
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            self._fail(error if isinstance(error, Exception) else ConnectionError("the connection is lost"))
-        else:
-            self._fail(RuntimeError("the connection has ended"))
-
-    def _fail(self, error: Exception) -> None:
-        if not self._opened.done():
-            self._opened.set_exception(error)
-        while self._jobs is not None and not self._jobs.empty():
-            job = self._jobs.get_nowait()
-            if job is not None:
-                job[2].set_exception(error)
-
-    async def _serve(self) -> None:
-        self._jobs, self._serving, self._loop = asyncio.Queue(), asyncio.current_task(), asyncio.get_running_loop()
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(await self._connect(stack))
-            entries, page = [], None
-            while True:
-                listed = await client.list_tools(cursor=page)
-                entries += [ToolEntry(tool.name, tool.description or "", tool.input_schema) for tool in listed.tools]
-                page = listed.next_cursor
-                if not page:
-                    break
-            self._opened.set_result(entries)
-            while (job := await self._jobs.get()) is not None:
-                name, arguments, answer = job
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Any]:
+        # One scope around all, since those of the connection's task groups end inside of it.
+        with anyio.CancelScope(deadline=anyio.current_time() + self._seconds) as scope:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(await self._connect(stack))
+                page = None
+                while True:
+                    listed = await client.list_tools(cursor=page)
+                    self.tools += [ToolEntry(one.name, one.description or "", one.input_schema) for one in listed.tools]
+                    page = listed.next_cursor
+                    if not page:
+                        break
+                scope.deadline = float("inf")
                 try:
-                    asked = client.call_tool(name, dict(arguments), read_timeout_seconds=self._seconds)
-                    result = await asyncio.wait_for(asked, self._seconds)
-                    answer.set_result(CallResult(_write_content(result.content), bool(result.is_error)))
-                except asyncio.CancelledError:  # by the task group of a connection that has broken
-                    answer.set_exception(ConnectionError("the connection is lost"))
-                    raise
-                except Exception as error:
-                    answer.set_exception(TimeoutError() if _is_timeout(error) else error)
+                    yield client
+                finally:
+                    scope.deadline = anyio.current_time() + _GRACE_S
+        if scope.deadline < float("inf") and scope.cancelled_caught:
+            raise TimeoutError
 
-    async def _connect(self, stack: AsyncExitStack) -> Any:
-        from mcp import Client
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallResult:
+        with anyio.fail_after(self._seconds + _GRACE_S):
+            result = await self._client.call_tool(name, dict(arguments), read_timeout_seconds=self._seconds)
+        texts = (part.text if part.type == "text" else f"({part.type})" for part in result.content)
+        return CallResult("\n".join(texts), bool(result.is_error))
 
+    async def _connect(self, stack: AsyncExitStack) -> mcp.Client:
         if self.server.startswith(("http://", "https://")):
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
@@ -187,26 +152,13 @@ class McpSession:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=self._seconds))
             bound_answers(http)
-            return Client(streamable_http_client(self.server, http_client=http))
+            return mcp.Client(streamable_http_client(self.server, http_client=http))
         from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 
         command, *rest = shlex.split(self.server)
         variables = get_default_environment() | self._variables
         parameters = StdioServerParameters(command=command, args=rest, env=variables)
-        return Client(stdio_client(parameters, errlog=self._said))
-
-
-def _write_content(content: Sequence[Any]) -> str:
-    return "\n".join(part.text if part.type == "text" else f"({part.type})" for part in content)
-
-
-def _is_timeout(error: BaseException) -> bool:
-    from mcp.shared.exceptions import MCPError
-
-    # Three classes before Python 3.11.
-    return isinstance(error, (TimeoutError, asyncio.TimeoutError)) or (
-        isinstance(error, MCPError) and "timed out" in str(error).lower()
-    )
+        return mcp.Client(stdio_client(parameters, errlog=self._said))
 
 
 def _first_cause(error: BaseException) -> BaseException:
@@ -214,3 +166,72 @@ def _first_cause(error: BaseException) -> BaseException:
     while getattr(error, "exceptions", None):
         error = error.exceptions[0]  # type: ignore[attr-defined]
     return error
+
+
+class Recording:
+    """JSON lines: the tools in the first, then a call in each, identified by its task and the calls before it.
+
+    Args:
+        path: of the file; :meth:`add_tools` begins a new one.
+
+    Raises:
+        SpearError: the file is not a recording.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.tools: list[ToolEntry] | None = None
+        self._calls: dict[str, CallResult] = {}
+        self._lock = threading.Lock()
+        if not self.path.exists():
+            return
+        try:
+            first, *rest = self.path.read_text(encoding="utf-8").splitlines()
+            self.tools = [ToolEntry(**entry) for entry in json.loads(first)["tools"]]
+            for line in rest:
+                call = json.loads(line)
+                self._calls[call["key"]] = CallResult(**call["result"])
+        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
+            told = f"is not a recording of an MCP server's calls ({type(error).__name__}: {error}): record it again."
+            raise SpearError(f"{self.path} {told}") from error
+
+    def add_tools(self, tools: Sequence[ToolEntry]) -> None:
+        """Begin a recording.
+
+        Raises:
+            SpearError: it exists, with other tools.
+        """
+        if self.tools is None:
+            self.tools = list(tools)
+            self._write({"tools": [asdict(entry) for entry in tools]})
+        elif self.tools != list(tools):
+            raise SpearError(f"{self.path} was recorded with other tools: name another file.")
+
+    def add(self, task: str, calls: Sequence[Mapping[str, Any]], result: CallResult) -> None:
+        """Record the result of the last of an episode's calls."""
+        key = _find_key(task, calls)
+        if key not in self._calls:
+            self._calls[key] = result
+            name, arguments = calls[-1]["tool"], calls[-1]["arguments"]
+            self._write({"key": key, "task": task, "name": name, "arguments": arguments, "result": asdict(result)})
+
+    def find(self, task: str, calls: Sequence[Mapping[str, Any]]) -> CallResult:
+        """Find the result of the last of an episode's calls.
+
+        Raises:
+            EnvFault: ``mcp_not_recorded``.
+        """
+        found = self._calls.get(_find_key(task, calls))
+        if found is None:
+            told = f"{self.path} lacks the call {calls[-1]['tool']} after these {len(calls) - 1} of {task}"
+            raise EnvFault(McpFaultKind.NOT_RECORDED.value, told)
+        return found
+
+    def _write(self, value: Any) -> None:
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _find_key(task: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    played = [[call["tool"], call["arguments"]] for call in calls]
+    return hashlib.sha256(canonical_json([task, played]).encode()).hexdigest()[:32]

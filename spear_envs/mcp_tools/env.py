@@ -1,20 +1,288 @@
-"""``spear/McpTools-v0``: tasks that are solved with the tools of an MCP server."""
+"""``spear/McpTools-v0``: tasks that are solved with the tools of an MCP server.
+
+A file of the user's has the tasks, each with a rule for its reward. The server's tools become those of the environment,
+with any JSON schema and actions of the form ``name {arguments}``.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
+
+import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
-from spear_envs.core.tasks import Task, check_split
-from spear_envs.core.tools import CallError, CallParser
-from spear_envs.mcp_tools.client import McpSession, ToolEntry
-from spear_envs.mcp_tools.recording import Recording
-from spear_envs.mcp_tools.tasks import judge, read_tasks
-from spear_envs.mcp_tools.tools import McpTool, make_tools, write_action
+from spear_envs.core.tasks import ListTaskSet, Task, check_split
+from spear_envs.core.tools import CallError, CallParser, Tool
+from spear_envs.mcp_tools.client import McpSession, Recording, ToolEntry
+
+MOST_LEVELS = 32
+"""Nesting of a call's arguments, at most."""
+_HINTS: Mapping[Any, type] = {
+    "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class McpTool(Tool):
+    """A tool with its server's schema."""
+
+    entry: ToolEntry = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        return self.entry.name
+
+    @property
+    def description(self) -> str:
+        """The server's description."""
+        return self.entry.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The server's JSON schema."""
+        return dict(self.entry.schema)
+
+    @property
+    def types(self) -> Mapping[str, Any]:
+        """Python type of each argument; ``Any`` if the schema does not have a plain one."""
+        kinds = {name: about.get("type") for name, about in self._properties.items()}
+        return {name: _HINTS.get(kind, Any) if isinstance(kind, str) else Any for name, kind in kinds.items()}
+
+    @property
+    def meanings(self) -> Mapping[str, str]:
+        """The description of each argument, or its name."""
+        return {name: about.get("description", name) for name, about in self._properties.items()}
+
+    @property
+    def _properties(self) -> Mapping[str, Mapping[str, Any]]:
+        found = self.entry.schema.get("properties", {})
+        return {name: about if isinstance(about, dict) else {} for name, about in found.items()}
+
+    def write(self, arguments: Mapping[str, Any]) -> str:
+        """The action in plain form; raises as :meth:`check`."""
+        self.check(arguments)
+        return write_action(self.name, arguments)
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Check arguments against the schema.
+
+        Raises:
+            CallError: they do not fit.
+        """
+        # An empty registry, so that a stranger's schema cannot fetch anything.
+        validator = jsonschema.Draft202012Validator(self.entry.schema, registry=Registry())
+        try:
+            problem = next(validator.iter_errors(dict(arguments)), None)
+        except (Unresolvable, RecursionError) as error:
+            raise CallError(f"{self.name} cannot take this ({type(error).__name__}).") from error
+        if problem is not None:
+            place = ".".join(map(str, problem.absolute_path))
+            raise CallError(f"{self.name} cannot take this: {place + ': ' if place else ''}{problem.message[:200]}.")
+
+    def read(self, action: str) -> dict[str, Any] | None:
+        """Read the arguments of an action; None if it is not of this tool."""
+        name, *written = action.split(None, 1)
+        if name != self.name:
+            return None
+        try:
+            arguments = json.loads(written[0] if written else "{}")
+            # Must also be valid to send: no infinite numbers, lone surrogates or endless nesting.
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) and _is_shallow(arguments) else None
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [part for part in level if isinstance(part, (dict, list))]
+        level = [item for part in inner for item in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return True
+    return False
+
+
+def write_action(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write a call as an action."""
+    return f"{name} {json.dumps(dict(arguments), ensure_ascii=False)}"
+
+
+def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]:
+    """Make the server's tools, and the one that ends an episode with an answer.
+
+    Raises:
+        SpearError: a tool's name is taken, or its schema is invalid.
+    """
+    ends = ToolEntry(
+        answer,
+        "Ends the task with your answer.",
+        {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
+    )
+    made: dict[str, McpTool] = {}
+    for entry in (*entries, ends):
+        if entry.name in made or re.search(r"\s", entry.name):
+            raise SpearError(f"the tool name {entry.name!r} is taken, or has white space in it: see answer_tool.")
+        try:
+            jsonschema.Draft202012Validator.check_schema(dict(entry.schema))
+        except jsonschema.SchemaError as error:
+            raise SpearError(f"the schema of the tool {entry.name!r} is invalid: {error.message}") from error
+        made[entry.name] = McpTool(_take(entry), re.compile(".+"), entry=entry)
+    return tuple(made.values())
+
+
+def _take(entry: ToolEntry) -> Any:
+    """Make a function with the tool's signature."""
+
+    def take(**arguments: Any) -> str:
+        return write_action(entry.name, arguments)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [name for name in entry.schema.get("properties", {}) if name.isidentifier()]
+    take.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return take
+
+
+_TEXT, _OBJECT = {"type": "string"}, {"type": "object"}
+
+
+def _describe_object(required: str, **properties: Any) -> dict[str, Any]:
+    return {**_OBJECT, "properties": properties, "required": required.split(), "additionalProperties": False}
+
+
+def _describe_list(items: Any, least: int = 0) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least}
+
+
+_CALL = _describe_object("tool", tool=_TEXT, arguments=_OBJECT)
+_RULES = {
+    "answer": {"anyOf": [_TEXT, _describe_list(_TEXT, 1)]},
+    "calls": _describe_list(_CALL, 1),
+    "function": {**_TEXT, "pattern": "^[^:]+:[^:]+$"},
+}
+ROW = _describe_object(
+    "instruction reward",
+    instruction={**_TEXT, "minLength": 1},
+    split={"enum": ["train", "valid", "test"]},
+    subtask=_TEXT,
+    reward={**_describe_object("", **_RULES), "minProperties": 1, "maxProperties": 1},
+    plan=_describe_list(_CALL),
+    more={},
+)
+"""JSON schema of a line."""
+Rule = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]], "str | None"], float]
+
+
+def read_tasks(path: str | Path, split: str) -> ListTaskSet:
+    """Read the tasks of a split from a file of JSON lines.
+
+    Raises:
+        SpearError: the file cannot be read, a line is not a task, or the split is empty.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise SpearError(f"the tasks in {path} cannot be read: {error}.") from error
+    tasks: list[Task] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            row = _read_row(line, f"{path}:{number}")
+            if row.get("split", "train") == split:
+                content: dict[str, Any] = {key: row[key] for key in ("reward", "plan", "more") if key in row}
+                name = f"{path.stem}/{split}/{len(tasks):05d}"
+                tasks.append(Task(name, split, row.get("subtask", "task"), row["instruction"], content))
+    if not tasks:
+        raise SpearError(f"{path} has no tasks of the split {split!r}: set 'split' in its lines.")
+    return ListTaskSet(tasks)
+
+
+def _read_row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        jsonschema.Draft202012Validator(ROW).validate(row)
+        if "function" in row["reward"]:
+            load_rule(row["reward"]["function"])
+    except (ValueError, RecursionError) as error:
+        raise SpearError(f"{place} is not JSON ({error}).") from error
+    except jsonschema.ValidationError as error:
+        where = ".".join(map(str, error.absolute_path)) or "the line"
+        raise SpearError(f"{place} is not a task: {where}: {error.message[:200]}.") from error
+    except SpearError as error:
+        raise SpearError(f"{place}: {error}") from error
+    return row
+
+
+def load_rule(name: str) -> Rule:
+    """Load the function ``MODULE:FUNCTION`` of a task's reward.
+
+    Raises:
+        SpearError: it cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        rule: Rule | None = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # the user's module may raise anything
+        raise SpearError(f"the rule {name}: {module} cannot be imported ({type(error).__name__}: {error}).") from error
+    if not callable(rule):
+        raise SpearError(f"the rule {name}: {module} lacks the function {attribute!r}.")
+    return rule
+
+
+def judge(task: Task, calls: Sequence[Mapping[str, Any]], answer: str | None) -> float:
+    """Compute the score of an episode, from 0 to 1; it is won at 1.
+
+    Args:
+        task: has the rule.
+        calls: of the episode, each with ``tool``, ``arguments``, ``text`` and ``is_error``.
+        answer: that ended the episode; None while it runs.
+
+    Raises:
+        SpearError: the user's function raises, or does not return a score.
+    """
+    rule = task.content["reward"]
+    if "answer" in rule:
+        wanted = [rule["answer"]] if isinstance(rule["answer"], str) else rule["answer"]
+        return float(answer is not None and _plain(answer) in map(_plain, wanted))
+    if "calls" in rule:
+        return sum(any(_fits(call, wanted) for call in calls) for wanted in rule["calls"]) / len(rule["calls"])
+    try:
+        score = float(load_rule(rule["function"])(task.definition(), calls, answer))
+    except SpearError:
+        raise
+    except Exception as error:
+        raise SpearError(
+            f"the rule {rule['function']} failed on {task.id}: {type(error).__name__}: {error}."
+        ) from error
+    if not 0 <= score <= 1:
+        raise SpearError(f"the rule {rule['function']} gave {score} for {task.id}: a score is from 0 to 1.")
+    return score
+
+
+def _fits(call: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    given = call["arguments"]
+    asked = wanted.get("arguments", {})
+    return (
+        call["tool"] == wanted["tool"]
+        and not call["is_error"]
+        and all(key in given and given[key] == value for key, value in asked.items())
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .")
 
 
 class McpToolsEnv(SpearEnv[str]):

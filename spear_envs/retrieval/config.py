@@ -1,4 +1,4 @@
-"""The file that configures indexes: YAML, checked by pydantic."""
+"""The file of indexes: YAML, checked by pydantic, and opening what it names."""
 
 from __future__ import annotations
 
@@ -7,39 +7,32 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from spear_envs.core.errors import SpearError, explain_invalid, one_line, suggest_name
 from spear_envs.data.files import read_yaml_text
+from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.engines import (
+    AnyIndex,
+    OpenSearch,
+    Remote,
+    Rerank,
+    Reranker,
+    Settings,
+    Web,
+    find_path,
+)
+from spear_envs.retrieval.indexes import open_corpus
+from spear_envs.retrieval.milvus import Milvus
+from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = ("retrieve", "health", "metrics")
 """Paths of the service, which cannot be names of indexes."""
 
 
-class Settings(BaseModel):
-    """Base of all parts of the file: without unknown keys and conversions of types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Rerank(Settings):
-    """See :class:`~spear_envs.retrieval.engines.rerank.Reranker`."""
-
-    model: str
-    depth: int = Field(30, ge=1, le=1000)
-    batch: int = Field(32, ge=1)
-    device: str = "cpu"
-
-
-class AnyIndex(Settings):
-    """Settings of every kind of index."""
-
-    rerank: Rerank | None = None
-
-
 class Embedded(AnyIndex):
-    """A corpus in this process, see :func:`~spear_envs.retrieval.indexes.open_retriever`."""
+    """A corpus in this process, see :func:`~spear_envs.retrieval.indexes.open_corpus`."""
 
     kind: Literal["bm25", "dense", "hybrid"]
     corpus: str | None = None
@@ -51,83 +44,32 @@ class Embedded(AnyIndex):
     threads: int = Field(1, ge=1)
     device: str = "cpu"
 
-
-class Milvus(AnyIndex):
-    """See :class:`~spear_envs.retrieval.engines.milvus.MilvusPlace`."""
-
-    kind: Literal["milvus"]
-    uri: str
-    collection: str = "passages"
-    encoder: str
-    token_variable: str | None = None
-    device: str = "cpu"
-    ef_search: int = Field(128, ge=1)
-    deadline_s: float = Field(10.0, gt=0)
+    def open(self, folder: Path) -> Retriever:
+        """See :class:`~spear_envs.retrieval.engines.AnyIndex`."""
+        return open_corpus(
+            self.kind,
+            None if self.corpus is None else folder / self.corpus,
+            None if self.index is None else folder / self.index,
+            encoder=self.encoder and find_path(self.encoder, folder),
+            **self.model_dump(include={"ef_search", "nprobe", "threads", "device"}),
+        )
 
 
-class Remote(AnyIndex):
-    """Settings of engines over HTTP."""
-
-    deadline_s: float = Field(10.0, gt=0)
-    """For all tries of a search together."""
-    tries: int = Field(4, ge=1)
-    concurrency: int = Field(8, ge=1, le=256)
-    """Concurrent requests."""
-
-
-class Service(Remote):
+class RemoteService(Remote):
     """See :class:`~spear_envs.retrieval.client.RetrieverClient`."""
 
     kind: Literal["service"]
     urls: list[str] = Field(min_length=1)
-    token_variable: str | None = None
+    token_variable: str = TOKEN_VARIABLE
 
-
-class OpenSearch(Remote):
-    """See :class:`~spear_envs.retrieval.engines.opensearch.OpenSearchRetriever`."""
-
-    kind: Literal["opensearch"]
-    urls: list[str] = Field(min_length=1)
-    index_name: str
-    text_field: str = "contents"
-    """Searched, and the text of the passage."""
-    title_field: str | None = None
-    """Put before the text, in quotes, where the text does not begin with it by itself."""
-    id_field: str | None = None
-    """None for ``_id``."""
-    username: str | None = None
-    password_variable: str | None = None
-    api_key_variable: str | None = None
-
-
-class Web(Remote):
-    """See :class:`~spear_envs.retrieval.engines.web.WebRetriever`."""
-
-    kind: Literal["serper", "brave", "searxng"]
-    url: str | None = None
-    """Address; None for that of the engine's makers."""
-    key_variable: str | None = None
-    """Environment variable of the key; None for the engine's usual one."""
-    results: int = Field(10, ge=1, le=100)
-    """Requested by each search, whatever ``k``."""
-    options: dict[str, str] = Field(default_factory=dict)
-    """Further parameters of the request, such as ``gl`` of Serper."""
-    max_requests: int | None = Field(None, ge=0)
-    max_cost: float | None = Field(None, ge=0)
-    cost_per_request: float = Field(0.0, ge=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> Web:
-        if self.kind == "searxng" and self.url is None:
-            raise ValueError("searxng needs url: the address of an instance, such as http://127.0.0.1:8888")
-        if self.max_cost is not None and not self.cost_per_request:
-            raise ValueError("max_cost needs cost_per_request, the price of one")
-        return self
+    def open(self, folder: Path) -> Retriever:
+        """See :class:`~spear_envs.retrieval.engines.AnyIndex`."""
+        return RetrieverClient(**self.model_dump(exclude={"kind", "rerank"}))
 
 
 KINDS: dict[str, type[AnyIndex]] = {
     kind: model
-    for model in (Embedded, Milvus, Service, OpenSearch, Web)
+    for model in (Embedded, Milvus, RemoteService, OpenSearch, Web)
     for kind in get_args(model.model_fields["kind"].annotation)
 }
 
@@ -135,8 +77,8 @@ KINDS: dict[str, type[AnyIndex]] = {
 class Config(Settings):
     """The file."""
 
-    indexes: dict[str, Annotated[Embedded | Milvus | Service | OpenSearch | Web, Field(discriminator="kind")]] = Field(
-        min_length=1
+    indexes: dict[str, Annotated[Embedded | Milvus | RemoteService | OpenSearch | Web, Field(discriminator="kind")]] = (
+        Field(min_length=1)
     )
     default: str | None = None
     """Name of the default index; by default the first."""
@@ -176,3 +118,52 @@ def _explain(error: ValidationError) -> str:
     model: Any = Config if len(place) == 1 else Rerank if "rerank" in place[3:-1] else KINDS[place[2]]
     known = [name for name in model.model_fields]
     return f"{'.'.join(place)} is not a setting: there are {', '.join(known)}.{suggest_name(place[-1], known)}"
+
+
+def open_config(path: Path, name: str | None = None, *, only: bool = False) -> dict[str, Retriever]:
+    """Open the indexes of a file by name, the default first.
+
+    Args:
+        name: the one to be the first; None for the file's default.
+        only: open that one alone.
+
+    Raises:
+        SpearError: the file is wrong, or one of them cannot be opened.
+    """
+    config = read_config(path)
+    first = name or config.default or next(iter(config.indexes))
+    if first not in config.indexes:
+        known = config.indexes
+        raise SpearError(
+            f"{path.name} lacks the index {first!r}: it has {', '.join(known)}.{suggest_name(first, known)}"
+        )
+    others = [] if only else [other for other in config.indexes if other != first]
+    opened: dict[str, Retriever] = {}
+    try:
+        for each in [first, *others]:
+            try:
+                opened[each] = open_settings(config.indexes[each], path.absolute().parent)
+            except SpearError as error:
+                raise SpearError(f"{path.name}, indexes.{each}: {error}") from error
+    except BaseException:
+        for retriever in opened.values():
+            retriever.close()
+        raise
+    return opened
+
+
+def open_settings(settings: AnyIndex, folder: Path) -> Retriever:
+    """Open one index, with reranking; paths begin at ``folder``.
+
+    Raises:
+        SpearError: it cannot be opened.
+    """
+    retriever = settings.open(folder)
+    if settings.rerank is None:
+        return retriever
+    own = settings.rerank.model_dump()
+    try:
+        return Reranker(retriever, find_path(own.pop("model"), folder), **own)
+    except BaseException:
+        retriever.close()
+        raise

@@ -1,19 +1,25 @@
-"""A corpus: one JSON object per line, as in Search-R1's ``wiki-18.jsonl``, read in place.
+"""A corpus, one JSON object per line as in Search-R1's ``wiki-18.jsonl``, read in place; and what an index is made of.
 
 Row i is line i + 1. A document has at least ``id`` (unique) and ``contents``, whose first line is the title in quotes.
 The first opening parses every line; for a large file the offsets of lines are then kept next to it, so that later ones
 take milliseconds and all processes share the pages of text and offsets.
+
+An index is never used with another corpus. An index folder has a part for each way of searching, ``bm25/`` and
+``dense/``; its manifest, which has checksums of the corpus and its files, makes a part complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -22,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import put_file
+from spear_envs.data.files import describe_files, digest_file, put_file, replace_text
 
 FORMAT = "spear-corpus-lines-1"
 HEADER = 512
@@ -33,6 +39,13 @@ MAX_LINE = 1 << 24
 """Bytes of a line; without a limit, a large file without line breaks would be read at once."""
 ARCHIVES = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "xz -dk", b"BZh": "bunzip2 -k", b"(\xb5/\xfd": "zstd -d"}
 REPORTED_LINES = 10_000
+MANIFEST = "manifest.json"
+POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.f16"
+"""Files and folders within a part: of ``bm25``; of ``dense`` the index, the encoder, and exact vectors."""
+INDEX_FORMAT, VERSION = "spear-index", 1
+SMALL_FILE = 1 << 22
+"""Size up to which opening an index also compares checksums of files, not only lengths."""
+MEND = "build the index again ('spear index build')"
 
 Hit = tuple[int, float]
 """Row of a corpus and score."""
@@ -254,3 +267,109 @@ def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int6
 def _identify(stat: os.stat_result) -> list[Any]:
     """Return what changes when a file is written."""
     return [FORMAT, stat.st_size, stat.st_mtime_ns]
+
+
+# ---------------------------------------------------------------- the manifest of an index
+
+
+class Part(Enum):
+    """One way of searching an index folder."""
+
+    BM25 = "bm25"
+    """Postings of words."""
+    DENSE = "dense"
+    """Vectors and their encoder."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a part."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    """What affects results, as plain data."""
+    notes: Mapping[str, Any]
+    """What does not affect them: when and how it was built."""
+    files: Mapping[str, Mapping[str, Any]]
+    """``bytes`` and ``sha256`` by path in the folder."""
+    fingerprint: str
+    """SHA-256 in hex, of the corpus, the settings and the files."""
+
+
+def write_manifest(
+    folder: Path, part: Part, corpus: Corpus, settings: Mapping[str, Any], notes: Mapping[str, Any], files: list[str]
+) -> None:
+    """Turn a folder with these files into a part of an index."""
+    content = {
+        "format": INDEX_FORMAT,
+        "version": VERSION,
+        "part": part.value,
+        "corpus": {"sha256": corpus.fingerprint, "lines": len(corpus)},
+        "settings": dict(settings),
+        "files": describe_files(folder, files),
+    }
+    replace_text(folder / MANIFEST, json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n", synced=True)
+
+
+def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
+    """Read the manifest of a part and compare it with the corpus and the files.
+
+    Large files are compared by length; :func:`check_files` compares every byte.
+
+    Raises:
+        SpearError: the part is missing, damaged, or of another version or corpus.
+    """
+    folder = Path(index) / part.value
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        others = [other.value for other in Part if (folder.with_name(other.value) / MANIFEST).is_file()]
+        found = f"has only the part {others[0]!r}" if others else "has no finished index"
+        example = "bm25" if part is Part.BM25 else "hnsw"
+        raise SpearError(
+            f"{index} {found if folder.parent.is_dir() else 'does not exist'}: 'spear index build --type {example} "
+            f"--out {index}' makes the part {part.value!r}."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
+    kind = [content.get(key) for key in ("format", "version", "part")] if isinstance(content, dict) else content
+    if kind != [INDEX_FORMAT, VERSION, part.value]:
+        raise SpearError(f"{path} is not a manifest of an index of version {VERSION}: {MEND}.")
+    try:
+        notes = content.pop("notes")
+        manifest = Manifest(
+            folder=folder,
+            settings=dict(content["settings"]),
+            notes=dict(notes),
+            files={str(name): dict(entry) for name, entry in content["files"].items()},
+            fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest(),
+        )
+        found, lines = content["corpus"]["sha256"], int(content["corpus"]["lines"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SpearError(f"{path} is damaged ({error!r}): {MEND}.") from error
+    if found != corpus.fingerprint:
+        raise SpearError(
+            f"{folder} is an index of another corpus ({lines:,} documents, SHA-256 {str(found)[:12]}…) than the one at "
+            f"hand ({len(corpus):,} documents, SHA-256 {corpus.fingerprint[:12]}…): give that corpus, or {MEND}."
+        )
+    check_files(manifest, SMALL_FILE)
+    return manifest
+
+
+def check_files(manifest: Manifest, most_bytes: float = math.inf) -> None:
+    """Compare the files of a part with its manifest: all lengths, and the checksums of files of up to ``most_bytes``.
+
+    Raises:
+        SpearError: a file differs.
+    """
+    for name, entry in manifest.files.items():
+        path = manifest.folder / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise SpearError(f"{path} is missing from the index ({error.strerror}): {MEND}.") from None
+        if size != entry.get("bytes"):
+            raise SpearError(f"{path} has {size:,} bytes and should have {entry.get('bytes')}: {MEND}.")
+        if size <= most_bytes and digest_file(path) != entry.get("sha256"):
+            raise SpearError(f"{path} is damaged (its checksum differs): {MEND}.")

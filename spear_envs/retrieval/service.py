@@ -11,33 +11,36 @@ import contextlib
 import gc
 import json
 import logging
+import math
+import os
 import re
+import signal
 import socket
+import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spear_envs.core.errors import SpearError, explain_invalid, suggest_name
 from spear_envs.retrieval.batching import (
-    PREFIX,
     BatchLimits,
-    CallerGoneError,
     Counts,
-    DeadlineError,
     LoopWorker,
     MicroBatcher,
     OverloadedError,
     RetrieverError,
+    Spent,
     Worker,
     WorkerThread,
     make_cache,
@@ -54,11 +57,8 @@ from spear_envs.retrieval.retriever import (
 )
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
 from spear_sandbox.web.aside import work_aside
-from spear_sandbox.web.serving import make_server, stop_on_signals
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
+from spear_sandbox.web.listening import bind_socket
+from spear_sandbox.web.serving import make_server, on_signals, stop_on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,12 @@ PART = 512
 RETRY_AFTER_S = 1
 STATUS = {FaultKind.UNAVAILABLE: 503, FaultKind.TIMEOUT: 504, FaultKind.BAD_REPLY: 502}
 LOADING = "the index is being loaded: try again in a moment."
-SPENT = {"requests": "Requests to third-party servers, retries included.", "cost": "Price of these requests."}
 DRAIN_S = 10
 """Time for requests under way after a signal to stop."""
+RESTART_S, LONGEST_RESTART_S = 1.0, 30.0
+"""Delay before a dead worker is restarted; doubled after each failure in a row."""
+STOP_S = 15.0
+"""Time for workers to stop, longer than their own drain."""
 
 Load = Callable[[], Mapping[str, Retriever]]
 """Opens the indexes by name, the default first. Picklable where several processes serve."""
@@ -237,22 +240,6 @@ class _Ready:
         }
 
 
-class _Spent(Collector):
-    """Collects what retrievers count themselves, by the name of the index."""
-
-    def __init__(self, ready: Callable[[], Mapping[str, _Ready]]) -> None:
-        self._ready = ready
-
-    def collect(self) -> Iterator[Metric]:
-        for name, text in SPENT.items():
-            family = CounterMetricFamily(f"{PREFIX}backend_{name}", text, labels=["index"])
-            for index, one in self._ready().items():
-                if name in (counts := one.retriever.counts()):
-                    family.add_metric([index], counts[name])
-            if family.samples:
-                yield family
-
-
 class RetrievalService:
     """Retrievers behind the contract of Search-R1.
 
@@ -262,12 +249,12 @@ class RetrievalService:
 
     def __init__(self, load: Load, settings: ServiceSettings) -> None:
         self.settings = settings
+        self._ready: dict[str, _Ready] = {}
         self.metrics = Counts()
         self.metrics.queue_length.set_function(self._count_waiting)
-        self.metrics.registry.register(_Spent(lambda: self._ready))
+        self.metrics.registry.register(Spent(lambda: {name: one.retriever for name, one in self._ready.items()}))
         self._bodies = BodyRoom()
         self._load = load
-        self._ready: dict[str, _Ready] = {}
         self._worker: WorkerThread | None = None
 
     def start(self) -> asyncio.Future[None]:
@@ -372,18 +359,12 @@ class RetrievalService:
             return Response(content, 422 if asked.problem else 200, media_type="application/json")
         except BadRequestError as error:
             return write_json(422, {"detail": str(error), "result": [[]] * error.queries})
-        except OverloadedError as error:
-            raise HTTPException(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from None
-        except DeadlineError as error:
-            raise HTTPException(504, str(error)) from None
-        except CallerGoneError:
-            raise HTTPException(499, "the client has disconnected.") from None
-        except RetrieverRefusal as error:
-            raise HTTPException(403, str(error)) from None
         except RetrieverFault as error:
             raise HTTPException(STATUS[FaultKind(error.kind)], error.message) from None
         except (RetrieverError, SpearError) as error:
-            raise HTTPException(500, str(error)) from error
+            status = 403 if isinstance(error, RetrieverRefusal) else getattr(error, "status", 500)
+            headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+            raise HTTPException(status, str(error), headers=headers) from error
 
     async def _search(self, ready: _Ready, asked: Asked, request: Request) -> list[Sequence[Passage]]:
         """Search for the queries that are not empty, a part after the other, so that one request fills no queue."""
@@ -489,3 +470,113 @@ def serve(service: RetrievalService, listener: socket.socket, on_ready: Callable
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
+
+
+# ---------------------------------------------------------------- several processes
+#
+# uvicorn's own ``workers=`` also restarts dead ones, but without the bounds on connections of our server and without a
+# notice when the indexes are open or why they cannot be, and its workers outlive a killed parent.
+
+
+class _Process:
+    """A worker. It sends once whether it is ready, with its summary or its error; its pipe ends with it."""
+
+    def __init__(self, *job: Any) -> None:
+        self._job = job
+        self._failures = 0
+        self._restart_at = math.inf
+        self.start()
+
+    def start(self) -> None:
+        context = get_context("spawn")
+        self.told, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(*self._job, theirs), name="retriever")
+        self.process.start()
+        theirs.close()
+        self._restart_at = math.inf
+
+    def hear(self) -> str:
+        """Return the summary of a worker that has sent something or ended."""
+        try:
+            is_ready, said = self.told.recv()
+        except EOFError:
+            self.process.join()
+            is_ready, said = False, f"a worker ended with status {self.process.exitcode} before it could serve."
+        if not is_ready:
+            raise SpearError(said)
+        return str(said)
+
+    def look_after(self) -> None:
+        """Start it again some time after it died, later after each failure in a row."""
+        if time.monotonic() >= self._restart_at:
+            self.start()
+        elif self._restart_at == math.inf and self.told.poll():
+            with contextlib.suppress(SpearError):
+                self.hear()
+                self._failures = 0
+                return
+            self.process.join()
+            delay = min(RESTART_S * 2**self._failures, LONGEST_RESTART_S)
+            ended = self.process.pid, self.process.exitcode
+            logger.warning("worker %d ended with status %s; another starts in %g s", *ended, delay)
+            self._failures += 1
+            self._restart_at = time.monotonic() + delay
+
+
+def serve_workers(
+    load: Load, settings: ServiceSettings, host: str, port: int, *, number: int, on_ready: Callable[[str], None]
+) -> None:
+    """Serve with ``number`` processes until SIGINT or SIGTERM.
+
+    The kernel distributes the connections. A worker that dies is restarted while the others answer. Each worker has its
+    own queue, cache and metrics.
+
+    Args:
+        port: not 0 and free.
+        number: at least 1.
+        on_ready: called with a summary of the indexes when all workers answer.
+
+    Raises:
+        SpearError: a worker cannot open its indexes.
+    """
+    stop = threading.Event()
+    workers = [_Process(load, settings, host, port) for _ in range(number)]
+    with on_signals(stop.set):
+        try:
+            for worker in workers:
+                while not stop.is_set() and not worker.told.poll(0.2):
+                    pass
+                summary = "" if stop.is_set() else worker.hear()
+            if not stop.is_set():
+                on_ready(summary)
+            while not stop.wait(0.2):
+                for worker in workers:
+                    worker.look_after()
+        finally:
+            for worker in workers:
+                worker.told.close()
+                worker.process.terminate()
+            end = time.monotonic() + STOP_S
+            for worker in workers:
+                worker.process.join(max(0.0, end - time.monotonic()))
+                worker.process.kill()
+                worker.process.join()
+
+
+def _work(load: Load, settings: ServiceSettings, host: str, port: int, told: Connection) -> None:
+    """Serve, in a worker process, until a signal or until the parent ends."""
+    service = RetrievalService(load, settings)
+
+    def follow_parent() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            told.recv()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        listener = bind_socket(host, port, shared=True)
+        threading.Thread(target=follow_parent, daemon=True).start()
+        serve(service, listener, lambda: told.send((True, service.summarize())))
+    except (SpearError, ModuleNotFoundError) as error:
+        with contextlib.suppress(OSError):  # the parent has heard of another worker's
+            told.send((False, str(error)))
+        sys.exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,26 @@ import click
 from rich.table import Table
 
 from spear_envs.data import data_folder
-from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.files import read_checksum
-from spear_envs.data.hub import find_given, list_given, list_published, locate_page
-from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts
-from spear_envs.data.listing import Collection, Expected
-from spear_envs.data.locking import fetch_locked, pin
-from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
-from spear_envs.data.progress import say
-from spear_envs.data.showing import show_table
-from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
+from spear_envs.data.archives import join_files
+from spear_envs.data.cli import (
+    AbsentDataError,
+    Collection,
+    Expected,
+    Finding,
+    conclude,
+    inspect_file,
+    json_option,
+    source_option,
+)
+from spear_envs.data.fetching import (
+    fetch_locked,
+    find_mirror,
+    list_given,
+    list_remote,
+    locate_page,
+    record_digest,
+)
+from spear_envs.data.progress import say, show_table
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 from spear_sandbox.terminal import Console
 
@@ -99,8 +109,7 @@ def folder_of(source: Source) -> Path:
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
 @source_option
-@mirror_option
-def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -> None:
+def get(names: tuple[str, ...], source: Path | None) -> None:
     """Fetch WHAT, by default the questions of the seven benchmarks, from Hugging Face (or $HF_ENDPOINT).
 
     \b
@@ -110,48 +119,39 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
     e5-flat     exact index of the corpus by E5-base-v2, 64.6 GB
     e5-hnsw64   HNSW index of the same, about 75 GB
 
-    An interrupted download resumes, and so does the joining of parts.
+    An interrupted download resumes. An index is joined from its parts, which takes twice its space.
 
     \b
       spear data get search
-      spear data get search --mirror http://files.lab:8000
+      SPEAR_MIRROR=http://files.lab:8000 spear data get search wiki-18
     """
     console = Console()
-    opened = open_mirrors(mirrors, console) if source is None else ()
     for name in names or ("questions",):
-        say(console, str(_get(name, SOURCES[name], source, opened, console)))
+        say(console, str(_get(name, SOURCES[name], source, console)))
 
 
-def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror], console: Console) -> Path:
+def _get(name: str, source: Source, given: Path | None, console: Console) -> Path:
+    base = folder_of(source)
+    target = base / source.target if source.target else None
     # Separate for files that are joined, since parts of two indexes share names.
-    folder = folder_of(source) / f"{name}.files" if source.target else folder_of(source)
-    target = folder_of(source) / source.target if source.target else None
-    if target is not None:
-        if is_joining(target):
-            join_parts(folder, target, console=console)
-            shutil.rmtree(folder)
-        if target.exists():
-            return target
-        for file, _ in find_mirrored(mirrors, target.parent, re.escape(target.name)):
-            return fetch_locked(file, target.parent, console=console)
+    folder = base / f"{name}.files" if target else base
+    if target is not None and target.exists():
+        return target
+    if target is not None and find_mirror() and given is None:  # which has it joined
+        ((file, _),) = list_remote(source.repository, base, re.escape(target.name))
+        return fetch_locked(file, base, console=console)
     if given is not None:
         files = list_given(given, source.pattern)
     else:
-        files = find_mirrored(mirrors, folder, source.pattern) or list_published(source.repository, source.pattern)
+        files = list_remote(source.repository, folder, source.pattern)
     parts = []
     for file, path in files:
-        place = folder / Path(path).parent
-        if pin(file, place).sha256 is None:
-            say(console, f"{path}: its SHA-256 is unknown; that of the first copy is recorded.")
-        found = fetch_locked(file, place, source=given and find_given(given, path), console=console)
-        parts.append(Part(found.name, found.stat().st_size, read_checksum(found) or ""))
+        origin = given / path if given is not None and given.is_dir() else given
+        parts.append(fetch_locked(file, folder / Path(path).parent, source=origin, console=console))
     if target is None:
         return folder
-    if len(parts) == 1 and parts[0].name.endswith(".gz"):
-        expand_gzip(folder / parts[0].name, target, console=console)
-    else:
-        join_parts(folder, target, parts, console=console)
-    shutil.rmtree(folder)  # what it was made of, and their checksums
+    record_digest(target, join_files(parts, target, console=console))
+    shutil.rmtree(folder)  # what it was made of
     return target
 
 
@@ -172,7 +172,7 @@ def list_collections() -> Iterator[Collection]:
     for name, source in SOURCES.items():
         if source.target is not None:
             target = folder_of(source) / source.target
-            yield Collection(name, target.is_file() and not is_joining(target), f"spear data get search {name}")
+            yield Collection(name, target.is_file(), f"spear data get search {name}")
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.tasks import TaskSet, check_split
-from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
+from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
 from spear_envs.retrieval.retriever import Retriever
 from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
 from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base
@@ -163,16 +163,16 @@ def _is_url(value: object) -> bool:
 def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, _state: FileState) -> Retriever:
     # Late: dense indexes are heavy, and clients do not need them.
     from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.indexes import CorpusRetriever, open_index
+    from spear_envs.retrieval.indexes import open_index
 
     documents = Corpus.in_memory(_build(dataset).corpus) if corpus is None else Corpus.open(Path(corpus))
-    return CorpusRetriever(documents, open_index(kind, documents, None if index is None else Path(index)))
+    return open_index(kind, documents, None if index is None else Path(index))
 
 
 @lru_cache(maxsize=4)
 def _open_file(path: str, name: str | None, _state: FileState) -> Retriever:
     try:
-        from spear_envs.retrieval.opening import open_config
+        from spear_envs.retrieval.config import open_config
     except ImportError as error:
         raise SpearError(
             f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[retriever]' brings them. ({error})"

@@ -9,13 +9,19 @@ from pathlib import Path
 import click
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder
-from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.listing import Collection, Expected, expect
-from spear_envs.data.locking import fetch_locked
-from spear_envs.data.mirrors import add_mirrors, open_mirrors
+from spear_envs.data import RemoteFile, data_folder, fetch_locked
+from spear_envs.data.cli import (
+    AbsentDataError,
+    Collection,
+    Expected,
+    Finding,
+    conclude,
+    expect,
+    inspect_file,
+    json_option,
+    source_option,
+)
 from spear_envs.data.progress import count_bytes, say, show_phases
-from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goals import GoalKind
@@ -35,7 +41,7 @@ def _describe(name: str, drive_id: str, size: int | None = None) -> RemoteFile:
         f"Open {PAGE.format(drive_id)} in a browser and download it as {name}"
         " (a copy is said to be in the data set YWZBrandon/webshop-data on Hugging Face)."
     )
-    return RemoteFile(name=name, urls=(ADDRESS.format(drive_id),), size=size, manual=manual)
+    return RemoteFile(name, ADDRESS.format(drive_id), size=size, manual=manual)
 
 
 FILES: dict[str, tuple[RemoteFile, ...]] = {
@@ -66,8 +72,7 @@ def folder_of(size: str) -> Path:
 @click.option("--size", type=click.Choice(SIZES), default="small", help="1,000 products, or 1.18 M.")
 @click.option("--human", is_flag=True, help="Also the 12,087 instructions written by people.")
 @source_option
-@mirror_option
-def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -> None:
+def get(size: str, human: bool, source: Path | None) -> None:
     """Fetch WebShop's official files: 4.6 MB (small) or 5.4 GB (full) from Google Drive.
 
     \b
@@ -76,15 +81,9 @@ def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -
     """
     console = Console()
     folder = folder_of(size) / "raw"
-    opened = open_mirrors(mirrors, console) if source is None else ()
     for file in (*FILES[size], *([HUMAN_FILE] if human else [])):
-        path = fetch_locked(
-            add_mirrors(file, folder, opened),
-            folder,
-            check=partial(_require_json, manual=file.manual),
-            source=source,
-            console=console,
-        )
+        check = partial(_require_json, manual=file.manual)
+        path = fetch_locked(file, folder, check=check, source=source, console=console)
         say(console, str(path))
     say(console, f"Then: spear data build webshop --size {size}")
 

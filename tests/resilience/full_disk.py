@@ -94,7 +94,7 @@ def download(disk: Path) -> dict[str, Any]:
     site = Site()
     with serve(site):
         url = site.put("/data.bin", send)
-        file = RemoteFile("data.bin", (url,))
+        file = RemoteFile("data.bin", url)
         fill(disk, ROOM["download"])
         try:
             fetch(file, disk / "data")

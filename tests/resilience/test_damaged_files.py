@@ -28,7 +28,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.info import INFO_KEYS
 from spear_envs.core.making import make_env
 from spear_envs.data.embedded import read_embedded
-from spear_envs.data.files import read_checksum, record_checksum
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import open_index
@@ -111,7 +110,7 @@ def write_index(folder: Path) -> None:
 
 def search_index(folder: Path) -> None:
     corpus = Corpus.open(folder / "corpus.jsonl")
-    (hits,) = open_index("bm25", corpus, folder / "index").search(["river"], 3)
+    (hits,) = open_index("bm25", corpus, folder / "index").rank(["river"], 3)
     assert [corpus.document(row) for row, _ in hits]
 
 
@@ -128,11 +127,6 @@ def write_store(folder: Path) -> None:
     (folder / "raw").mkdir()
     write_catalogue(folder / "raw")
     build_store(find_files(folder / "raw"), folder / "store", processes=1)
-
-
-def write_checksum(folder: Path) -> None:
-    (folder / "data").write_bytes(b"x")
-    record_checksum(folder / "data", "a" * 64)
 
 
 LOADERS: dict[str, Loader] = {
@@ -159,7 +153,6 @@ LOADERS: dict[str, Loader] = {
     "games": Loader(write_game, lambda folder: load_game(GameFile(folder / "game.tw-pddl")), ("game.tw-pddl",)),
     "catalogue": Loader(write_catalogue, play_shop, ("*.json",)),
     "store": Loader(write_store, lambda folder: check_store(folder / "store"), ("store/*", "store/*/*")),
-    "checksum": Loader(write_checksum, lambda folder: read_checksum(folder / "data"), ("data.sha256",)),
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from spear_agents.models.catalogue import KNOWN
 from spear_agents.models.listing import ModelListing, Place, describe_hub, describe_known
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
-from spear_envs.data.space import format_bytes
+from spear_envs.data.files import format_bytes
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.choices import CONFIG, find_user_folder, list_algorithms, list_choices, read_config

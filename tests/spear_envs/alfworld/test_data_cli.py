@@ -71,7 +71,7 @@ class TestGet:
             site.put("/0.zip", cut(first, len(first) // 2, ETag='"v1"'), ranged(first)),
             site.put("/1.zip", ranged(archives[data_cli.ARCHIVES[1].name])),
         ]
-        served = [replace(one, urls=(url,)) for one, url in zip(data_cli.ARCHIVES, urls, strict=True)]
+        served = [replace(one, url=url) for one, url in zip(data_cli.ARCHIVES, urls, strict=True)]
         monkeypatch.setattr(data_cli, "ARCHIVES", tuple(served))
         code, out, err = run(capsys, "get", "alfworld")
         assert (code, err) == (0, ""), err

@@ -211,11 +211,11 @@ def test_problems_that_are_missing_are_told(
     assert code == 1 and "1 problems instead of 30" in out and "code: not all of it" in err
 
 
-@pytest.mark.parametrize(("answer", "words"), [(status(404), "could not be downloaded"), (whole(b"[]"), "has no file")])
+@pytest.mark.parametrize(("answer", "words"), [(status(404), "be listed"), (whole(b"[]"), "be listed")])
 def test_a_repository_that_is_not_what_it_was(
     data_data_cli: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
 ) -> None:
     publish_source(site, "dapo-math-17k", {})
-    site.put(f"/api/datasets/{BENCHMARKS['dapo-math-17k'].repository}/tree/{hub.COMMIT}?recursive=true", answer)
+    site.put(hub.locate_listing(BENCHMARKS["dapo-math-17k"].repository), answer)
     code, _, err = run(capsys, "get", "code")
     assert code == 1 and words in err and "browser" in err and err.count("\n") == 1

@@ -48,7 +48,7 @@ def _publish_hub(repository: str, files: Mapping[str, bytes], lfs: bool) -> Call
 
 def _move(site: Site, file: RemoteFile, content: bytes) -> RemoteFile:
     size = None if file.size is None else len(content)
-    return replace(file, urls=(site.put(f"/{file.name}", ranged(content)),), size=size)
+    return replace(file, url=site.put(f"/{file.name}", ranged(content)), size=size)
 
 
 def _publish_games(site: Site, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
@@ -72,7 +72,7 @@ def _publish_products(size: str) -> Callable[..., str]:
         monkeypatch.setattr(webshop, "FILES", {**webshop.FILES, size: moved})
         monkeypatch.setattr(webshop, "HUMAN_FILE", _move(site, webshop.HUMAN_FILE, b"{" + FILLING + b"}"))
         nothing = folder / "lock.json"  # what is known of the real files is not true of these
-        monkeypatch.setattr("spear_envs.data.locking.KNOWN", nothing)
+        monkeypatch.setattr("spear_envs.data.fetching.KNOWN", nothing)
         return f"/{webshop.HUMAN_FILE.name}"
 
     return publish

@@ -28,7 +28,8 @@ def use_data_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def serve_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A hub without a data set; skips where what downloads is not installed."""
-    pytest.importorskip("httpx", reason="needs the extra 'data'")
+    pytest.importorskip("huggingface_hub", reason="needs the extra 'data'")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     site = Site()
     server = serve(site)
     monkeypatch.setenv("HF_ENDPOINT", f"{site.address}/")
@@ -49,15 +50,21 @@ def publish(
     commit: str = COMMIT,
 ) -> None:
     """Let a repository have these files at its newest commit, and list ``others`` and a README."""
-    entries: list[Mapping[str, Any]] = [*others, {"type": "file", "path": "README.md", "oid": "0", "size": 5}]
+    siblings: list[Mapping[str, Any]] = [*others, {"rfilename": "README.md", "size": 5}]
     for path, content in files.items():
-        entry: dict[str, Any] = {"type": "file", "path": path, "oid": "0", "size": len(content)}
+        entry: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": "0"}
         if lfs:
-            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-        entries.append(entry)
+            entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        siblings.append(entry)
         site.put(f"/datasets/{repository}/resolve/{commit}/{path}", ranged(content))
-    site.put(f"/api/datasets/{repository}/revision/main", whole(json.dumps({"sha": commit}).encode()))
-    site.put(f"/api/datasets/{repository}/tree/{commit}?recursive=true", whole(json.dumps(entries).encode()))
+    facts = json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
+    for revision in ("main", commit):
+        site.put(locate_listing(repository, revision), whole(facts, Content_Type="application/json"))
+
+
+def locate_listing(repository: str, revision: str = "main") -> str:
+    """Path on the site of a repository's listing."""
+    return f"/api/datasets/{repository}/revision/{revision}?blobs=true"
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:

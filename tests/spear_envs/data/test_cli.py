@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -30,10 +29,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dataset", DATASETS, ids=lambda dataset: dataset.name)
 def test_every_named_command_exists(dataset: object) -> None:
-    for verb, value in dataset.commands.items():  # type: ignore[attr-defined]
+    for verb in dataset.verbs:  # type: ignore[attr-defined]
         assert verb in VERBS
-        module, _, name = value.partition(":")
-        assert isinstance(getattr(importlib.import_module(module), name), click.Command)
+        assert isinstance(dataset.load(verb), click.Command)  # type: ignore[attr-defined]
 
 
 def test_path(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -62,7 +60,8 @@ def test_path_and_list_for_scripts(capsys: pytest.CaptureFixture[str], folder: P
     (raw / "items_ins_v2_1000.json.part").write_bytes(b"x")
     (folder / "code" / "aime-2024").mkdir(parents=True)
     (folder / "code" / "aime-2024" / "a.parquet").write_bytes(b"y")
-    (folder / "code" / "aime-2024" / "a.parquet.sha256").write_text(f"{'0' * 64}  a.parquet\n")
+    lock = {"revisions": {}, "files": {"code/aime-2024/a.parquet": "0" * 64}}
+    (folder / "lock.json").write_text(json.dumps(lock))
     assert json.loads(run(capsys, "path", "webshop", "--json")[1])["exists"]
     code, out, err = run(capsys, "list", "--json")
     assert (code, err) == (0, "")

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import hashlib
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder, is_offline, verify
+from spear_envs.data import RemoteFile, data_folder, is_offline
 
 
 def test_where_data_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,38 +39,3 @@ def test_a_name_is_one_component(name: str) -> None:
 def test_a_checksum_is_hex(sha256: str) -> None:
     with pytest.raises(ValueError, match="not a SHA-256"):
         RemoteFile("a", sha256=sha256)
-
-
-class TestVerify:
-    digest = hashlib.sha256(b"abc").hexdigest()
-
-    def test_right(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_bytes(b"abc")
-        assert verify(RemoteFile("a", size=3, sha256=self.digest), tmp_path) == self.digest
-        assert verify(RemoteFile("a"), tmp_path) == self.digest
-        assert verify(RemoteFile("a"), tmp_path) == self.digest  # now against the record
-
-    def test_absent(self, tmp_path: Path) -> None:
-        with pytest.raises(SpearError, match="is missing: 'spear data get' fetches it"):
-            verify(RemoteFile("a"), tmp_path)
-
-    def test_wrong(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_bytes(b"abd")
-        with pytest.raises(SpearError, match=r"it has 3 bytes instead of 4,000\): delete it and fetch it again"):
-            verify(RemoteFile("a", size=4000, sha256=self.digest), tmp_path)
-        with pytest.raises(SpearError, match=r"instead of ba7816bf8f01…\): delete it and fetch it again"):
-            verify(RemoteFile("a", size=3, sha256=self.digest), tmp_path)
-
-    def test_a_record_that_is_none(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_bytes(b"abc")
-        for junk in (b"", b"nothing like it  a\n", b"\xff\xfe"):
-            (tmp_path / "a.sha256").write_bytes(junk)
-            with pytest.raises(SpearError, match="is not a checksum"):
-                verify(RemoteFile("a"), tmp_path)
-
-    def test_other_tools_read_the_record(self, tmp_path: Path) -> None:
-        if shutil.which("sha256sum") is None:
-            pytest.skip("no sha256sum here")
-        (tmp_path / "a").write_bytes(b"abc")
-        verify(RemoteFile("a"), tmp_path)
-        assert subprocess.run(["sha256sum", "-c", "a.sha256"], cwd=tmp_path, check=False).returncode == 0

@@ -11,11 +11,9 @@ import pytest
 pytest.importorskip("httpx", reason="downloads need the extra 'data'")
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, locking
+from spear_envs.data import RemoteFile, data_folder, fetch_locked, fetching
 from spear_envs.data.cli import DATASETS
-from spear_envs.data.hub import list_published
-from spear_envs.data.locking import fetch_locked, find_digest, find_revision, record_revision, unlock
-from spear_envs.data.mirrors import Mirror, add_mirrors
+from spear_envs.data.fetching import find_digest, find_revision, list_remote, record_revision, unlock
 from tests.spear_envs.data import hub
 from tests.spear_envs.data.hub import serve_hub, use_data_folder
 from tests.spear_envs.data.server import Site, ranged, status, whole
@@ -32,15 +30,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_file_is_locked_when_it_first_comes(data: Path, site: Site) -> None:
-    file = RemoteFile("a.json", (site.put("/a", ranged(BODY)),))
+    file = RemoteFile("a.json", site.put("/a", ranged(BODY)))
     fetch_locked(file, data / "x")
     assert json.loads((data / "lock.json").read_text()) == {"revisions": {}, "files": {"x/a.json": SHA256}}
     assert find_digest(data / "x" / "a.json") == SHA256
-    (data / "x" / "a.json.sha256").unlink()
-    fetch_locked(file, data / "x")
-    assert (data / "x" / "a.json.sha256").read_text() == f"{SHA256}  a.json\n"
     (data / "x" / "a.json").unlink()
-    (data / "x" / "a.json.sha256").unlink()
     site.put("/a", ranged(BODY[::-1]))
     with pytest.raises(SpearError, match=r"'spear data unlock x/a.json' accepts the change"):
         fetch_locked(file, data / "x")
@@ -51,17 +45,15 @@ def test_a_file_is_locked_when_it_first_comes(data: Path, site: Site) -> None:
 
 def test_a_publisher_that_says_so_itself_is_refused_at_once(data: Path, site: Site) -> None:
     url = site.put("/a", ranged(BODY))
-    fetch_locked(RemoteFile("a.json", (url,)), data)
+    fetch_locked(RemoteFile("a.json", url), data)
     (data / "a.json").unlink()
     with pytest.raises(SpearError, match=f"its SHA-256 is {'0' * 12}…. It was {SHA256[:12]}… when it was locked"):
-        fetch_locked(RemoteFile("a.json", (url,), sha256="0" * 64), data)
+        fetch_locked(RemoteFile("a.json", url, sha256="0" * 64), data)
     assert len(site.requests) == 1
-    mirrored = Mirror("http://127.0.0.1:9", {"a.json": (5, "0" * 64)})
-    assert add_mirrors(RemoteFile("a.json", (url,)), data, [mirrored]).sha256 == SHA256, "counts more than a mirror's"
 
 
 def test_what_cannot_be_the_file_is_not_locked(data: Path, site: Site) -> None:
-    file = RemoteFile("a.json", (site.put("/a", ranged(BODY)),))
+    file = RemoteFile("a.json", site.put("/a", ranged(BODY)))
 
     def refuse(path: Path) -> None:
         assert path.read_bytes() == BODY
@@ -77,7 +69,7 @@ def test_what_cannot_be_the_file_is_not_locked(data: Path, site: Site) -> None:
 
 
 def test_unlocking_forgets_what_is_known_beforehand_too(data: Path) -> None:
-    (path,) = json.loads(locking.KNOWN.read_text())["files"]
+    (path,) = json.loads(fetching.KNOWN.read_text())["files"]
     assert find_digest(data / path) is not None
     record_revision(REPOSITORY, hub.COMMIT)
     assert unlock("webshop/small", [REPOSITORY, "other/name"]) == [REPOSITORY, path]
@@ -86,8 +78,8 @@ def test_unlocking_forgets_what_is_known_beforehand_too(data: Path) -> None:
 
 
 def test_what_is_known_beforehand_is_of_the_catalogue() -> None:
-    known = json.loads(locking.KNOWN.read_text())
-    expected = [item for dataset in DATASETS for item in dataset.load(dataset.expect)()]
+    known = json.loads(fetching.KNOWN.read_text())
+    expected = [item for dataset in DATASETS for item in dataset.load("expect_files")()]
     assert known["files"].keys() <= {item.path for item in expected}
     assert known["revisions"].keys() <= {item.repository for item in expected}
     for digest in known["files"].values():
@@ -117,7 +109,7 @@ def test_a_lock_that_is_none(data: Path, junk: bytes) -> None:
 
 PROGRAM = """
 import sys
-from spear_envs.data.locking import record_revision
+from spear_envs.data.fetching import record_revision
 for number in range(40):
     record_revision(f"{sys.argv[1]}/{number}", "c0" * 20)
 """
@@ -130,40 +122,23 @@ def test_processes_lock_side_by_side(data: Path, root: Path) -> None:
 
 
 def list_paths(pattern: str = ".*") -> list[str]:
-    return [path for _, path in list_published(REPOSITORY, pattern)]
-
-
-def test_a_listing_has_pages(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_hub(monkeypatch) as site:
-        hub.publish(site, REPOSITORY, {})
-        tree = f"/api/datasets/{REPOSITORY}/tree/{hub.COMMIT}?recursive=true"
-        entries = [{"type": "file", "path": f"d/{letter} 1.txt", "oid": "0", "size": 3} for letter in "cab"]
-        pages = [json.dumps([entry]).encode() for entry in entries]
-        # The hub gives whole addresses; a path is one as well.
-        site.put(tree, whole(pages[0], Link=f'<{site.address}{tree}&cursor=1>; rel="next"'))
-        site.put(f"{tree}&cursor=1", whole(pages[1], Link=f'<{tree}&cursor=2>; rel="next"'))
-        site.put(f"{tree}&cursor=2", whole(pages[2], Link=f'<{tree}>; rel="next"'))
-        assert list_paths(r"d/[ac].*") == ["d/a 1.txt", "d/c 1.txt"]
-        ((file, _), *_) = list_published(REPOSITORY, ".*")
-        assert file.urls[0].endswith(f"/resolve/{hub.COMMIT}/d/a%201.txt")
-        site.put(f"{tree}&cursor=2", status(404))
-        with pytest.raises(SpearError, match="could not be downloaded"):
-            list_paths()
+    return [path for _, path in list_remote(REPOSITORY, data_folder() / "x", pattern)]
 
 
 def test_a_repository_is_read_at_its_locked_commit(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_hub(monkeypatch) as site:
-        hub.publish(site, REPOSITORY, {"a.txt": BODY})
+        hub.publish(site, REPOSITORY, {"a.txt": BODY, "d/c 1.txt": BODY})
         with pytest.raises(SpearError, match="has no file b"):
             list_paths("b")
         assert find_revision(REPOSITORY) is None, "only what could be listed is locked"
-        list_paths("a.*")
+        ((file, path),) = list_remote(REPOSITORY, data, "d/.*")
+        assert path == "d/c 1.txt" and file.url.endswith(f"/resolve/{hub.COMMIT}/d/c%201.txt")
         assert find_revision(REPOSITORY) == hub.COMMIT
         hub.publish(site, REPOSITORY, {"b.txt": BODY}, commit=NEWER)
         assert list_paths(r"\w\.txt") == ["a.txt"]
         unlock("", [REPOSITORY])
         assert list_paths(r"\w\.txt") == ["b.txt"] and find_revision(REPOSITORY) == NEWER
-        site.put(f"/api/datasets/{REPOSITORY}/tree/{NEWER}?recursive=true", status(404))
+        site.put(hub.locate_listing(REPOSITORY, NEWER), status(404))
         with pytest.raises(SpearError, match=f"'spear data unlock {REPOSITORY}' reads the newest"):
             list_paths()
 
@@ -171,7 +146,10 @@ def test_a_repository_is_read_at_its_locked_commit(data: Path, monkeypatch: pyte
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b'{"sha": 1}', b'{"sha": "main"}', b'{"sha": "../../../etc"}'])
 def test_a_commit_that_is_none(data: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
     with serve_hub(monkeypatch) as site:
-        site.put(f"/api/datasets/{REPOSITORY}/revision/main", whole(answer))
-        with pytest.raises(SpearError, match="does not list files"):
+        site.put(hub.locate_listing(REPOSITORY), whole(answer))
+        with pytest.raises(SpearError, match="could not be listed"):
+            list_paths()
+        monkeypatch.setenv("SPEAR_OFFLINE", "1")
+        with pytest.raises(SpearError, match="SPEAR_OFFLINE"):
             list_paths()
     assert not (data / "lock.json").exists()

@@ -22,7 +22,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import Task
 from spear_envs.mcp_tools.client import McpFaultKind
-from spear_envs.mcp_tools.tasks import judge
+from spear_envs.mcp_tools.env import judge
 from spear_envs.testing import check_spear_env
 
 HERE = Path(__file__).parent

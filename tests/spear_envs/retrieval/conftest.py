@@ -102,8 +102,7 @@ def tiny_export(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """The export of :func:`tiny_model` for ONNX Runtime."""
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package, reason=EXTRA)
-    from spear_envs.retrieval.encoders import TorchEncoder, export_onnx
-    from spear_envs.retrieval.manifest import describe_model
+    from spear_envs.retrieval.encoders import TorchEncoder, describe_model, export_onnx
 
     folder = tmp_path_factory.mktemp("export") / "encoder"
     export_onnx(TorchEncoder(tiny_model, describe_model(tiny_model)), folder)
@@ -115,8 +114,8 @@ def build_index(tiny_model: Path, tiny_export: Path, tmp_path: Path) -> Callable
     """Builds the part ``dense`` of an index without exporting the model anew; returns the index folder."""
     pytest.importorskip("faiss", reason=EXTRA)
     from spear_envs.retrieval import build
-    from spear_envs.retrieval.manifest import describe_model
-    from spear_envs.retrieval.plan import parse_type
+    from spear_envs.retrieval.encoders import describe_model
+    from spear_envs.retrieval.vectors import parse_type
 
     def make(corpus: Corpus, kind: str | None = "flat", name: str = "index", **settings: Any) -> Path:
         prefixes = {key: settings.pop(key) for key in ("query_prefix", "passage_prefix") if key in settings}

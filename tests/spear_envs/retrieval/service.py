@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.indexes import CorpusRetriever
 from tests import commands
 from tests.commands import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Hit
-    from spear_envs.retrieval.indexes import Index
+    from spear_envs.retrieval.retriever import Retriever
     from spear_envs.retrieval.service import RetrievalService, ServiceSettings
 
 COLOURS = ("amber", "black", "copper", "dun", "emerald", "fawn", "grey", "hazel")
@@ -44,13 +45,11 @@ def write_corpus(path: Path) -> Path:
     return path
 
 
-class ScriptedIndex:
+class ScriptedIndex(CorpusRetriever):
     """Finds row i for the query ``"i"``, the next rows after it; waits, fails and counts as a test wants."""
 
-    fingerprint = "scripted"
-
-    def __init__(self, rows: int = 1000) -> None:
-        self.rows = rows
+    def __init__(self, rows: int = 1000, corpus: Corpus | None = None) -> None:
+        super().__init__(corpus or make_rows(rows), "scripted")
         self.batches: list[list[str]] = []
         self.depths: list[int] = []
         self.gate = threading.Event()
@@ -67,7 +66,7 @@ class ScriptedIndex:
             raise ValueError("cannot be measured")
         return [len(query) for query in queries]
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    def rank(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         self.batches.append(list(queries))
         self.depths.append(k)
         self.entered.set()
@@ -79,9 +78,9 @@ class ScriptedIndex:
         if query == "poison":
             raise RuntimeError("the retriever choked")
         first = int(query) if query.isdecimal() else len(query)
-        return [(row, 1 / (1 + row - first)) for row in range(first, min(first + k, self.rows))]
+        return [(row, 1 / (1 + row - first)) for row in range(first, min(first + k, self.passages))]
 
-    def describe(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {"kind": "scripted"}
 
 
@@ -90,13 +89,11 @@ def make_rows(number: int = 1000) -> Corpus:
     return Corpus.in_memory([{"id": str(row), "contents": f'"Row {row}"\ntext {row}'} for row in range(number)])
 
 
-def make_service(index: Index, corpus: Corpus | None = None, **settings: Any) -> RetrievalService:
-    from spear_envs.retrieval.indexes import CorpusRetriever
+def make_service(index: Retriever, **settings: Any) -> RetrievalService:
     from spear_envs.retrieval.service import RetrievalService, ServiceSettings
 
-    corpus = corpus or make_rows(index.rows)
     made: ServiceSettings = ServiceSettings(**settings)
-    return RetrievalService(lambda: {"default": CorpusRetriever(corpus, index)}, made)
+    return RetrievalService(lambda: {"default": index}, made)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from spear_envs.retrieval.batching import (
     make_cache,
     plan_batches,
 )
-from spear_envs.retrieval.indexes import BM25Index, CorpusRetriever
+from spear_envs.retrieval.indexes import BM25Index
 from spear_envs.retrieval.retriever import Passage
 from tests.commands import wait_until
 from tests.spear_envs.retrieval.service import ScriptedIndex, make_rows
@@ -41,7 +41,7 @@ class Bench:
         self.counts = Counts()
         self.worker = WorkerThread()
         self.batcher = MicroBatcher(
-            CorpusRetriever(make_rows(), self.retriever),
+            self.retriever,
             [self.worker],
             BatchLimits(**limits),
             make_cache(cache_bytes),
@@ -333,7 +333,7 @@ def test_batches_keep_the_limits_and_lose_nothing(entries: list[tuple[int, int]]
 
 def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
     corpus = make_rows(300)
-    backend = CorpusRetriever(corpus, BM25Index(corpus, None))
+    backend = BM25Index(corpus, None)
     assert backend.load.on_loop and backend.load.queries == 16
     threads = []
     search = backend.search

@@ -23,25 +23,25 @@ def test_memory_and_disk_agree(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     in_memory = open_index("bm25", corpus)
     build_bm25(corpus, tmp_path / "index", processes=1)
     mapped = open_index("bm25", corpus, tmp_path / "index")
-    assert in_memory.rows == mapped.rows == 300
+    assert in_memory.passages == mapped.passages == 300
     assert in_memory.fingerprint == mapped.fingerprint
-    found = mapped.search(QUERIES, 5)
-    assert found == in_memory.search(QUERIES, 5)
+    found = mapped.rank(QUERIES, 5)
+    assert found == in_memory.rank(QUERIES, 5)
     assert found[0][0][0] == 7
     assert found[2] == found[3] == found[4] == []
     assert mapped.lengths(QUERIES) == [1] * len(QUERIES)
-    assert mapped.describe() == {"kind": "bm25", "k1": 0.9, "b": 0.4, "mapped": True}
+    assert mapped.settings() == {"kind": "bm25", "k1": 0.9, "b": 0.4, "mapped": True}
 
 
 def test_hits_are_ordered_and_do_not_depend_on_k(make_corpus: MakeCorpus) -> None:
     retriever = BM25Index(make_corpus(200))
-    (many,) = retriever.search(["river city album"], 10**6)
+    (many,) = retriever.rank(["river city album"], 10**6)
     assert many == sorted(many, key=lambda hit: (-hit[1], hit[0]))
     assert len({row for row, _ in many}) == len(many) < 200
     for k in (1, 3, 50):
-        assert retriever.search(["river city album"], k) == [many[:k]]
+        assert retriever.rank(["river city album"], k) == [many[:k]]
     with pytest.raises(SpearError, match="at least one"):
-        retriever.search(["river"], 0)
+        retriever.rank(["river"], 0)
 
 
 def test_index_of_another_corpus_is_refused(make_corpus: MakeCorpus, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_index_of_another_corpus_is_refused(make_corpus: MakeCorpus, tmp_path: P
         with pytest.raises(SpearError, match="another corpus"):
             open_index("bm25", other, tmp_path / "index")
     build_bm25(make_corpus(51), tmp_path / "index", processes=1)
-    assert open_index("bm25", make_corpus(51), tmp_path / "index").rows == 51
+    assert open_index("bm25", make_corpus(51), tmp_path / "index").passages == 51
 
 
 def test_a_build_cut_off_between_postings_and_manifest_is_refused(make_corpus: MakeCorpus, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_unknown_kinds_and_missing_indexes(make_corpus: MakeCorpus, tmp_path: Pa
     for kind in ("dense", "hybrid"):
         with pytest.raises(SpearError, match="spear index build"):
             open_index(kind, corpus)
-    with pytest.raises(SpearError, match=r"the index folder .* does not exist"):
+    with pytest.raises(SpearError, match=r"none does not exist"):
         open_index("bm25", corpus, tmp_path / "none")
     with pytest.raises(SpearError, match="no finished index"):
         open_index("bm25", corpus, tmp_path)
@@ -92,4 +92,4 @@ def test_an_index_of_an_earlier_version_names_the_command(
     with pytest.raises(SpearError, match=r"of version 2, not 3: .*'spear index build'"):
         open_index("bm25", corpus, tmp_path / "index")
     build_bm25(corpus, tmp_path / "index", processes=1)
-    assert len(open_index("bm25", corpus, tmp_path / "index").search(["river"], 5)[0]) == 5
+    assert len(open_index("bm25", corpus, tmp_path / "index").rank(["river"], 5)[0]) == 5

@@ -18,9 +18,9 @@ import pytest
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval import build
 from spear_envs.retrieval.build import JOURNAL, EncoderSource, encode_corpus
-from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.corpus import INDEX, Corpus
+from spear_envs.retrieval.encoders import describe_model
 from spear_envs.retrieval.indexes import open_index
-from spear_envs.retrieval.manifest import INDEX, describe_model
 
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 
@@ -33,7 +33,7 @@ import sys, time
 from pathlib import Path
 from spear_envs.retrieval import build
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.manifest import describe_model
+from spear_envs.retrieval.encoders import describe_model
 
 build.SHARD_ROWS = {shard}
 model, export, corpus, folder = map(Path, sys.argv[1:])
@@ -240,7 +240,7 @@ def test_an_index_on_another_file_system_is_linked_by_name(
     retriever = open_index("dense", corpus, index, nprobe=4)
     assert retriever.describe()["index"] == "IVF4,Flat"
     expected = open_index("dense", corpus, own)
-    for ours, theirs in zip(retriever.search(["river"], 5), expected.search(["river"], 5), strict=True):
+    for ours, theirs in zip(retriever.rank(["river"], 5), expected.rank(["river"], 5), strict=True):
         # A build rounds to float16 on its way.
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-3)
     foreign.unlink()

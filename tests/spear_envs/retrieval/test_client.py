@@ -23,7 +23,7 @@ pytest.importorskip("httpx", reason="the client needs httpx (extra 'search' or '
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
-from spear_envs.retrieval import asking
+from spear_envs.retrieval import client as asking
 from spear_envs.retrieval.client import BadReplyError, RetrieverClient, read_result
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault, find_documents
 from spear_sandbox.web.endpoints import Backoff
@@ -387,7 +387,7 @@ def test_senseless_limits_are_refused(keywords: dict[str, Any]) -> None:
 def test_without_httpx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     monkeypatch.setattr(asking, "_session", None)
-    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[search\]'"):
+    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[retriever\]'"):
         find_documents(RetrieverClient("http://127.0.0.1:1"), "a", 1)
 
 

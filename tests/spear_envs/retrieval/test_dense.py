@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.corpus import EXPORT, INDEX, MANIFEST, Corpus
 from spear_envs.retrieval.indexes import open_index
-from spear_envs.retrieval.manifest import EXPORT, INDEX, MANIFEST
 
 from .conftest import make_documents
 
@@ -27,8 +26,7 @@ QUERIES = ["river city", "number17", "king of the school", "", "war \ud800 " * 3
 
 def find_exactly(corpus: Corpus, tiny_model: Path, tiny_export: Path) -> np.ndarray:
     """Inner products of queries and passages, without faiss."""
-    from spear_envs.retrieval.encoders import OnnxEncoder
-    from spear_envs.retrieval.manifest import describe_model
+    from spear_envs.retrieval.encoders import OnnxEncoder, describe_model
 
     encoder = OnnxEncoder(tiny_export, describe_model(tiny_model))
     return encoder.encode_queries(QUERIES) @ encoder.encode_passages(list(corpus.texts())).T
@@ -41,7 +39,7 @@ def test_every_type_finds_what_is_near(
     corpus = make_corpus(400)
     retriever = open_index("dense", corpus, build_index(corpus, kind))
     exact = find_exactly(corpus, tiny_model, tiny_export)
-    for scores, hits in zip(exact, retriever.search(QUERIES, 10), strict=True):
+    for scores, hits in zip(exact, retriever.rank(QUERIES, 10), strict=True):
         assert len(hits) == len({row for row, _ in hits}) == 10
         assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
         # Random weights put all texts close together: judged by score, since ranks are a matter of the fourth digit.
@@ -49,7 +47,7 @@ def test_every_type_finds_what_is_near(
         for row, score in hits:
             assert score == pytest.approx(scores[row], abs=0.02 if "sq8" in kind else 2e-3)
     if kind == "Flat":
-        best = [hits[0][0] for hits in retriever.search(QUERIES, 1)]
+        best = [hits[0][0] for hits in retriever.rank(QUERIES, 1)]
         assert np.allclose(exact[range(len(QUERIES)), best], exact.max(axis=1), atol=1e-3)
 
 
@@ -58,13 +56,13 @@ def test_short_lists_have_no_minus_one(kind: str, make_corpus: MakeCorpus, build
     corpus = make_corpus(7)
     retriever = open_index("dense", corpus, build_index(corpus, kind))
     for k in (1, 3, 7, 8, 10**6):
-        for hits in retriever.search(QUERIES, k):
+        for hits in retriever.rank(QUERIES, k):
             rows = [row for row, _ in hits]
             assert len(rows) == len(set(rows)) == min(k, 7)
             assert set(rows) <= set(range(7))
-    assert retriever.search([], 3) == []
+    assert retriever.rank([], 3) == []
     with pytest.raises(SpearError, match="at least one"):
-        retriever.search(["x"], 0)
+        retriever.rank(["x"], 0)
 
 
 def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_index: Build) -> None:
@@ -73,12 +71,12 @@ def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_ind
         documents[row]["contents"] = "river city album"
     corpus = Corpus.in_memory(documents)
     retriever = open_index("dense", corpus, build_index(corpus, "HNSW"))
-    (many,) = retriever.search(["river city album"], 100)
+    (many,) = retriever.rank(["river city album"], 100)
     equal = [row for row, score in many if score == many[0][1]]
     assert len(equal) >= 45 and equal == sorted(equal)
     for k in (1, 3, 10, 50):
-        assert [row for row, _ in retriever.search(["number17 king"], k)[0]] == [
-            row for row, _ in retriever.search(["number17 king"], 100)[0][:k]
+        assert [row for row, _ in retriever.rank(["number17 king"], k)[0]] == [
+            row for row, _ in retriever.rank(["number17 king"], 100)[0][:k]
         ]
 
 
@@ -112,7 +110,7 @@ def test_another_device_takes_the_model_in_half_precision(
     other = open_index("dense", corpus, flat, device="cpu:0")
     assert other.describe()["backend"] == "torch cpu:0" and other.describe()["searched_on"] == "cpu"
     assert other.fingerprint != expected.fingerprint
-    for ours, theirs in zip(other.search(QUERIES, 5), expected.search(QUERIES, 5), strict=True):
+    for ours, theirs in zip(other.rank(QUERIES, 5), expected.rank(QUERIES, 5), strict=True):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=5e-3)
 
     # A build of faiss for GPUs, at its boundary: which index goes where.
@@ -146,7 +144,7 @@ def test_what_does_not_belong_together_is_refused(
     for other in (make_corpus(61), make_corpus(60, seed=1)):
         with pytest.raises(SpearError, match="another corpus"):
             open_index("dense", other, index)
-    assert open_index("dense", corpus, index, encoder=tiny_model).rows == 60
+    assert open_index("dense", corpus, index, encoder=tiny_model).passages == 60
     other_model = tmp_path / "other-model"
     shutil.copytree(tiny_model, other_model)
     weights = other_model / "model.safetensors"
@@ -220,7 +218,7 @@ def test_damaged_parts_are_refused(make_corpus: MakeCorpus, build_index: Build) 
         with pytest.raises(SpearError, match="build the index again"):
             open_index("dense", corpus, index)
     manifest.write_text(good, "utf-8")
-    assert open_index("dense", corpus, index).rows == 30
+    assert open_index("dense", corpus, index).passages == 30
     for name in (INDEX, f"{EXPORT}/model.onnx"):
         path = index / "dense" / name
         content = path.read_bytes()
@@ -239,7 +237,7 @@ def test_without_an_export_the_model_serves(
 ) -> None:
     corpus = make_corpus(40)
     index = build_index(corpus, "Flat")
-    expected = open_index("dense", corpus, index).search(QUERIES, 5)
+    expected = open_index("dense", corpus, index).rank(QUERIES, 5)
     shutil.rmtree(index / "dense" / EXPORT)
 
     def drop(content: dict[str, Any]) -> None:
@@ -248,12 +246,12 @@ def test_without_an_export_the_model_serves(
     change_manifest(index, drop)
     retriever = open_index("dense", corpus, index)
     assert retriever.describe()["backend"] == "torch cpu"
-    for ours, theirs in zip(retriever.search(QUERIES, 5), expected, strict=True):
+    for ours, theirs in zip(retriever.rank(QUERIES, 5), expected, strict=True):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
     change_manifest(index, lambda content: content["notes"].update(model_folder=str(tmp_path / "gone")))
     with pytest.raises(SpearError, match="is gone"):
         open_index("dense", corpus, index)
-    assert open_index("dense", corpus, index, encoder=tiny_model).rows == 40
+    assert open_index("dense", corpus, index, encoder=tiny_model).passages == 40
 
 
 def test_hybrid_fuses_both(make_corpus: MakeCorpus, build_index: Build) -> None:
@@ -266,11 +264,11 @@ def test_hybrid_fuses_both(make_corpus: MakeCorpus, build_index: Build) -> None:
     for query in QUERIES:
         expected: dict[int, float] = {}
         for part in (words, dense):
-            for rank, (row, _) in enumerate(part.search([query], 50)[0], start=1):
+            for rank, (row, _) in enumerate(part.rank([query], 50)[0], start=1):
                 expected[row] = expected.get(row, 0) + 1 / (60 + rank)
-        (found,) = hybrid.search([query], 100)
+        (found,) = hybrid.rank([query], 100)
         assert found == sorted(expected.items(), key=lambda hit: (-hit[1], hit[0]))[:100]
-        assert hybrid.search([query], 3) == [found[:3]]
+        assert hybrid.rank([query], 3) == [found[:3]]
     assert hybrid.describe()["parts"][0]["mapped"] is False
     build_bm25(corpus, index, processes=1)
     mapped = open_index("hybrid", corpus, index)
@@ -292,7 +290,7 @@ def test_threads_may_share_a_retriever(
     retriever = open_index("dense", corpus, index)
     assert retriever.describe()["backend"] == backend
     queries = [f"{query} {number}" for number in range(10) for query in QUERIES]
-    expected = [retriever.search([query], 3) for query in queries]
+    expected = [retriever.rank([query], 3) for query in queries]
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda query: (retriever.lengths([query]), retriever.search([query], 3)), queries)
+        found = pool.map(lambda query: (retriever.lengths([query]), retriever.rank([query], 3)), queries)
         assert [hits for _, hits in found] == expected

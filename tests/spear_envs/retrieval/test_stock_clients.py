@@ -33,7 +33,7 @@ VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     corpus = Corpus.in_memory(make_documents())
-    with run_service(make_service(open_index("bm25", corpus), corpus)) as base:
+    with run_service(make_service(open_index("bm25", corpus))) as base:
         yield f"{base}/retrieve"
 
 

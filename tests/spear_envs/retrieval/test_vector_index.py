@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.dense import RERANKED, VectorIndex, read_type
-from spear_envs.retrieval.plan import IndexType, parse_type
+from spear_envs.retrieval.vectors import RERANKED, IndexType, VectorIndex, parse_type, read_type
 
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 

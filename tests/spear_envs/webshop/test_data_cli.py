@@ -55,11 +55,11 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def move(file: RemoteFile) -> RemoteFile:
         url = site.put(f"/{file.name}", whole(text_of(file.name)))
         size = None if file.size is None else len(text_of(file.name))
-        return RemoteFile(file.name, (url,), size, file.sha256, file.manual)
+        return RemoteFile(file.name, url, size, file.sha256, file.manual)
 
     monkeypatch.setattr(data_cli, "FILES", {size: tuple(map(move, files)) for size, files in data_cli.FILES.items()})
     monkeypatch.setattr(data_cli, "HUMAN_FILE", move(data_cli.HUMAN_FILE))
-    monkeypatch.setattr("spear_envs.data.locking.KNOWN", Path("nothing is known of ours"))
+    monkeypatch.setattr("spear_envs.data.fetching.KNOWN", Path("nothing is known of ours"))
 
 
 @pytest.mark.parametrize("size", ["small", "full"])

@@ -19,8 +19,7 @@ KINDS = ("serper", "brave", "searxng", "opensearch", "service")
 
 def open_kind(kind: str, url: str, **settings: Any) -> Retriever:
     """A backend of a kind that asks a server of the test."""
-    from spear_envs.retrieval.config import Config
-    from spear_envs.retrieval.opening import open_index
+    from spear_envs.retrieval.config import Config, open_settings
 
     own: dict[str, Any] = {
         "opensearch": {
@@ -32,7 +31,7 @@ def open_kind(kind: str, url: str, **settings: Any) -> Retriever:
         "service": {"urls": [url]},
     }.get(kind, {"url": url})
     config = Config.model_validate({"indexes": {"one": {"kind": kind, **own, **settings}}})
-    return open_index(config.indexes["one"], Path())
+    return open_settings(config.indexes["one"], Path())
 
 
 def read_queries(kind: str, line: str, body: bytes) -> tuple[list[str], int]:

@@ -9,8 +9,8 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.engines.rerank import Reranker
-from spear_envs.retrieval.indexes import BM25Index, CorpusRetriever
+from spear_envs.retrieval.engines import Reranker
+from spear_envs.retrieval.indexes import BM25Index
 from tests.spear_envs.retrieval.conftest import EXTRA, WORDS, make_documents
 from tests.spear_envs.retrieval.engines.engines import ListRetriever, plain, read_ids
 
@@ -32,12 +32,12 @@ def cross_encoder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def inner() -> CorpusRetriever:
+def inner() -> BM25Index:
     corpus = Corpus.in_memory(make_documents(60))
-    return CorpusRetriever(corpus, BM25Index(corpus))
+    return BM25Index(corpus)
 
 
-def test_the_candidates_are_ordered_by_the_model_itself(cross_encoder: Path, inner: CorpusRetriever) -> None:
+def test_the_candidates_are_ordered_by_the_model_itself(cross_encoder: Path, inner: BM25Index) -> None:
     from sentence_transformers import CrossEncoder
 
     backend = Reranker(inner, cross_encoder, depth=20, batch=7, device="cpu")
@@ -57,7 +57,7 @@ def test_the_candidates_are_ordered_by_the_model_itself(cross_encoder: Path, inn
     assert plain(backend.search(queries[:1], 5)) == plain(found[:1]), "a hit depends on its neighbours in the batch"
 
 
-def test_its_fingerprint_is_of_backend_model_and_depth(cross_encoder: Path, inner: CorpusRetriever) -> None:
+def test_its_fingerprint_is_of_backend_model_and_depth(cross_encoder: Path, inner: BM25Index) -> None:
     def make(depth: int) -> Reranker:
         return Reranker(inner, cross_encoder, depth=depth, batch=8, device="cpu")
 
@@ -76,7 +76,7 @@ def test_documents_of_any_backend_are_read(cross_encoder: Path) -> None:
     assert names.closed
 
 
-def test_what_is_no_cross_encoder_is_refused(cross_encoder: Path, inner: CorpusRetriever, tmp_path: Path) -> None:
+def test_what_is_no_cross_encoder_is_refused(cross_encoder: Path, inner: BM25Index, tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"the folder .* does not exist"):
         Reranker(inner, tmp_path / "none", depth=5, batch=8, device="cpu")
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast

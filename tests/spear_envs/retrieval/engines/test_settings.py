@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("yaml", reason="the extra 'search' is not installed")
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.config import read_config
-from spear_envs.retrieval.opening import open_config
+from spear_envs.retrieval.config import open_config, read_config
 from spear_envs.retrieval.retriever import find_documents
 from tests.spear_envs.retrieval.service import write_corpus
 

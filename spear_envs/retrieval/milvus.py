@@ -1,4 +1,4 @@
-"""Milvus: vectors and passages in a collection, of a cluster, or of Milvus Lite in this process by the same API."""
+"""Milvus: vectors and passages in a collection of a cluster, or of Milvus Lite in this process by the same API."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
 
 from spear_envs.core.errors import SpearError, one_line
-from spear_envs.retrieval.asking import digest_plain, read_key
-from spear_envs.retrieval.encoders import TorchEncoder
-from spear_envs.retrieval.manifest import describe_model, find_model
+from spear_envs.retrieval.client import digest_plain, read_key
+from spear_envs.retrieval.encoders import TorchEncoder, describe_model, find_model
+from spear_envs.retrieval.engines import AnyIndex, find_path
 from spear_envs.retrieval.retriever import FaultKind, Passage, Retriever, RetrieverFault
 
 if TYPE_CHECKING:
@@ -28,30 +29,49 @@ ROWS = 1_000
 """Documents of one request of a fill."""
 LONGEST = 65_535
 """Bytes of a document: the limit of Milvus' text fields."""
-GRAPH = {"M": 32, "efConstruction": 200}
-ABOUT = "spear.made_of"
-QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
-"""Milvus Lite ends a connection that sends keepalives while it builds a graph."""
 INDEX_S = 7_200.0
 """How long indexing and loading a collection may take."""
+ABOUT = "spear.made_of"
+"""Property of a collection: what it was made of. Milvus Lite forgets descriptions."""
+QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
+"""Milvus Lite ends a connection that sends keepalives while it builds a graph."""
 
 
-@dataclass(frozen=True)
-class MilvusPlace:
-    """A collection and its encoder."""
+class Milvus(AnyIndex):
+    """A collection of vectors and passages of a Milvus cluster, or of Milvus Lite in this process by the same API."""
 
+    kind: Literal["milvus"] = "milvus"
     uri: str
     """``http://host:19530`` of a cluster, or a path that ends in ``.db`` for Milvus Lite."""
-    collection: str
+    collection: str = "passages"
     encoder: str
     """Folder of a sentence-transformers model."""
     token_variable: str | None = None
     device: str = "cpu"
+    ef_search: int = Field(128, ge=1)
+    """Candidates of a walk through the graph."""
+    deadline_s: float = Field(10.0, gt=0)
+
+    @field_validator("uri")
+    @classmethod
+    def _check(cls, uri: str) -> str:
+        if not uri.startswith(("http://", "https://")) and not uri.endswith(".db"):
+            raise ValueError("give http://host:19530, or a path that ends in .db for Milvus Lite")
+        return uri
 
     @property
     def is_lite(self) -> bool:
         """Whether it runs in this process."""
         return not self.uri.startswith(("http://", "https://"))
+
+    def resolve(self, folder: Path) -> Milvus:
+        """Return the same with paths that begin at ``folder``."""
+        uri = str(folder / self.uri) if self.is_lite else self.uri
+        return self.model_copy(update={"uri": uri, "encoder": find_path(self.encoder, folder)})
+
+    def open(self, folder: Path) -> Retriever:
+        """See :class:`AnyIndex`."""
+        return MilvusRetriever(self.resolve(folder))
 
     def open_encoder(self) -> TorchEncoder:
         """Open the encoder."""
@@ -76,81 +96,100 @@ class MilvusPlace:
         except Exception as error:
             raise SpearError(f"{self.uri} cannot be opened ({one_line(error)}): check uri.") from error
 
+    def read_about(self, client: MilvusClient) -> dict[str, Any] | None:
+        """Read what the collection was made of; None if it does not exist."""
+        try:
+            if not client.has_collection(self.collection):
+                return None
+            about: dict[str, Any] = json.loads(client.describe_collection(self.collection)["properties"][ABOUT])
+            return about
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            raise SpearError(f"{self.collection} was not filled by 'spear retriever fill'.") from error
+        except Exception as error:
+            raise SpearError(f"{self.uri} does not answer ({one_line(error)}): check uri.") from error
+
+    def count(self, client: MilvusClient) -> int:
+        """Count the passages."""
+        client.load_collection(self.collection)
+        answer = client.query(self.collection, filter="", output_fields=["count(*)"])
+        return int(answer[0]["count(*)"])
+
 
 class MilvusRetriever(Retriever):
     """Passages whose vectors have the greatest inner product with the query's.
 
     Args:
-        place: a collection that :func:`fill_collection` has completely filled.
-        ef_search: candidates of a walk through the graph.
+        place: a collection that ``spear retriever fill`` has completely filled.
 
     Raises:
         SpearError: the collection is missing, incomplete, or from another model.
     """
 
-    def __init__(self, place: MilvusPlace, *, ef_search: int, deadline_s: float) -> None:
+    def __init__(self, place: Milvus) -> None:
         self._place = place
-        self._ef_search = ef_search
-        self._deadline_s = deadline_s
-        self._client = place.connect(deadline_s)
-        self._pid = os.getpid()
+        self._client, self._pid = place.connect(place.deadline_s), os.getpid()
         self._encoder = place.open_encoder()
-        about = _read_about(self._client, place)
+        self.lengths = self._encoder.lengths  # type: ignore[method-assign]
+        about = place.read_about(self._client)
         if about is None:
             raise SpearError(
                 f"{place.uri} lacks the collection {place.collection!r}: fill it with 'spear retriever fill'."
             )
         if about["encoder"] != self._encoder.spec.fingerprint:
             raise SpearError(f"{place.collection} was filled with another model than {place.encoder}: name that one.")
-        rows = _count(self._client, place)
-        if rows != about["rows"]:
+        self.passages = place.count(self._client)
+        if self.passages != about["rows"]:
             raise SpearError(
-                f"{place.collection} has {rows:,} of {about['rows']:,} passages: finish 'spear retriever fill' first."
+                f"{place.collection} has {self.passages:,} of {about['rows']:,} passages: "
+                "finish 'spear retriever fill' first."
             )
-        self.passages = rows
-        self.fingerprint = digest_plain([about, ef_search])
-
-    def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Return the tokens of each query for the encoder."""
-        return self._encoder.lengths(queries)
+        self.fingerprint = digest_plain([about, place.ef_search])
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See :class:`~spear_envs.retrieval.retriever.Retriever`. Scores are cosines to six digits, ties by row."""
+        place = self._place
         if self._pid != os.getpid():  # gRPC's threads are the parent's
-            self._client, self._pid = self._place.connect(self._deadline_s), os.getpid()
+            self._client, self._pid = place.connect(place.deadline_s), os.getpid()
         vectors = self._encoder.encode_queries(queries)
         try:
             answers = self._client.search(
-                self._place.collection,
+                place.collection,
                 vectors.tolist(),
                 limit=k,
                 anns_field="vector",
                 output_fields=["document"],
-                search_params={"metric_type": "IP", "params": {"ef": max(self._ef_search, k)}},
-                timeout=self._deadline_s,
+                search_params={"metric_type": "IP", "params": {"ef": max(place.ef_search, k)}},
+                timeout=place.deadline_s,
             )
-            return [[_read_hit(hit) for hit in sorted(hits, key=_order)] for hits in answers]
+            return [[_read_milvus_hit(hit) for hit in sorted(hits, key=_order_milvus)] for hits in answers]
         except (KeyError, TypeError) as error:
-            raise RetrieverFault(FaultKind.BAD_REPLY, f"{self._place.collection}: {error!r}.") from error
+            raise RetrieverFault(FaultKind.BAD_REPLY, f"{place.collection}: {error!r}.") from error
         except Exception as error:  # pymilvus also raises errors of gRPC
-            raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._place.uri}: {one_line(error)}.") from error
+            raise RetrieverFault(FaultKind.UNAVAILABLE, f"{place.uri}: {one_line(error)}.") from error
 
     def describe(self) -> dict[str, Any]:
         """Return kind and settings."""
-        return {
-            "kind": "milvus",
-            "collection": self._place.collection,
-            "encoder": self._encoder.spec.model,
-            "ef_search": self._ef_search,
-        }
+        own = self._place.model_dump(include={"kind", "collection", "ef_search"})
+        return {**own, "encoder": self._encoder.spec.model}
 
     def close(self) -> None:
         """Close the connection; Milvus Lite writes its files."""
         self._client.close()
 
 
+def _order_milvus(hit: Mapping[str, Any]) -> tuple[float, int]:
+    return -round(hit["distance"], 6), hit["id"]
+
+
+def _read_milvus_hit(hit: Mapping[str, Any]) -> Passage:
+    score = round(float(hit["distance"]), 6)
+    if not math.isfinite(score):
+        raise TypeError("a score is not a number")
+    return Passage(hit["entity"]["document"].encode(), score)
+
+
 def fill_collection(
-    place: MilvusPlace, corpus: Corpus, on_progress: Callable[[str, int, int], None] = lambda *_: None
+    place: Milvus, corpus: Corpus, on_progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> int:
     """Encode a corpus into a collection, or resume an interrupted fill.
 
@@ -167,13 +206,15 @@ def fill_collection(
     client = place.connect(INDEX_S)
     encoder = place.open_encoder()
     about = {"corpus": corpus.fingerprint, "rows": len(corpus), "encoder": encoder.spec.fingerprint}
+    graph: IndexParams = client.prepare_index_params()
+    graph.add_index("vector", index_type="HNSW", metric_type="IP", params={"M": 32, "efConstruction": 200})
     try:
-        found = _read_about(client, place)
+        found = place.read_about(client)
         if found is None:
-            _make_collection(client, place, encoder.dimension, about)
+            _make_collection(client, place, encoder.dimension, about, graph)
         elif found != about:
             raise SpearError(f"{place.collection} was made of another corpus or model: name another collection.")
-        done = 0 if found is None else _count(client, place)
+        done = 0 if found is None else place.count(client)
         # Rows are sent in order, and one sent twice is stored once. All but the last request of a killed process are
         # complete.
         start = max(0, done - ROWS) if done < len(corpus) else done
@@ -184,10 +225,13 @@ def fill_collection(
         client.flush(place.collection)
         if not client.list_indexes(place.collection):
             on_progress("index (graphs)", 0, 1)
-            client.create_index(place.collection, _describe_graph(client))
-        client.load_collection(place.collection)
-        _await_index(client, place)
-        if (stored := _count(client, place)) != len(corpus):
+            client.create_index(place.collection, graph)
+        end = time.monotonic() + INDEX_S
+        while client.describe_index(place.collection, "vector").get("pending_index_rows", 0):  # a cluster's graph
+            if time.monotonic() > end:
+                raise SpearError(f"{place.collection} is still being indexed: run the same command again later.")
+            time.sleep(0.2)
+        if (stored := place.count(client)) != len(corpus):
             raise SpearError(
                 f"{place.collection} has {stored:,} of {len(corpus):,} passages: drop it and fill it again."
             )
@@ -200,6 +244,22 @@ def fill_collection(
     return len(corpus) - done
 
 
+def _make_collection(
+    client: MilvusClient, place: Milvus, dimension: int, about: Mapping[str, Any], graph: IndexParams
+) -> None:
+    from pymilvus import DataType
+
+    schema = client.create_schema(auto_id=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+    schema.add_field("document", DataType.VARCHAR, max_length=LONGEST)
+    # A cluster only loads, and so counts, what has an index. Milvus Lite would rebuild it again and again.
+    params = None if place.is_lite else graph
+    client.create_collection(
+        place.collection, schema=schema, index_params=params, properties={ABOUT: json.dumps(about)}
+    )
+
+
 def _encode(corpus: Corpus, rows: range, encoder: TorchEncoder) -> list[dict[str, Any]]:
     raws = [corpus.raw(row) for row in rows]
     for row, raw in zip(rows, raws, strict=True):
@@ -210,64 +270,3 @@ def _encode(corpus: Corpus, rows: range, encoder: TorchEncoder) -> list[dict[str
         {"id": row, "vector": vector.tolist(), "document": raw.decode()}
         for row, vector, raw in zip(rows, vectors, raws, strict=True)
     ]
-
-
-def _make_collection(client: MilvusClient, place: MilvusPlace, dimension: int, about: Mapping[str, Any]) -> None:
-    from pymilvus import DataType
-
-    schema = client.create_schema(auto_id=False)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
-    schema.add_field("document", DataType.VARCHAR, max_length=LONGEST)
-    # In its properties, since Milvus Lite forgets descriptions.
-    made_of = {ABOUT: json.dumps(about)}
-    # A cluster only loads, and so counts, what has an index. Milvus Lite would rebuild it again and again.
-    params = None if place.is_lite else _describe_graph(client)
-    client.create_collection(place.collection, schema=schema, index_params=params, properties=made_of)
-
-
-def _describe_graph(client: MilvusClient) -> IndexParams:
-    params = client.prepare_index_params()
-    params.add_index("vector", index_type="HNSW", metric_type="IP", params=GRAPH)
-    return params
-
-
-def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | None:
-    """Read the origin of a collection; None if it does not exist."""
-    try:
-        if not client.has_collection(place.collection):
-            return None
-        about: dict[str, Any] = json.loads(client.describe_collection(place.collection)["properties"][ABOUT])
-        return about
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SpearError(
-            f"{place.collection} was not filled by 'spear retriever fill': name another collection."
-        ) from error
-    except Exception as error:
-        raise SpearError(f"{place.uri} does not answer ({one_line(error)}): check uri.") from error
-
-
-def _count(client: MilvusClient, place: MilvusPlace) -> int:
-    client.load_collection(place.collection)
-    answer = client.query(place.collection, filter="", output_fields=["count(*)"])
-    return int(answer[0]["count(*)"])
-
-
-def _await_index(client: MilvusClient, place: MilvusPlace) -> None:
-    """Wait until the graph has every row; a cluster builds it during the fill."""
-    end = time.monotonic() + INDEX_S
-    while client.describe_index(place.collection, "vector").get("pending_index_rows", 0):
-        if time.monotonic() > end:
-            raise SpearError(f"{place.collection} is still being indexed: run the same command again later.")
-        time.sleep(0.2)
-
-
-def _order(hit: Mapping[str, Any]) -> tuple[float, int]:
-    return -round(hit["distance"], 6), hit["id"]
-
-
-def _read_hit(hit: Mapping[str, Any]) -> Passage:
-    score = round(float(hit["distance"]), 6)
-    if not math.isfinite(score):
-        raise TypeError("a score is not a number")
-    return Passage(hit["entity"]["document"].encode(), score)

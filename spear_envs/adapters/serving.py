@@ -77,8 +77,13 @@ def serve(
         _serve_episode(env_id, keywords, task, seed, out)
         return
     from spear_envs.adapters.conversation import Conversation, make_conversation
-    from spear_envs.adapters.openenv.server import EnvService, ServiceSettings, make_service_server, serve_service
-    from spear_envs.adapters.openenv.wire import TOKEN_VARIABLE
+    from spear_envs.adapters.openenv import (
+        TOKEN_VARIABLE,
+        EnvService,
+        ServiceSettings,
+        make_service_server,
+        serve_service,
+    )
 
     def make(split: str | None) -> Conversation:
         return make_conversation(env_id, template, **(keywords if split is None else {**keywords, "split": split}))

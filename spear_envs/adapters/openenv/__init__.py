@@ -1,1 +1,0 @@
-"""``spear serve``: an environment served by OpenEnv's protocol, with a session for each WebSocket."""

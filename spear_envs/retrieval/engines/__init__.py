@@ -1,1 +1,0 @@
-"""Retrievers that ask engines of others, one file each."""

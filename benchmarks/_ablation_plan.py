@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from spear_training.warmstart import Answers, WarmStartSettings
-from spear_training.warmstart.policy import PolicyShape
-from spear_training.warmstart.recipes import RECIPES
+from spear_training.warmstart.policy import RECIPES, PolicyShape
 
 __all__ = ["ARMS", "BASES", "SCENARIOS", "TUNING_SEED", "Scenario", "Trial", "list_trials"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks._ablation_plan import ARMS, Scenario
 from benchmarks._ablation_results import ArmResult
 from spear_agents.statistics import Estimate
-from spear_training.plots import smooth
+from spear_training.runs import smooth
 
 __all__ = ["plot_curves", "plot_overview"]
 

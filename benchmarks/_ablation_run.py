@@ -20,12 +20,12 @@ from rich.table import Table
 
 from benchmarks._ablation_plan import TUNING_SEED, Scenario, Trial, list_trials
 from spear_agents.evaluation import run_evaluation
-from spear_agents.files import write_json
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_agents.settings import EvalSettings
 from spear_agents.statistics import average_by_task
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_json
 from spear_training.choices import quote_value
 from spear_training.environments import EnvironmentSettings
 from spear_training.launch import CONFIG_FILE, compose_config

@@ -14,8 +14,7 @@ import gymnasium as gym
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from spear_agents.engines.base import Engine, Sampling
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Engine, Sampling
 from spear_agents.engines.hf import quiet_transformers
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.episode import name_request

@@ -21,8 +21,8 @@ from benchmarks._registry import FOLDER, Benchmark, choose_benchmarks, find_benc
 from benchmarks._report import list_judgements, make_markdown, show_results
 from benchmarks._results import SUMMARY, Result, Verdict, read_results, read_summary, write_summary
 from benchmarks._running import is_done, run_one
-from spear_agents.files import write_text
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_text
 
 __all__ = ["bench"]
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from spear_agents.files import write_json
+from spear_envs.data.files import write_json
 
 __all__ = [
     "Bar",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spear_agents.statistics import Estimate
-from spear_training.plots import smooth
+from spear_training.runs import smooth
 
 __all__ = ["plot_learning"]
 

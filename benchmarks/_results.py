@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks._figures import Bar, Figure, Size, Status
 from benchmarks._registry import Benchmark
-from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_json
 
 __all__ = ["SUMMARY", "Judgement", "Result", "Verdict", "judge", "read_results", "read_summary", "write_summary"]
 __all__ += ["read_result"]

@@ -17,8 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from spear_agents.engines.base import Sampling
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Sampling
 from spear_agents.engines.scripted import InfoWatch, ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder

@@ -40,7 +40,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks._agents_workload import WORKLOADS, Recording, Workload, make_policy, record_experts, write_responses
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from spear_agents.engines.base import Engine, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, open_session, play_many
 from spear_agents.trajectory import Trajectory

@@ -22,8 +22,7 @@ import psutil
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks.ahead import Setup
 from benchmarks.loop import LOADS, Instant, Load, make_rows, open_load
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.stops import StopFinder
+from spear_agents.engines.base import Finish, Generation, Sampling, StopFinder
 
 BARS = (Bar("memory of an episode", "KiB", at_most=512.0),)
 EPISODES = 4096

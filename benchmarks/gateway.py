@@ -1,8 +1,8 @@
 """CPU time that the gateway adds to a call.
 
 64 episodes of ALFWorld's small rooms at a time, played by the expert, whose responses cost next to nothing, as one
-conversation each: once by ``play_episode``, once by the same loop as a program (``spear_agents.gateway.loop``), over
-HTTP.  What the program's own threads take (its HTTP client, mostly) is a figure of its own.
+conversation each: once by ``play_episode``, once by the same loop as a program (``spear_agents.gateway.programs``),
+over HTTP. What the program's own threads take (its HTTP client, mostly) is a figure of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks._figures import Bar, Figure, make_parser, run_benchmark
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert
 from spear_agents.episode import play_episode
-from spear_agents.gateway import loop
+from spear_agents.gateway import programs as loop
 from spear_agents.gateway.programs import AgentTask, ProgramPlayer
 from spear_agents.gateway.server import Gateway
 from spear_agents.prompting import PromptBuilder

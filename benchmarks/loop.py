@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks._agents_workload import CHAT_TEMPLATE, PIECES
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.stops import StopFinder
+from spear_agents.engines.base import Finish, Generation, Sampling, StopFinder
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, play_many
 from spear_training.sizing import MOST_EPISODES
@@ -148,7 +147,7 @@ def open_load(load: Load, tasks: int) -> Stage:
 def make_rows(trajectories: Sequence[Any]) -> None:
     """What a worker makes of its episodes: records, and the columns of their rows."""
     from spear_training.step.records import record_episode, tabulate
-    from spear_training.verl_plugin.columns import build_columns
+    from spear_training.verl_plugin.queue import build_columns
 
     records = [record_episode(episode, "g", number) for number, episode in enumerate(trajectories)]
     build_columns(tabulate(trajectories, records))

@@ -25,8 +25,7 @@ import psutil
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from benchmarks._models_plot import plot_learning
 from spear_agents.evaluation import SUMMARY
-from spear_agents.metrics import read_history
-from spear_agents.records import EPISODES
+from spear_agents.records import EPISODES, read_history
 from spear_agents.significance import CrossedComparison, compare_pairs
 from spear_agents.trajectory import Trajectory, read_trajectories
 

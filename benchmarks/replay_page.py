@@ -15,9 +15,8 @@ from pathlib import Path
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from spear_agents.evaluation import run_evaluation
-from spear_agents.replay.page import export_page
 from spear_agents.replay.runs import Run
-from spear_agents.replay.server import PageServer
+from spear_agents.replay.server import PageServer, export_page
 from spear_agents.settings import EngineKind, EvalSettings
 from tests.agents.replay.chromium import PROGRAM, Chromium
 

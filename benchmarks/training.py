@@ -19,8 +19,8 @@ import numpy as np
 from omegaconf import OmegaConf, open_dict
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from spear_agents.files import write_text
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
+from spear_envs.data.files import write_text
 from spear_training.algorithms import RowTable
 from spear_training.launch import CONFIG_FILE, compose_training, prepare_run
 from spear_training.step.dealing import deal_rows
@@ -145,7 +145,7 @@ def compare(history: list[dict[str, Any]]) -> Iterator[Figure]:
 
 def measure_columns(rows: int = 2048, prompt: int = 1000, response: int = 5000) -> Iterator[Figure]:
     """Time of putting a step's rows into the queue's shape, the best of three."""
-    from spear_training.verl_plugin.columns import build_columns  # imports verl, which asks for a device
+    from spear_training.verl_plugin.queue import build_columns  # imports verl, which asks for a device
 
     random = np.random.default_rng(0)
     table = RowTable(

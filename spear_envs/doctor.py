@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from spear_envs.core.errors import suggest_name
-from spear_envs.core.modules import make_command
+from spear_envs.core.machine import make_command
 from spear_envs.data.files import data_folder, format_bytes, is_offline
 from spear_sandbox.console import echo
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spear_agents.evaluation import Evaluation
-    from spear_agents.reading import compare, load, view
-    from spear_agents.shortcuts import evaluate
+    from spear_agents.shortcuts import compare, evaluate, load, view
 
 __all__ = ["Evaluation", "compare", "evaluate", "load", "view"]
 _MODULES = {
     "Evaluation": "evaluation",
     "evaluate": "shortcuts",
-    **dict.fromkeys(("compare", "load", "view"), "reading"),
+    **dict.fromkeys(("compare", "load", "view"), "shortcuts"),
 }
 
 

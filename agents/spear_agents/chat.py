@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
-from spear_agents.engines.bytes import ByteTokenizer
-from spear_agents.engines.stops import Decoder
-from spear_envs.core.errors import SpearError
+from spear_agents.engines.base import ByteTokenizer, Decoder
+from spear_envs.core.errors import SpearError, one_line
 from spear_envs.core.prompts import IMAGE
 
 _LOOK_EVERY_S = 0.25
@@ -186,9 +185,9 @@ class Chat:
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or a
-            :class:`~spear_agents.engines.bytes.ByteTokenizer`.
+            :class:`~spear_agents.engines.base.ByteTokenizer`.
         stop_token_ids: ids besides the tokenizer's end token that may close a response
-            (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
+            (:func:`spear_agents.engines.base.find_end_ids`); a closing one is not part of its text.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
     """
 
@@ -223,10 +222,7 @@ class Chat:
                 )
         except Exception as error:  # a template is third-party code and may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise SpearError(
-                f"the chat template of this tokenizer refuses messages of {roles} ({' '.join(str(error).split())}): "
-                "take another model, prompt template or --layout"
-            ) from error
+            raise SpearError(f"the model's chat template refuses messages of {roles} ({one_line(error)})") from error
 
     @cached_property
     def longest_token(self) -> int | None:
@@ -332,18 +328,13 @@ def check_taken_keywords(keywords: Iterable[str]) -> None:
     """Raise SpearError if a keyword cannot be a variable of a chat template."""
     taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
     if taken:
-        raise SpearError(
-            f"{taken[0]} is not a variable of a chat template but an argument of apply_chat_template: leave it out"
-        )
+        raise SpearError(f"{taken[0]} is an argument of apply_chat_template, not a variable of a template")
 
 
 def _check_chat_template(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
     check_taken_keywords(keywords)
     if not getattr(tokenizer, "chat_template", True):
-        raise SpearError(
-            "the model's tokenizer has no chat template: take a chat (instruct) version of the model, or save a "
-            "template as chat_template.jinja in its folder"
-        )
+        raise SpearError("the model's tokenizer has no chat template: take a chat (instruct) version of the model")
     if not keywords:
         return
     if isinstance(tokenizer, ByteTokenizer):

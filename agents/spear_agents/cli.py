@@ -1,10 +1,13 @@
-"""``spear eval``: success of a policy with its confidence interval."""
+"""``spear eval``: success of a policy with its confidence interval; ``spear gateway``: episodes for other programs."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +19,27 @@ from rich.table import Table
 
 from spear_agents.engines.base import Finish
 from spear_agents.evaluation import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
-from spear_agents.options import MIXED_MODELS, TRUST, SectionedCommand, add_playing_options, add_program_options
-from spear_agents.settings import DEFAULT_TOKENS, EngineKind
+from spear_agents.options import (
+    MIXED_MODELS,
+    TRUST,
+    SectionedCommand,
+    add_playing_options,
+    add_program_options,
+    make_settings,
+)
+from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log
+from spear_agents.settings import CONCURRENCY, DEFAULT_TOKENS, EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
-from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_paper_table
-from spear_agents.trajectory import StopReason
-from spear_agents.watching import watch_episodes
+from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_paper_table, watch_episodes
+from spear_agents.trajectory import Layout, StopReason
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
-from spear_sandbox.console import echo
+from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
 from spear_sandbox.foreign import show_entry
 from spear_sandbox.terminal import Console
+from spear_sandbox.web.listening import read_token
 
 _SHOWN = 200
 """Characters of a malformed response."""
@@ -211,3 +222,93 @@ def make_paper_table(evaluation: Evaluation) -> Table | None:
 
 def _start_table(title: str) -> Table:
     return Table(title=title, min_width=len(title), box=SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)
+
+
+TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("env_id", metavar="ENV", type=ENV)
+@add_playing_options()
+@take_address(8500)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
+@MIXED_MODELS
+@click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
+@click.option("--idle", type=Number(0, min_open=True), default=600.0,
+              help="Seconds without a request after which an episode ends.")  # fmt: skip
+def gateway(
+    env_id: str,
+    host: str,
+    port: int,
+    out: Path | None,
+    mixed_models: bool,
+    calls: int | None,
+    idle: float,
+    concurrency: int | None,
+    **options: Any,
+) -> None:
+    """Serve episodes of ENV to programs that speak to OpenAI's or Anthropic's interface.
+
+    POST /episodes begins one and answers with its address, its key, the first prompt and the tools. The model is at
+    ADDRESS/chat/completions, ADDRESS/responses and ADDRESS/messages; POST /episodes/ID/step acts in the environment;
+    DELETE /episodes/ID ends the episode and returns its result. If SPEAR_GATEWAY_TOKEN is set, POST /episodes requires
+    it.
+
+    \b
+      spear gateway spear/WebShop-v0 --model smollm2-135m --engine vllm --out runs/gateway
+    """
+    from spear_agents.evaluation import prepare
+    from spear_agents.gateway.server import Gateway, Host
+    from spear_agents.gateway.session import Limits
+    from spear_agents.settings import open_policy
+    from spear_envs.core.making import make_env
+
+    settings = make_settings(env_id, {**options, "layout": Layout.CONVERSATION})
+    places = concurrency or CONCURRENCY
+    token = read_token(TOKEN_VARIABLE)
+    with ExitStack() as stack:
+        prepared = prepare(settings)
+        settings = prepared.settings
+        policy = open_policy(settings, prepared.template, prepared.parser, stack, concurrency=places)
+        log = EpisodeLog(mixed_models=mixed_models)
+        if out is not None:
+            check_settings(out, policy.settings.identify(prepared.fingerprint))
+            about = env_id, prepared.fingerprint
+            log = stack.enter_context(open_log(out / EPISODES, *about, mixed_models=mixed_models))
+
+        async def serve() -> None:
+            server = Gateway(host, port)
+            hosting = Host(
+                server,
+                policy,
+                lambda: policy.wrap_env(make_env(env_id, settings.split, settings.env_kwargs)),
+                prepared.task_ids,
+                env_id,
+                token=token,
+                limits=Limits(calls=calls, seconds=idle),
+                most=places,
+                on_end=log.write,
+                played=set(log.earlier),
+            )
+            await server.start()
+            warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)
+            echo(f"ready: {env_id}, {places} episodes at a time, at {server.url}")
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            watching = asyncio.create_task(hosting.watch())
+            watching.add_done_callback(lambda _: stop.set())
+            try:
+                await stop.wait()
+                if watching.done():
+                    watching.result()
+            finally:
+                watching.cancel()
+                await hosting.aclose()
+                await server.aclose()
+                await policy.aclose()
+
+        try:
+            asyncio.run(serve())
+        except ModuleNotFoundError as error:
+            raise SpearError(f"the gateway needs {error.name}: pip install 'spear-agents[gateway]'") from error

@@ -14,25 +14,23 @@ import click
 import gymnasium as gym
 import numpy as np
 
-from spear_agents.baselines.forms import FormTemplate, Method, make_form, wrap_reader
+from spear_agents.baselines import FormTemplate, Method, make_form, wrap_reader
 from spear_agents.chat import Tokenizer
-from spear_agents.end_tokens import require_end_ids
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer, Finish, Generation, Sampling, require_end_ids
 from spear_agents.episode import play_episode
 from spear_agents.evaluation import Observer, choose_template, run_evaluation
-from spear_agents.files import draft_file, require_replaceable
-from spear_agents.looping import run_blocking
-from spear_agents.models.getting import resolve_model
+from spear_agents.model_files import resolve_model
 from spear_agents.options import SectionedCommand, add_playing_options, make_settings
 from spear_agents.prompting import PromptBuilder, shows_picture
+from spear_agents.rollout import run_blocking
 from spear_agents.settings import EvalSettings
+from spear_agents.tables import watch_episodes
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
-from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, RunningTemplate
+from spear_envs.data.files import draft_file, require_replaceable
 from spear_sandbox.terminal import Console
 
 

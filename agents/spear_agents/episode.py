@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.engines.base import (
+    ByteTokenizer,
     ContextExceededError,
     Engine,
     EngineFault,
@@ -24,13 +25,11 @@ from spear_agents.engines.base import (
     Sampling,
     derive_seed,
 )
-from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.prompting import Prompt, PromptBuilder
 from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
 from spear_envs.core.env import image_of, text_of
-from spear_envs.core.errors import SpearError, describe_error
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError, describe_error
 from spear_envs.core.rewards import compose_reward
 
 BLOCKING_ENVIRONMENTS = 128

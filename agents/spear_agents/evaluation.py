@@ -13,25 +13,32 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 import spear_envs
-from spear_agents.baselines.forms import Method
-from spear_agents.baselines.reflexion import Reflexion
+from spear_agents.baselines import Method, Reflexion
 from spear_agents.engines.base import AgentFaultKind, EngineFaultKind, Generation
 from spear_agents.episode import play_episode
-from spear_agents.files import write_json
-from spear_agents.looping import run_blocking
-from spear_agents.models.catalogue import name_model
-from spear_agents.policies import open_policy
-from spear_agents.records import EPISODES, EpisodeLog, Key, check_settings, open_log, read_last
-from spear_agents.rollout import Job, Listening, Play, play_many
-from spear_agents.settings import EngineKind, EvalSettings, hash_settings
+from spear_agents.models import name_model
+from spear_agents.records import (
+    EPISODES,
+    NO_USAGE,
+    EpisodeLog,
+    Key,
+    Usage,
+    check_settings,
+    describe_versions,
+    open_log,
+    read_last,
+    sum_usage,
+)
+from spear_agents.rollout import Job, Listening, Play, play_many, run_blocking
+from spear_agents.settings import EngineKind, EvalSettings, hash_settings, open_policy
 from spear_agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
 from spear_agents.tables import PART_HEADINGS, Cell, describe_part, format_latex, make_cells
 from spear_agents.trajectory import Trajectory
-from spear_agents.usage import NO_USAGE, Usage, describe_versions, sum_usage
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptTemplate
+from spear_envs.data.files import write_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,31 +47,12 @@ SUMMARY = "summary.json"
 FAULTS_IN_A_ROW = 5
 """Consecutive episodes cut short by the engine after which a run gives up."""
 EPISODE_COLUMNS = (
-    "task_id",
-    "seed",
-    "trial",
-    "subtask",
-    "instruction",
-    "won",
-    "score",
-    "reward",
-    "tool_calls",
-    "fault",
+    *("task_id", "seed", "trial", "subtask", "instruction"),
+    *("won", "score", "reward", "tool_calls", "fault"),
 )
 """Fields of a trajectory that a table of episodes copies."""
-_MENDS = {
-    EngineFaultKind.UNREACHABLE.value: "check that a server runs at --base-url and is not behind a proxy",
-    EngineFaultKind.TIMEOUT.value: "give --request-timeout more seconds, or lower --requests",
-    EngineFaultKind.OVERLOADED.value: "lower --requests",
-    EngineFaultKind.SERVER_ERROR.value: "read the server's log",
-    EngineFaultKind.BAD_REPLY.value: "check that --base-url is an OpenAI-compatible API, usually ending in /v1",
-    EngineFaultKind.DEAD.value: "read the engine's output, which the message above names",
-    EngineFaultKind.OUT_OF_MEMORY.value: "lower --concurrency or --max-model-len",
-    EngineFaultKind.NOT_A_NUMBER.value: "check the weights, or try --dtype float32",
-    AgentFaultKind.FAILED.value: "correct the program where the warnings above say",
-    AgentFaultKind.TIMEOUT.value: "give --agent-timeout more seconds",
-}
-"""What to do about each fault of the player, likely to recur in the next episode."""
+_OF_PLAYER = {kind.value for kind in (*EngineFaultKind, AgentFaultKind.FAILED, AgentFaultKind.TIMEOUT)}
+"""Faults of the player, likely to recur in the next episode."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,9 +192,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
     if selection.isdigit():
         count = int(selection)
         if not 1 <= count <= len(tasks):
-            raise SpearError(
-                f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks, ask for 1 or more of them"
-            )
+            raise SpearError(f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks")
         return [tasks[i].id for i in range(count)]
     try:
         return list(dict.fromkeys(tasks.get(name.strip()).id for name in selection.split(",")))
@@ -311,9 +297,9 @@ def run_evaluation(
         except KeyboardInterrupt:
             raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
-    if all(trajectory.fault in _MENDS for trajectory in trajectories):
+    if all(trajectory.fault in _OF_PLAYER for trajectory in trajectories):
         fault, detail = str(trajectories[0].fault), trajectories[0].detail
-        raise SpearError(f"no episode could be played ({fault}: {detail}): {_MENDS[fault]}")
+        raise SpearError(f"no episode could be played ({fault}: {detail})")
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start, log.spent)
     if out is not None:
@@ -344,14 +330,10 @@ class _Progress:
         self.played[trajectory.task_id, trajectory.seed] = trajectory
         if self._observer is not None:
             self._observer(len(self.played), self._total, trajectory)
-        mend = _MENDS.get(str(trajectory.fault))
-        self._faults = self._faults + 1 if mend else 0
+        self._faults = self._faults + 1 if trajectory.fault in _OF_PLAYER else 0
         if self._faults == FAULTS_IN_A_ROW:
-            raise SpearError(
-                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}: {trajectory.detail}): "
-                f"{mend}, and run the same command again. "
-                "Finished episodes are kept if --out was given"
-            )
+            told = f"the engine failed {self._faults} episodes in a row ({trajectory.fault}: {trajectory.detail})"
+            raise SpearError(f"{told}; with --out the same command goes on")
 
 
 def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:

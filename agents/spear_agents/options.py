@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 
 import click
 
-from spear_agents.baselines.forms import Method
+from spear_agents.baselines import Method
 from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind, choose_kind
 from spear_agents.engines.replies import Prices
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
-from spear_agents.models.getting import resolve_model
+from spear_agents.model_files import resolve_model
 from spear_agents.prompting import Overlong
 from spear_agents.settings import CONCURRENCY, EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
 from spear_envs.core.errors import SpearError
+from spear_sandbox.console import Number
 from spear_sandbox.terminal import Console
-from spear_sandbox.web.options import Number
 
 REFLEXION_TRIALS = 3
 F = TypeVar("F", bound=Callable[..., Any])
@@ -250,7 +250,5 @@ def _read_prices(text: str) -> Prices:
     except ValueError:
         values = []
     if len(values) not in (2, 3):
-        raise SpearError(
-            f"--price {text!r} is not IN,OUT or IN,OUT,CACHED: give prices of a million tokens, such as 1.5,6"
-        )
+        raise SpearError(f"--price {text!r} is not IN,OUT or IN,OUT,CACHED, of a million tokens")
     return Prices(*values)

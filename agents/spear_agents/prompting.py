@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from spear_agents.chat import RENDER_S, Chat, Message, Tokenizer, disarm_places, within
-from spear_agents.engines.base import ContextExceededError, Finish
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, ContextExceededError, Finish
 from spear_agents.trajectory import Layout
 from spear_agents.transcript import Asked, Transcript
 from spear_envs.core.env import image_of, text_of
@@ -69,7 +68,7 @@ class PromptBuilder:
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or
-            :class:`spear_agents.engines.bytes.ByteTokenizer`.
+            :class:`spear_agents.engines.base.ByteTokenizer`.
         template: an environment's prompt template (``env.unwrapped.templates``). The conversation of a
             :class:`~spear_envs.core.prompts.RunningTemplate` continues without the chat template's frame, except after
             a response in which the model itself ended its message.
@@ -79,7 +78,7 @@ class PromptBuilder:
         max_row_tokens: maximum tokens of a conversation after its first prompt, including the environment's; None for
             no limit. With it ``max_prompt_tokens`` limits the first prompt only.
         stop_token_ids: ids besides the tokenizer's end token that may close a response
-            (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
+            (:func:`spear_agents.engines.base.find_end_ids`); a closing one is not part of its text.
         overlong: what to do with a prompt beyond ``max_prompt_tokens``.
         mark_image: the text of a picture in a local model's sequence, from
             :meth:`spear_agents.engines.vision.ImageReader.mark`, or from :func:`find_image_mark` if the engine inserts
@@ -324,9 +323,7 @@ class _Written:
         words = template.render if self._asked is None else template.follow_up
         text, shows_image = self._builder._write(words(disarm_context(context)), picture)
         if shows_image:
-            raise SpearError(
-                "the chat template rewrites earlier responses, and with them pictures: use layout per_turn"
-            )
+            raise SpearError("the chat template rewrites earlier responses and pictures: use layout per_turn")
         if self._runs_on:
             self._messages[-1]["content"] += text
         else:

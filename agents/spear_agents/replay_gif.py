@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from spear_agents.baselines.forms import Method, wrap_reader
-from spear_agents.files import draft_file
+from spear_agents.baselines import Method, wrap_reader
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.data.files import draft_file
 
 LEAST_SIDE = 288
 """Frames are enlarged by an integer factor until their shorter side has at least this many pixels."""
@@ -54,10 +54,7 @@ def replay_frames(
 ) -> list[np.ndarray]:
     """Frames of an episode, uint8 [height, width, 3]: the first, and one after each response. Raises SpearError."""
     if trajectory.began is not None:
-        raise SpearError(
-            f"{trajectory.task_id} was begun before turn {trajectory.began + 1} of another episode: choose one from "
-            "the start of its task"
-        )
+        raise SpearError(f"{trajectory.task_id} began within another episode: choose one from the start")
     split = split or next((part for part in ("train", "valid", "test") if part in trajectory.task_id.split("/")), None)
     if split is None:
         raise SpearError(f"the task id {trajectory.task_id!r} does not name a split: pass split=")
@@ -73,10 +70,7 @@ def replay_frames(
             frames[-1], last = np.array(env.render()), place
         frames += [frames[-1]] * (len(trajectory.turns) - 1 - last)
     if bool(info["won"]) != trajectory.won or info["task_fingerprint"] != trajectory.fingerprint:
-        raise SpearError(
-            f"{trajectory.task_id} ends differently when played again: "
-            "give the keywords of the environment it was recorded with"
-        )
+        raise SpearError(f"{trajectory.task_id} ends differently when played again: give its keywords")
     return frames
 
 

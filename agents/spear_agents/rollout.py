@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +21,7 @@ from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_sandbox.web.endpoints import Backoff
 
 _SHARE = 0.9
 """Usable share of the cache: its blocks are never all full, and a response grows while it is written."""
@@ -160,7 +164,7 @@ class Retrying:
                 return played
             self.retried += 1
             self.discarded += len(played.turns)
-            await asyncio.sleep(self.wait_s * 2 ** (attempt - 1))
+            await asyncio.sleep(Backoff(self.wait_s, math.inf, jitter=0).choose_wait(attempt))
             attempt += 1
 
 
@@ -266,3 +270,37 @@ def open_session(engine: Engine) -> AbstractContextManager[None]:
     """Announce one caller to the engine (:meth:`MicroBatcher.session`), if it needs that."""
     session = getattr(engine, "session", None)
     return session() if session is not None else nullcontext()
+
+
+Result = TypeVar("Result")
+
+
+def run_blocking(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end, also in a thread with a running loop, as in a notebook. Ctrl-C cancels it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    result: Future[Result] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Result]]] = Future()
+
+    async def run() -> Result:
+        task = asyncio.ensure_future(work)
+        started.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    def play() -> None:
+        try:
+            result.set_result(asyncio.run(run()))
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=play, name="spear-agents", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        loop, task = started.result()
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise

@@ -246,10 +246,7 @@ def compare_trajectories(
     first, second = list(before), list(after)
     prints = {t.fingerprint for t in first} | {t.fingerprint for t in second}
     if len(prints) > 1:
-        raise SpearError(
-            f"the runs are not on the same task set (fingerprints {', '.join(sorted(p[:12] for p in prints))}): "
-            "evaluate both with the same environment, split and keywords"
-        )
+        raise SpearError(f"the runs are not on the same task set ({', '.join(sorted(p[:12] for p in prints))})")
     old, new = average_by_task(first, metric), average_by_task(second, metric)
     shared = [task for task in old if task in new]
     if not shared:

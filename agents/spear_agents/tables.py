@@ -3,11 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+from rich.padding import Padding
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from spear_agents.engines.base import Generation
 from spear_agents.statistics import Estimate, Part, average_parts, plain_estimate
+from spear_agents.trajectory import Trajectory
+from spear_sandbox.terminal import Console
+
+READABLE = 50
+"""Columns that a text needs next to a table; with fewer, it goes below its row."""
+
+
+def print_rows(console: Console, headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
+    """A table of short cells, each row with a text next to it if there is room, else below it."""
+    widths = [max(map(len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
+    if console.width >= sum(widths) + 2 * len(widths) + READABLE:
+        table = Table(*headings, "what it is", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for cells, text in rows:
+            table.add_row(*map(Text, (*cells, text)))
+        console.print(table)
+        return
+    console.print(_join_cells(headings, widths), style="bold")
+    for cells, text in rows:
+        console.print(_join_cells(cells, widths))
+        if text:
+            console.print(Padding(Text(text, style="dim"), (0, 0, 0, 4)))
+
+
+def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> Text:
+    return Text("  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+
 
 AIME_SAMPLES = 30
 """Samples of each problem of AIME, which has 30 problems a year."""
@@ -143,3 +186,72 @@ _TABLES: Mapping[str, Columns] = {
     "SearchR1": _list_questions,
     "Sokoban": lambda overall, subtasks, keywords: [Cell("Sokoban", overall.success)],
 }
+
+
+class _Responses(ProgressColumn):
+    """Responses, tokens and cost so far, put into words only when the screen is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._responses = self._tokens = 0
+        self._cost: float | None = None
+
+    def count(self, answer: Generation) -> None:
+        self._responses += 1
+        served = answer.served
+        if served is not None:
+            self._tokens += (served.prompt_tokens or 0) + (served.completion_tokens or 0)
+            if served.cost is not None:
+                self._cost = (self._cost or 0.0) + served.cost
+
+    def render(self, task: Task) -> Text:
+        if not self._responses:
+            return Text()
+        tokens = f", {self._tokens:,} tokens" if self._tokens else ""
+        cost = "" if self._cost is None else f", cost {self._cost:.4f}"
+        return Text(f"{self._responses:,} turns{tokens}{cost}")
+
+
+class EpisodeBar:
+    """A progress bar with the success so far, and with the turns, tokens and cost of this run.
+
+    Turns show that long episodes advance, minutes before the first of them ends.
+    """
+
+    def __init__(self, title: str, progress: Progress, responses: _Responses) -> None:
+        self._title = title
+        self._progress = progress
+        self._bar = progress.add_task(f"{title}: loading", total=None, won="")
+        self._wins = self._played = self._faults = 0
+        self.on_response = responses.count
+        """Counts a response that has been written."""
+
+    def observe(self, done: int, total: int, trajectory: Trajectory | None) -> None:
+        """Show an episode that has ended: an :class:`~spear_agents.evaluation.Observer`."""
+        if trajectory is not None:
+            self._faults += trajectory.fault is not None
+            self._played += trajectory.fault is None
+            self._wins += trajectory.won
+        share = f"won {self._wins / self._played:.1%}" if self._played else ""
+        won = share + (f", {self._faults} faults" if self._faults else "")
+        self._progress.update(self._bar, description=self._title, completed=done, total=total, won=won)
+
+
+@contextmanager
+def watch_episodes(title: str, console: Console) -> Iterator[EpisodeBar]:
+    """Show a progress bar on a terminal, or in a notebook with ipywidgets, and nothing elsewhere."""
+    responses = _Responses()
+    shown = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_interactive
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[won]}"),
+        responses,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not shown,
+    ) as progress:
+        yield EpisodeBar(title, progress, responses)

@@ -14,13 +14,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from spear_agents.engines.base import Ending, Finish, Served
-from spear_agents.engines.bytes import BYTES_END
-from spear_agents.files import explain_unwritable
+from spear_agents.engines.base import BYTES_END, Ending, Finish, Served
 from spear_agents.snapshots import Snapshot
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import open_regular, sync
+from spear_envs.core.rewards import Criterion
+from spear_envs.data.files import explain_unwritable, open_regular, sync
 
 MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""

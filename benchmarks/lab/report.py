@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lab.comparison import Comparison
-from spear_agents.files import write_text
 from spear_agents.significance import count_pairs, estimate_crossed
 from spear_agents.statistics import Estimate
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_text
 
 POINTS = (1.0, 2.0, 5.0)
 """Differences in the table of power."""

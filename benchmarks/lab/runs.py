@@ -21,9 +21,9 @@ from benchmarks.lab.comparison import TUNING_SEED, Comparison, LabComparison, Pa
 from benchmarks.lab.policy import BoardPolicy, Examiner, clone_expert
 from benchmarks.lab.rooms import Rooms
 from benchmarks.lab.training import Training, train
-from spear_agents.files import draft_file, write_json, write_text
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
+from spear_envs.data.files import draft_file, write_json, write_text
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from benchmarks.lab.comparison import Panel, RunPlan, TrainerComparison
 from benchmarks.lab.training import KEPT, StepLine, summarize_run
 from spear_agents.evaluation import run_evaluation
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_agents.settings import EvalSettings
 from spear_agents.statistics import average_by_task
 from spear_agents.trajectory import Layout

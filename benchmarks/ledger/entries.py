@@ -16,15 +16,14 @@ from typing import Any
 
 import spear_envs
 from spear_agents.evaluation import run_evaluation
-from spear_agents.files import digest_model, explain_unwritable, write_text
-from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
-from spear_agents.panels.rescore import estimate_outcomes, format_percent
+from spear_agents.models import digest_model
+from spear_agents.panels import OFFICIAL, Panel, estimate_outcomes, format_percent, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Estimate, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
-from spear_envs.data.files import put_folder, read_regular
+from spear_envs.data.files import explain_unwritable, put_folder, read_regular, write_text
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run fixed by its panel."""

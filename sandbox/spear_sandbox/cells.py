@@ -2,28 +2,123 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import math
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-# FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
+from spear_sandbox.cgroups import measure_pressure
+from spear_sandbox.errors import explain_invalid
 from spear_sandbox.guest.interpreter import MAX_REPLY
 from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
-from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import work_for, write_json, write_pieces
-from spear_sandbox.web.aside import work_aside
+from spear_sandbox.web.listening import work_aside
 from spear_sandbox.wire import MAX_FILES, BadRequestError, check_name, dump_json, read_files
+
+_NAME = re.compile("[0-9a-f]{32}")
+_SWEEP_S = 1.0
+FULL = 0.85
+"""Share of the container's memory above which the session that has been idle longest ends: what the kernel would
+kill else may be a run, or the service."""
+
+
+class SessionOpener(Protocol):
+    """Opens sessions."""
+
+    async def open_session(
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+    ) -> LocalSession:
+        """See :meth:`spear_sandbox.local.LocalExecutor.open_session`."""
+        ...
+
+
+class TooManySessionsError(Exception):
+    """The limit of open sessions is reached."""
+
+
+class SessionTable:
+    """Open sessions by name. Belongs to one event loop.
+
+    Args:
+        executor: opens them.
+        most: how many may be open.
+        idle_s: seconds after its last cell at which a session ends.
+        pressure: measures which share of the memory is held; above :data:`FULL` the longest idle session ends.
+    """
+
+    def __init__(
+        self,
+        executor: SessionOpener,
+        *,
+        most: int,
+        idle_s: float,
+        pressure: Callable[[], float] = measure_pressure,
+    ) -> None:
+        self.most = most
+        self.idle_s = idle_s
+        self._executor = executor
+        self._pressure = pressure
+        self._sessions: dict[str, tuple[LocalSession, float]] = {}
+        self._opening = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def open(
+        self, files: Mapping[str, bytes], limits: Limits, idle_s: float | None = None
+    ) -> tuple[LocalSession, float]:
+        """Open a session; return it and the idle seconds after which it ends, at most what this table allows.
+
+        Raises TooManySessionsError at the limit, or as :meth:`spear_sandbox.local.LocalExecutor.open_session`.
+        """
+        if len(self._sessions) + self._opening >= self.most:
+            raise TooManySessionsError(f"all {self.most} sessions are open: close one, or wait until an idle one ends.")
+        self._opening += 1
+        try:
+            session = await self._executor.open_session(files=files, limits=limits)
+        finally:
+            self._opening -= 1
+        idle = min(idle_s or self.idle_s, self.idle_s)
+        self._sessions[session.id] = session, idle
+        session.on_end = lambda: self._sessions.pop(session.id, None) and None
+        if not session.alive:
+            self._sessions.pop(session.id)
+        if self._sweeper is None:
+            self._sweeper = asyncio.ensure_future(self._sweep())
+        return session, idle
+
+    def find(self, name: str) -> LocalSession:
+        """Find the session of this name. Raises SandboxFault if it has ended, LookupError if none can have it."""
+        if name in self._sessions:
+            return self._sessions[name][0]
+        if _NAME.fullmatch(name) is None:
+            raise LookupError(name)
+        text = "this session has ended, or the server was restarted: open another."
+        raise SandboxFault(FaultKind.SESSION_ENDED, text)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min([_SWEEP_S, *(idle / 10 for _, idle in self._sessions.values())]))
+            now = time.monotonic()
+            pressed = self._pressure() > FULL
+            for session, idle in sorted(self._sessions.values(), key=lambda one: one[0].used):
+                if not session.running and (pressed or now - session.used > idle):
+                    await session.close()
+                    pressed = self._pressure() > FULL
+
 
 MOST_RETRY_S = 60
 """The longest ``Retry-After``."""
@@ -202,9 +297,7 @@ async def _read(kind: type[Given], body: bytes) -> Given:
     try:
         return await work_aside(len(body), partial(kind.model_validate_json, body))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the body"
-        raise BadRequestError(f"{place}: {first['msg']}.") from None
+        raise BadRequestError(explain_invalid(error)) from None
 
 
 def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) -> None:

@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from spear_sandbox.cgroups import Groups, choose_places, find_memory_limit
-from spear_sandbox.console import echo
-from spear_sandbox.installation import PACKAGES, find_installation
-from spear_sandbox.languages import LANGUAGES
-from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
+from spear_sandbox.installation import LANGUAGES, PACKAGES, find_installation
+from spear_sandbox.local import EXIT_CODE, IsolationRefusedError, LocalExecutor, examine
 from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 from spear_sandbox.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -409,7 +406,7 @@ def serve_mcp(
       spear sandbox mcp
     """
     from spear_sandbox.mcp_server import SessionExecutor, make_mcp_server
-    from spear_sandbox.web.mcp import serve_http
+    from spear_sandbox.web.answering import serve_http
 
     limits = Limits(wall_s=300.0, memory_mb=memory_mb)
     executor: SessionExecutor

@@ -7,15 +7,24 @@ import base64
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
-from spear_sandbox.remote import HttpSession
-from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
+from spear_sandbox.protocol import (
+    CellError,
+    CellOutcome,
+    CellStatus,
+    FaultKind,
+    KillReason,
+    Limits,
+    Outcome,
+    SandboxFault,
+    Session,
+)
+from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, bound_answers, read_detail, read_urls
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.replies import bound_answers, read_detail
 from spear_sandbox.wire import TOKEN_VARIABLE, BadReplyError, RunRequest, check_name, read_reply, write_request
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ MOST_RETRY_S = 60.0
 SERVICE = Service("a sandbox", "/run_code", 8080, TOKEN_VARIABLE)
 LEFT_OUT = Backoff(first=2.0, longest=2.0, jitter=0.0)
 """How long a server that failed comes last."""
+BETWEEN = Backoff(first=1.0, longest=math.inf)
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,8 @@ class Retries:
     """Further tries after 504, and 503 with ``Retry-After``: all places of the server were taken."""
     broken: int = 1
     """Further tries after a connection that could not be made or broke, other 502 and 503, and a run that was lost."""
-    first_wait_s: float = 1.0
-    """Seconds before the first further try; doubled for each later one, less a random part of up to a half."""
-
-    def choose_wait(self, number: int, rng: random.Random) -> float:
-        """Seconds before the further try of this number, at least 1."""
-        return Backoff(self.first_wait_s, math.inf).choose_wait(number, rng)
+    backoff: Backoff = BETWEEN
+    """Wait before each further try."""
 
 
 class HttpExecutor:
@@ -184,7 +190,7 @@ class HttpExecutor:
                     raise SandboxFault(failure.kind, f"{failure} (try {tries}, the last)") from None
                 left[failure.kind] -= 1
                 wait_s = failure.wait_s
-            await asyncio.sleep(max(wait_s, self.retries.choose_wait(tries, self._rng)))
+            await asyncio.sleep(max(wait_s, self.retries.backoff.choose_wait(tries, self._rng)))
 
     async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
         """One try. Raises _Passing if another may do better, else SandboxFault or ValueError."""
@@ -259,3 +265,71 @@ class _Passing(Exception):
         super().__init__(message)
         self.kind = kind
         self.wait_s = wait_s
+
+
+Send = Callable[[str, str, bytes | None, float], Awaitable["httpx.Response"]]
+"""Sends a request of a session (method, path, body, seconds) once, since cells have effects; returns a good answer.
+
+Raises SandboxFault if the session has ended or the request was not carried out, ValueError if it was refused.
+"""
+
+
+class HttpSession(Session):
+    """See :class:`spear_sandbox.protocol.Session`; made by :meth:`spear_sandbox.client.HttpExecutor.open_session`.
+
+    A cell may take ``cell_s`` seconds, and an answer ``slack_s`` more.
+    """
+
+    def __init__(self, send: Send, name: str, *, cell_s: float, slack_s: float) -> None:
+        self.id = name
+        self._send_once = send
+        self._cell_s = cell_s
+        self._slack_s = slack_s
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
+        seconds = min(timeout_s or self._cell_s, self._cell_s)
+        body = json.dumps({"code": code, "timeout": seconds}).encode("ascii")
+        return _read_cell(await self._send("POST", "/run", body, seconds))
+
+    async def write_file(self, name: str, content: bytes) -> None:
+        await self._send("PUT", f"/files/{quote(name)}", content)
+
+    async def read_file(self, name: str) -> bytes:
+        return await self._send("GET", f"/files/{quote(name)}")
+
+    async def list_files(self) -> dict[str, int]:
+        files: dict[str, int] = json.loads(await self._send("GET", "/files"))
+        return files
+
+    async def interrupt(self) -> None:
+        await self._send("POST", "/interrupt", b"")
+
+    async def close(self) -> None:
+        """See :meth:`spear_sandbox.protocol.Session.close`; it may already have ended."""
+        try:
+            await self._send("DELETE", "")
+        except SandboxFault as fault:
+            if fault.kind is not FaultKind.SESSION_ENDED:
+                raise
+
+    async def _send(self, method: str, path: str, body: bytes | None = None, seconds: float = 0.0) -> bytes:
+        answer = await self._send_once(method, f"/sessions/{self.id}{path}", body, seconds + self._slack_s)
+        return answer.content
+
+
+def _read_cell(body: bytes) -> CellOutcome:
+    try:
+        said: dict[str, Any] = json.loads(body)
+        errors = [CellError(item["ename"], item["evalue"], tuple(item["traceback"])) for item in said["error"]]
+        return CellOutcome(
+            status=CellStatus(said["status"]),
+            stdout=said["stdout"],
+            stderr=said["stderr"],
+            display=tuple(said["display"]),
+            error=errors[0] if errors else None,
+            wall_s=said["execution_time"],
+            truncated=said["truncated"],
+            reason=KillReason(said["reason"]),
+        )
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise SandboxFault(FaultKind.BAD_REPLY, f"the answer is not an outcome of a cell: {error!r}") from None

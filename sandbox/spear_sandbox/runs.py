@@ -10,12 +10,38 @@ import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from signal import Signals
+from typing import Protocol
 
 from spear_sandbox.cgroups import Group, Groups, OomKill, OomWatch
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
-from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.protocol import FaultKind, Health, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.wire import check_folders, check_name
 from spear_sandbox.zygotes import LostRunError, lack_memory, send_signal
+
+
+class Backend(Protocol):
+    """One way to start runs in isolation. Belongs to one event loop."""
+
+    level: Isolation
+    ending: Signals
+    """What ends a run, sent to the process that ``Fork`` gives."""
+    groups: Groups | None
+    """Control groups for its runs; None where this process may not make any."""
+
+    async def start(self) -> None:
+        """Get ready. Raises RefusedError if this machine does not allow it."""
+
+    def borrow(self, code: str) -> AbstractAsyncContextManager[Fork]:
+        """Lend what starts the run of this program, until the run has ended."""
+
+    def health(self) -> Health:
+        """How it is now."""
+
+    async def close(self) -> None:
+        """End all runs and processes."""
+
 
 Fork = Callable[[Sequence[int]], Awaitable[int]]
 """Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin.

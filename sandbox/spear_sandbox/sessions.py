@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spear_sandbox.admission import Admission, QueueFullError
-from spear_sandbox.backends import Backend
+from spear_sandbox.backends import SESSION_MODULES
 from spear_sandbox.cgroups import OomKill
 from spear_sandbox.guest.interpreter import HEAD, MAX_PARTS, MAX_REPLY
 from spear_sandbox.guest.job import Job, Verdict, unpack_record
@@ -35,9 +35,8 @@ from spear_sandbox.protocol import (
     SandboxFault,
     Session,
 )
-from spear_sandbox.runs import Stream, make_job, open_pipes
-from spear_sandbox.warm import SESSION_MODULES
-from spear_sandbox.web.aside import LARGE, work_aside
+from spear_sandbox.runs import Backend, Stream, make_job, open_pipes
+from spear_sandbox.web.listening import LARGE, work_aside
 from spear_sandbox.wire import check_name
 from spear_sandbox.zygotes import send_signal, wait_readable
 

@@ -153,14 +153,10 @@ def check_name(name: str) -> None:
     """Raise BadRequestError for a name that is not of a file below the working directory."""
     parts = _split_name(name)
     if name.startswith("/") or ".." in parts:
-        raise BadRequestError(
-            f"the file name {_show(name)} leaves the working directory: leave out '..' and a first '/'."
-        )
+        raise BadRequestError(f"the file name {_show(name)} leaves the working directory.")
     too_long = len(_encode(name)) > MAX_PATH_BYTES or any(len(_encode(part)) > MAX_NAME_BYTES for part in parts)
     if not parts or too_long or name.endswith(("/", "/.")) or "\0" in name:
-        raise BadRequestError(
-            f"{_show(name)} is not a file name: give one of at most {MAX_NAME_BYTES} bytes without NUL."
-        )
+        raise BadRequestError(f"{_show(name)} is not a file name of at most {MAX_NAME_BYTES} bytes without NUL.")
     try:
         name.encode()
     except UnicodeEncodeError:

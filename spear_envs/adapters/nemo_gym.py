@@ -14,8 +14,7 @@ from nemo_gym.openai_utils import NeMoGymResponse
 from resources_servers.gymnasium import GymnasiumServer, extract_text
 
 from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 
 MOST_SESSIONS = 4096
 """Episodes under way; agents may leave one without notice, so the oldest is dropped."""

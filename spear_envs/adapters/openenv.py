@@ -29,7 +29,7 @@ from spear_envs import __version__
 from spear_envs.adapters.conversation import Conversation, Message
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
-from spear_sandbox.web.aside import work_aside
+from spear_sandbox.web.listening import work_aside
 from spear_sandbox.web.serving import make_server, stop_on_signals
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ from click.core import ParameterSource
 
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV
-from spear_sandbox.console import echo
+from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 _FOR_OPENENV = ("template", "host", "port", "max_sessions", "idle", "max_message_mb")
 _FOR_MCP = ("task", "seed", "out")

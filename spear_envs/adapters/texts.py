@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from spear_envs.adapters.conversation import Message, make_conversation
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.making import make_env
 
 COLUMN = "spear"

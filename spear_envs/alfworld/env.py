@@ -21,12 +21,11 @@ from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.alfworld.tools import TOOLS, find_tools
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Schedule
+from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.tasks import Task
 from spear_envs.core.tools import Tool
 

@@ -16,8 +16,9 @@ from typing import Any
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.gamefile import make_text, read_game_json
 from spear_envs.alfworld.task_types import TaskType
+from spear_envs.core.errors import SpearError
 from spear_envs.data import data_folder
-from spear_envs.data.files import digest_file, replace_text
+from spear_envs.data.files import digest_file, write_text
 
 GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
@@ -179,9 +180,8 @@ class _Memory:
         if self._new == self._old:
             return
         text = json.dumps({"version": _VERSION, "folder": self._folder, "games": self._new})
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(self._path, text)
+        with suppress(SpearError):
+            write_text(self._path, text, synced=False)
 
 
 def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:

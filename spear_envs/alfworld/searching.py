@@ -47,8 +47,13 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
         if not ahead or len(commands) == _MOST_COMMANDS:
             return []
         action = play.step(ahead[0])[1]
-        if action is None:  # only in an odd game: known things can be moved as planned
-            return []
+        if action is None:  # only in an odd game: something here is open that was not shown
+            seen_now = {name for name in play.state.opened if game.location_of[name] == play.state.location} - known
+            if not seen_now:
+                return []
+            known |= seen_now
+            ahead = []
+            continue
         commands.append(ahead.pop(0))
         found = find_shown(game, play.state, action)
         if found is not None and found not in known:

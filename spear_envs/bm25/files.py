@@ -6,7 +6,6 @@ processes share one copy in memory.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Mapping
@@ -19,9 +18,8 @@ import numpy.typing as npt
 
 from spear_envs.bm25.packing import PADDING, Packed, count_words
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import describe_files, replace_text
+from spear_envs.data.files import MANIFEST, read_manifest, write_manifest
 
-MANIFEST = "manifest.json"
 FORMAT = "spear-bm25-index"
 VERSION = 3
 """Raised whenever the files, the analysis or the order of documents would differ."""
@@ -73,11 +71,10 @@ class ArrayWriter:
                     os.fsync(file.fileno())
 
 
-def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
+def finish_index(folder: Path, terms_total: int, filled: int) -> None:
     """Turn a folder with complete arrays into an index."""
-    files = describe_files(folder, map(name_file, ARRAYS))
-    manifest = {"format": FORMAT, "version": VERSION, "terms_total": terms_total, "filled": filled, "files": files}
-    replace_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n", synced=True)
+    content = {"format": FORMAT, "version": VERSION, "terms_total": terms_total, "filled": filled}
+    write_manifest(folder, content, map(name_file, ARRAYS))
 
 
 def map_index(folder: Path, mend: str = MEND) -> Packed:
@@ -90,12 +87,14 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
         SpearError: there is no index, it is of another version, or files are missing or have another size than was
             written. Checksums are not compared.
     """
-    manifest = _read_manifest(folder, mend)
     try:
+        manifest = read_manifest(folder, "a search index", mend, format=FORMAT, version=VERSION)
         arrays = {
             array: _map_array(folder, array, manifest["files"][name_file(array)]["bytes"], mend) for array in ARRAYS
         }
         packed = Packed(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
+    except FileNotFoundError:
+        raise SpearError(f"{folder} does not hold a finished search index: {mend}.") from None
     except OSError as error:
         raise SpearError(f"{folder}: the search index cannot be read ({error}): {mend}.") from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -112,21 +111,6 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
     ):
         raise SpearError(f"{folder}: the files of the search index and its manifest do not belong together: {mend}.")
     return packed
-
-
-def _read_manifest(folder: Path, mend: str) -> dict[str, Any]:
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise SpearError(f"{folder} does not hold a finished search index: {mend}.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpearError(f"{path} cannot be read ({error}): {mend}.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise SpearError(f"{path} is not a manifest of a search index: {mend}.")
-    if manifest.get("version") != VERSION:
-        raise SpearError(f"{folder} is a search index of version {manifest.get('version')}, not {VERSION}: {mend}.")
-    return manifest
 
 
 def _map_array(folder: Path, array: str, size: int, mend: str) -> npt.NDArray[Any]:

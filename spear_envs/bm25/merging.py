@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.bm25.chunks import Chunk
-from spear_envs.bm25.files import ArrayWriter, write_manifest
+from spear_envs.bm25.files import ArrayWriter, finish_index
 from spear_envs.bm25.packing import PADDING, count_blocks, find_factors, pack_pairs
 from spear_envs.bm25.postings import pack_terms, unpack_terms
 
@@ -48,7 +48,7 @@ def merge_chunks(chunks: Sequence[Chunk], folder: Path) -> None:
             blocks += len(pairs.blocks)
             offset += len(pairs.data)
         writer.append("data", np.zeros(PADDING))
-    write_manifest(folder, terms_total, filled)
+    finish_index(folder, terms_total, filled)
 
 
 @dataclass(frozen=True)

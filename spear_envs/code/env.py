@@ -31,12 +31,11 @@ from spear_envs.code.opening import (
 from spear_envs.code.prompts import TOOLS, make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problems
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Schedule
+from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.tasks import Task, canonical_json
 
 TIME_LIMIT = 30.0

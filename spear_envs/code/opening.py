@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, list_files, open_benchmark
 from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problems
-from spear_envs.core.errors import SpearError, require_whole
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError, require_whole
 from spear_envs.core.tasks import check_split
 from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
 from spear_sandbox.protocol import Executor, Limits, Outcome, RunStatus, SandboxFault

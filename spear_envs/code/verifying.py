@@ -12,9 +12,8 @@ import time
 from functools import lru_cache
 from importlib.util import find_spec
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
-from spear_envs.core.modules import make_command
+from spear_envs.core.errors import EnvFault, SpearError
+from spear_envs.core.machine import make_command
 
 ANSWER_SECONDS = 5.0
 START_SECONDS = 60.0

@@ -1,10 +1,7 @@
 """What all environments share: the contract, and everything for writing new ones."""
 
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, RewardMode, SpearEnv, image_of, set_training_step, text_of
-from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member
-from spear_envs.core.faults import EnvFault
-from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS, RewardTerms, StepInfo
+from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, choose_member
 from spear_envs.core.parsing import (
     MAX_RESPONSE_LENGTH,
     ParsedResponse,
@@ -23,7 +20,8 @@ from spear_envs.core.prompts import (
     RunningTemplate,
 )
 from spear_envs.core.registration import register_env
-from spear_envs.core.spaces import PermissiveText
+from spear_envs.core.rewards import Criterion
+from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS, PermissiveText, RewardTerms, StepInfo
 from spear_envs.core.tasks import (
     GeneratedTaskSet,
     ListTaskSet,

@@ -15,16 +15,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from spear_envs.core.criteria import Criterion
-from spear_envs.core.episode import Episode
-from spear_envs.core.errors import SpearError, choose_member, refuse_unknown, require_whole
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.episode import Episode, find_time_limit
+from spear_envs.core.errors import EnvFault, SpearError, choose_member, refuse_unknown, require_whole
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat, ResponseParser, make_parser
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
-from spear_envs.core.rewards import FORMAT_BONUS, Schedule, compose_reward, make_schedule, tool_call_reward
+from spear_envs.core.rewards import FORMAT_BONUS, Criterion, Schedule, compose_reward, make_schedule, tool_call_reward
 from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
-from spear_envs.core.time_limits import find_time_limit
 from spear_envs.core.tools import ACT, Tool
 
 ObsType = TypeVar("ObsType")
@@ -402,18 +399,14 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def _play(self, action: str) -> ActionResult:
         result = self._act(action)
         if not isinstance(result, ActionResult):
-            raise SpearError(
-                f"{type(self).__name__}._act returned a {type(result).__name__}: return an ActionResult, such as "
-                "ActionResult(True, 1.0, won=True)."
-            )
+            raise SpearError(f"{type(self).__name__}._act returned a {type(result).__name__}, not an ActionResult.")
         return result
 
     def _show(self, message: str) -> ObsType:
         observation = self._observe(message)
         if not isinstance(observation, (str, dict)):
             raise SpearError(
-                f"{type(self).__name__}._observe returned a {type(observation).__name__}: return the text, or a "
-                "dictionary with 'text' and 'image'."
+                f"{type(self).__name__}._observe returned a {type(observation).__name__}, not text or a dict."
             )
         return observation
 
@@ -441,7 +434,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         text = text_of(self._observe(self._result.message))
         if self.render_mode == "ansi":
             return text
-        from spear_envs.core.drawing import draw_text  # late: Pillow's fonts are for those who record
+        from spear_envs.core.spaces import draw_text  # late: Pillow's fonts are for those who record
 
         return draw_text(f"{self.task.id}   turn {self.turn} of {self.max_turns}", text)
 

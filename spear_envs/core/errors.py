@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 import traceback
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from spear_sandbox.errors import SpearError
+from spear_sandbox.errors import SpearError, explain_invalid, suggest_name
 
 __all__ = [
     "SpearError",
@@ -53,27 +52,6 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """An error's message in one line, 200 characters of it at most, or its type if there is none."""
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def explain_invalid(error: Any, whole: str = "the body") -> str:
-    """Describe the first fault of pydantic's ``ValidationError``: where it is, what is allowed, and the value.
-
-    Args:
-        whole: what was validated, for a fault of no field.
-    """
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or whole
-    if first["type"] == "missing":
-        return f"{where} is missing."
-    message, shown = first["msg"].removeprefix("Value error, ").rstrip("."), repr(first["input"])
-    value = "" if isinstance(first["input"], dict) else f" (it is {shown if len(shown) <= 60 else shown[:60] + '…'})"
-    return f"{where}: {message[:1].lower()}{message[1:]}{value}."
-
-
-def suggest_name(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name nearest to ``name``, or an empty string if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def choose_member(kind: type[E], value: object, keyword: str) -> E:
@@ -124,3 +102,22 @@ def refuse_unknown(cls: type, keywords: Iterable[str]) -> None:
         if name not in known:
             has = ", ".join(known)
             raise SpearError(f"{cls.__name__} has no keyword {name!r}.{suggest_name(name, known)} It has {has}.")
+
+
+class EnvFault(SpearError):
+    """A hook of an environment failed because a sandbox, a retriever or another service did, not the policy.
+
+    ``SpearEnv.step`` turns it into ``truncated=True``, reward 0 and ``info["fault"] = kind``, so that a trainer can
+    leave the trajectory out of its loss and statistics. ``SpearEnv.reset`` raises it.
+
+    Args:
+        kind: short stable name, for counting, such as ``"retriever_timeout"``.
+    """
+
+    def __init__(self, kind: str, message: str = "") -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind

@@ -6,7 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+
+class Criterion(NamedTuple):
+    """One requirement of a task, and whether the episode met it."""
+
+    name: str
+    """Such as ``"price"``."""
+    met: bool
+    wanted: str
+    """What the task asks for, in words."""
+    found: str
+    """What the episode has, in words."""
+
 
 FORMAT_BONUS = 0.1
 """Reward of a trajectory whose turns are all well formed (``eq:formatreward``)."""

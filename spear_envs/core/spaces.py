@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import textwrap
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any, TypedDict
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import create_shared_memory
+from PIL import Image, ImageDraw, ImageFont
 
 ACTION_LENGTH = 2**24
 """Characters of a response, at most: far more than models write, since a long response must not be an error."""
@@ -101,7 +105,92 @@ def _unflatten(space: PermissiveText, x: np.ndarray) -> str:  # type: ignore[mis
 @create_shared_memory.register(PermissiveText)
 def _refuse_shared_memory(space: PermissiveText, n: int = 1, ctx: Any = None) -> Any:
     """Refuse: gymnasium's form for texts would replace every character outside the alphabet."""
-    raise CustomSpaceError(
-        f"{space} cannot be in shared memory: make the vector environment with shared_memory=False, in gym.make_vec "
-        "with vector_kwargs={'shared_memory': False}."
-    )
+    raise CustomSpaceError(f"{space} cannot be in shared memory: pass shared_memory=False to the vector environment.")
+
+
+class RewardTerms(TypedDict):
+    """The raw parts of the reward so far, so that a trainer can weigh them itself.
+
+    Environments may add keys, such as ``f1``; ``compose_reward`` does not read them.
+    """
+
+    outcome: float
+    """+1 once the task is won, -1 before (``eq:outcomereward``)."""
+    tool_call: float
+    """min(1, 0.1 n) for n tool calls so far, before mu (``eq:actionreward``)."""
+    format: float
+    """0.1 while there was a response and every one was well formed, else 0 (``eq:formatreward``)."""
+    native_return: float
+    """Sum of the native rewards so far."""
+
+
+class StepInfo(TypedDict):
+    """Keys of ``info``; environments may add others."""
+
+    task_id: str
+    """Stable id of the task, such as ``sokoban-v1/6x6-1/train/00000017``."""
+    task_fingerprint: str
+    """SHA-256 (hex) of the task set: equal fingerprints, same tasks."""
+    subtask: str
+    """Kind of task, for reports of success."""
+    instruction: str
+    """The task in words."""
+    turn: int
+    """Responses taken so far: 0 after ``reset``."""
+    admissible_actions: list[str] | None
+    """Actions that the environment would accept now, in plain form; None if they cannot be listed."""
+    anchor: Hashable
+    """Key of the state: steps of a group with equal keys start from the same state (GiGPO)."""
+    action: str
+    """The action that was played, in the environment's canonical form; empty if nothing was."""
+    format_ok: bool
+    """The last response was well formed."""
+    native_thought: bool
+    """The last response had a thought that a reasoning model writes by itself, see ``cut_native_thought``."""
+    action_ok: bool
+    """The last action did something."""
+    tool_calls: int
+    """Tool calls so far."""
+    won: bool
+    """The task is solved."""
+    score: float
+    """The benchmark's own score so far, in [0, 1]."""
+    reward_terms: RewardTerms
+    """Raw reward terms so far."""
+    fault: str | None
+    """Kind of the fault that ended the episode, which is not the policy's; None without a fault."""
+
+
+INFO_KEYS: frozenset[str] = frozenset(StepInfo.__annotations__)
+"""Keys of every ``info``."""
+
+REWARD_TERM_KEYS: frozenset[str] = frozenset(RewardTerms.__annotations__)
+"""Keys of every ``info["reward_terms"]``."""
+
+
+WIDTH, HEIGHT = 640, 480
+COLUMNS, ROWS, ROW_HEIGHT, MARGIN = 92, 30, 15, 12
+PAPER, INK, FAINT = (250, 250, 247), (25, 25, 30), (130, 130, 135)
+
+
+@lru_cache(maxsize=1)
+def _load_font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+    return ImageFont.load_default(12)
+
+
+def draw_text(heading: str, text: str) -> np.ndarray:
+    """Draw a heading and a wrapped text; what does not fit at the end is left out.
+
+    Returns:
+        uint8 [480, 640, 3].
+    """
+    rows = [row for line in text.splitlines() for row in textwrap.wrap(line, COLUMNS) or [""]]
+    if len(rows) > ROWS:
+        rows = [*rows[: ROWS - 1], f"… {len(rows) - ROWS + 1} more lines"]
+    picture = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
+    pen = ImageDraw.Draw(picture)
+    for place, row in enumerate([heading[:COLUMNS], *rows]):
+        # A policy may have written lone surrogates, which the font lacks.
+        shown = row.encode("utf-8", "replace").decode()
+        pen.text((MARGIN, MARGIN // 2 + place * ROW_HEIGHT), shown, FAINT if place == 0 else INK, _load_font())
+    return np.asarray(picture)

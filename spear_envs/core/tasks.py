@@ -144,10 +144,7 @@ class TaskSet(Sequence[Task]):
         try:
             return _sha256(canonical_json(self._definition()))
         except (TypeError, ValueError) as error:
-            raise SpearError(
-                f"The content of a task of {self.name!r} is not JSON ({error}): use numbers, texts, lists and "
-                "dictionaries only."
-            ) from error
+            raise SpearError(f"The content of a task of {self.name!r} is not JSON ({error}).") from error
 
     def _unknown(self, task_id: object, hint: str) -> UnknownTaskError:
         return UnknownTaskError(

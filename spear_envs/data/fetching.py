@@ -33,10 +33,10 @@ from spear_envs.data.files import (
     data_folder,
     explain_full_disk,
     find_fault,
+    hold_lock,
     is_offline,
-    lock_folder,
     put_file,
-    replace_text,
+    write_text,
 )
 from spear_envs.data.progress import Show, count_bytes, say, show_bytes
 
@@ -72,7 +72,7 @@ def fetch(file: RemoteFile, folder: Path, *, source: Path | None = None, console
             say(console, f"waiting for another process that is fetching into {folder}")
 
     path, part = folder / file.name, folder / f"{file.name}.part"
-    with lock_folder(folder, tell), show_bytes(console) as show:
+    with hold_lock(folder, tell), show_bytes(console) as show:
         digest = ""
 
         def settle(where: Path = part) -> str:
@@ -263,11 +263,11 @@ def _change(change: Callable[[_Lock], object]) -> None:
     """Change the data folder's lock, safely with other processes."""
     folder = data_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, lambda: None):
+    with hold_lock(folder, lambda: None):
         lock = _read(folder / "lock.json")
         change(lock)
         text = json.dumps({"revisions": lock.revisions, "files": lock.files}, indent=1, sort_keys=True)
-        replace_text(folder / "lock.json", f"{text}\n", synced=True)
+        write_text(folder / "lock.json", f"{text}\n")
 
 
 def find_mirror() -> str:

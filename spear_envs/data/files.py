@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
+import math
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import canonical_json
 
 CHUNK = 2**20
+MANIFEST = "manifest.json"
 MOST_BYTES = 64 * 2**20
 """Of a file of settings, metrics or a panel; theirs have some megabytes."""
 _YAML_BYTES, _YAML_VALUES = 2**20, 100_000
@@ -150,26 +154,148 @@ def put_file(draft: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def replace_text(path: Path, text: str, *, synced: bool = False) -> None:
-    """Write a text file, complete or not at all; ``synced``: also after a power failure."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-    if synced:
-        put_file(temporary, path)
-    else:
-        temporary.replace(path)
+def require_replaceable(path: Path) -> None:
+    """Raise SpearError for a folder, a device or a pipe: a rename would make ``/dev/null`` an ordinary file."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise SpearError(f"{path} is {'a folder' if os.path.isdir(path) else 'a device or a pipe'}: name a file")
 
 
-def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Bytes and SHA-256 of files by their paths in a folder, for its manifest."""
-    return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest_file(folder / name)} for name in names}
+def explain_unwritable(path: Path, error: OSError) -> SpearError:
+    """The error for a file or folder that cannot be written."""
+    return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
 
 
 @contextmanager
-def lock_folder(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time work in a folder; before waiting for another, call ``on_wait``, which may raise."""
-    handle = os.open(folder, os.O_RDONLY)
+def draft_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
+    """Temporary file next to ``path``, which it replaces unless the block fails; ``synced`` outlives a power failure.
+
+    A link stays one: what it leads to is replaced. Raises SpearError if it cannot be written.
+    """
+    require_replaceable(path)
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield draft
+        if synced:
+            put_file(draft, target)
+        else:
+            draft.replace(target)
+    except OSError as error:
+        raise explain_unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """New folder under a temporary name, which becomes ``path`` when the block ends and is removed if it fails.
+
+    Raises SpearError if it cannot be written, or ``path`` is in the way.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        put_folder(draft, path)
+    except OSError as error:
+        raise explain_unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(draft)
+
+
+def write_text(path: Path, text: str, *, synced: bool = True) -> None:
+    """Write a text file as :func:`draft_file` does."""
+    with draft_file(path, synced=synced) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file as :func:`draft_file` does."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def describe_file(path: Path, hashed_bytes: float = math.inf) -> dict[str, Any]:
+    """Bytes of a file and, unless it is larger than ``hashed_bytes``, its SHA-256."""
+    size = path.stat().st_size
+    return {"bytes": size, "sha256": digest_file(path)} if size <= hashed_bytes else {"bytes": size}
+
+
+def write_manifest(
+    folder: Path, content: Mapping[str, Any], names: Iterable[str], hashed_bytes: float = math.inf
+) -> None:
+    """Describe files by their paths in a folder, in ``manifest.json``, which marks the folder as complete.
+
+    It must not outlive what it lists, so that the folder is synced first.
+    """
+    files = {name: describe_file(folder / name, hashed_bytes) for name in names}
+    sync_tree(folder)
+    sync(folder.parent)
+    whole = {**content, "files": files}
+    write_json(folder / MANIFEST, {**whole, "checksum": _digest_json(whole)})
+
+
+def _digest_json(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def read_manifest(folder: Path, kind: str, mend: str, **wanted: Any) -> dict[str, Any]:
+    """Read the manifest of a folder, ``kind`` in messages, whose values are to be as ``wanted``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        SpearError: it cannot be read, or is of another kind or version; ``mend`` says what to do.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        for name, value in wanted.items():
+            if content.get(name) != value:
+                raise SpearError(f"{path} is not of {kind}: {name} is {content.get(name)!r}, not {value!r}: {mend}")
+        if content.pop("checksum", None) not in (None, _digest_json(content)):
+            raise SpearError(f"{path} was changed or cut short: {mend}")
+        content["files"] = {str(name): dict(facts) for name, facts in content["files"].items()}
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise SpearError(f"{path} cannot be read ({error!r}): {mend}") from error
+    return dict(content)
+
+
+def check_manifest(
+    folder: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    mend: str,
+    *,
+    hashed_bytes: float = math.inf,
+    on_bytes: Meter | None = None,
+) -> None:
+    """Compare files with their manifest, larger ones than ``hashed_bytes`` by their length.
+
+    Raises:
+        SpearError: a file is missing or differs; ``mend`` says what to do.
+    """
+    for name, facts in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise SpearError(f"{path} is missing: {mend}")
+        size = path.stat().st_size
+        if size != facts.get("bytes"):
+            raise SpearError(f"{path} is damaged, it has {size:,} bytes instead of {facts.get('bytes')}: {mend}")
+        digest = facts.get("sha256")
+        if digest is not None and size <= hashed_bytes and digest_file(path, on_bytes) != digest:
+            raise SpearError(f"{path} is damaged, its checksum differs: {mend}")
+
+
+@contextmanager
+def hold_lock(path: Path, on_wait: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of a folder, or of a file, which is made; before waiting for another process, call ``on_wait``.
+
+    ``on_wait`` may raise. A killed process leaves no lock.
+    """
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

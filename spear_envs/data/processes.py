@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import lock_folder, put_folder
+from spear_envs.data.files import hold_lock, put_folder
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -34,7 +34,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         raise SpearError(f"another process is building in {folder}: wait until it has finished.") from None
 
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, refuse):
+    with hold_lock(folder, refuse):
         yield
 
 

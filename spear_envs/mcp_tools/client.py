@@ -19,10 +19,9 @@ import anyio
 import mcp
 from anyio.from_thread import start_blocking_portal
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import canonical_json
-from spear_sandbox.web.replies import bound_answers
+from spear_sandbox.web.endpoints import bound_answers
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
 """Environment variable with the bearer token for servers over HTTP."""

@@ -3,9 +3,9 @@
 Everything is made under another name and renamed when it is complete. After an interruption the same command resumes:
 finished chunks of postings and finished shards of vectors are kept.
 
-A shard holds the vectors of 2,000 lines, in float16. It is written under another name, renamed when it is on disk, and
-only then entered in the journal with its checksum. A resumed build keeps the shards of the journal and encodes the
-rest, from the same lines in the same batches and so to the same bytes.
+A shard holds the vectors of 2,000 lines, in float16. It is written under another name and renamed when it is on disk;
+its name has its checksum. A resumed build keeps the sound shards and encodes the rest, from the same lines in the same
+batches and so to the same bytes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import check_space, digest_file, put_file
+from spear_envs.data.files import check_space, digest_file, put_file, replace_text
 from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 from spear_envs.data.progress import Show
-from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, POSTINGS, Corpus, Part, write_manifest
+from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, POSTINGS, Corpus, Part, finish_part
 from spear_envs.retrieval.encoders import EXPORT_FILES, Encoder, EncoderSpec, OnnxEncoder, TorchEncoder, export_onnx
 from spear_envs.retrieval.indexes import DenseIndex
-from spear_envs.retrieval.vectors import EF_CONSTRUCTION, IndexType, choose_type, read_type, require_memory
+from spear_envs.retrieval.vectors import (
+    EF_CONSTRUCTION,
+    IndexType,
+    choose_type,
+    estimate_index,
+    read_type,
+    require_memory,
+)
 
 COMPLETE = "complete"
 """File in a finished export with the fingerprint of its encoder."""
@@ -42,7 +48,10 @@ MARGIN = 2**26
 ADDED_ROWS = 1_000
 """Vectors added at once: in a large graph this takes seconds, so progress is visible."""
 SHARD_ROWS = 2_000
-JOURNAL = "journal.jsonl"
+NOTE = "made_of.json"
+"""File in a folder of shards that says what they were made of."""
+DIGITS = 16
+"""Hex digits of SHA-256 in the name of a shard."""
 CPU_BATCH, GPU_BATCH = 32, 64
 """Passages encoded together. They are of nearly the same length, since padding costs time."""
 DTYPE = np.dtype("<f2")
@@ -67,7 +76,7 @@ def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: 
         on_progress=lambda documents: on_progress("index words", documents, len(corpus)),
     )
     files = [f"{POSTINGS}/{path.name}" for path in sorted((folder / POSTINGS).iterdir())]
-    write_manifest(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
+    finish_part(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
 
 
 @dataclass(frozen=True)
@@ -145,106 +154,77 @@ def encode_corpus(
         BrokenProcessPool: a process was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / JOURNAL
-    entries = _read_journal(journal, _describe_work(corpus, source))
+    _claim_folder(folder, corpus, source)
     starts = range(0, len(corpus), SHARD_ROWS)
-    done = _find_done(folder, entries)
+    done: list[Path] = []
+    while len(done) < len(starts) and (path := _find_shard(folder, len(done))):
+        done.append(path)
     if on_rows is not None:
         on_rows(min(len(done) * SHARD_ROWS, len(corpus)))
 
-    def list_jobs() -> Iterator[_Job]:
-        for start in starts[len(done) :]:
-            yield _name_shard(folder, start), list(corpus.texts(start, start + SHARD_ROWS)), source
+    def list_jobs(first: int) -> Iterator[_Job]:
+        for number in range(first, len(starts)):
+            yield folder, number, list(corpus.texts(starts[number], starts[number] + SHARD_ROWS)), source
 
-    fresh = journal.with_suffix(".part")
-    fresh.write_text("".join(json.dumps(entry) + "\n" for entry in (_describe_work(corpus, source), *done)), "utf-8")
-    put_file(fresh, journal)
-    with journal.open("a", encoding="utf-8") as file:
-        for start, (digest, dimension) in zip(
-            starts[len(done) :], map_in_order(_write_shard, list_jobs(), processes), strict=True
-        ):
-            rows = min(start + SHARD_ROWS, len(corpus)) - start
-            entry = {"start": start, "rows": rows, "dimension": dimension, "sha256": digest}
-            done.append(entry)
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            if on_rows is not None:
-                on_rows(start + rows)
-    return VectorFiles(
-        tuple(_name_shard(folder, start) for start in starts), len(corpus), int(done[0]["dimension"]) if done else 0
-    )
+    for path in map_in_order(_write_shard, list_jobs(len(done)), processes):
+        done.append(path)
+        if on_rows is not None:
+            on_rows(min(len(done) * SHARD_ROWS, len(corpus)))
+    width = done[0].stat().st_size // (DTYPE.itemsize * min(SHARD_ROWS, len(corpus))) if done else 0
+    return VectorFiles(tuple(done), len(corpus), width)
 
 
-_Job = tuple[Path, list[str], EncoderSource]
+_Job = tuple[Path, int, list[str], EncoderSource]
 
 
-def _write_shard(job: _Job) -> tuple[str, int]:
-    """Encode a window; return the checksum of the file and D."""
-    path, texts, source = job
+def _write_shard(job: _Job) -> Path:
+    """Encode a window; the name of its file has the number and the checksum."""
+    folder, number, texts, source = job
     encoder = source.open()
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     vectors = np.empty((len(texts), encoder.dimension), DTYPE)
     for first in range(0, len(order), source.batch):
         batch = order[first : first + source.batch]
         vectors[batch] = encoder.encode_passages([texts[row] for row in batch])
-    part = path.with_suffix(".part")
+    part = folder / f"{number:06d}.part"
     with part.open("wb") as file:
         file.write(vectors.data)
-    digest = digest_file(part)
+    path = folder / f"{number:06d}.{digest_file(part)[:DIGITS]}.f16"
     put_file(part, path)
-    return digest, encoder.dimension
+    return path
 
 
-def _name_shard(folder: Path, start: int) -> Path:
-    return folder / f"{start // SHARD_ROWS:06d}.f16"
+def _find_shard(folder: Path, number: int) -> Path | None:
+    """Find an undamaged shard; delete damaged ones."""
+    for path in folder.glob(f"{number:06d}.{'?' * DIGITS}.f16"):
+        if path.name.split(".")[1] == digest_file(path)[:DIGITS]:
+            return path
+        path.unlink()
+    return None
 
 
-def _describe_work(corpus: Corpus, source: EncoderSource) -> dict[str, Any]:
-    """Return everything that the bytes of the shards depend on."""
-    return {
+def _claim_folder(folder: Path, corpus: Corpus, source: EncoderSource) -> None:
+    """Note in a folder everything that the bytes of its shards depend on, or compare it with an earlier note."""
+    note = {
         "corpus": corpus.fingerprint,
         "encoder": source.spec.fingerprint,
         "computed": "onnxruntime" if source.exported else f"torch {source.device}",
         "shard_rows": SHARD_ROWS,
         "batch": source.batch,
     }
-
-
-def _read_journal(journal: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read the finished shards; none without a journal."""
     try:
-        lines = journal.read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    entries = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):  # cut off by a kill
-            break
-        if not isinstance(entry, dict):
-            break
-        entries.append(entry)
-    if not entries:
-        return []
-    if entries[0] != header:
-        names = [name for name in header if entries[0].get(name) != header[name]]
+        found = json.loads((folder / NOTE).read_text("utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):  # shards of unknown origin are made again
+        for path in folder.glob(f"??????.{'?' * DIGITS}.f16"):
+            path.unlink()
+        replace_text(folder / NOTE, json.dumps(note), synced=True)
+    elif found != note:
+        names = [name for name in note if found.get(name) != note[name]]
         raise SpearError(
-            f"{journal.parent} has vectors made with another {' and '.join(names)}: delete it, or name another folder."
+            f"{folder} has vectors made with another {' and '.join(names)}: delete it, or name another folder."
         )
-    return entries[1:]
-
-
-def _find_done(folder: Path, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the undamaged shards of the journal, up to the first damaged one."""
-    done = []
-    for number, entry in enumerate(entries):
-        path = _name_shard(folder, number * SHARD_ROWS)
-        if entry.get("start") != number * SHARD_ROWS or not path.is_file() or digest_file(path) != entry.get("sha256"):
-            break
-        done.append(entry)
-    return done
 
 
 @dataclass(frozen=True)
@@ -290,7 +270,8 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
         else:
             kind = (build.type or choose_type(len(corpus), dimension, build.memory)).resolve(len(corpus), dimension)
             require_memory(kind, len(corpus), dimension, build.memory)
-            check_space(work, _find_disk(kind, len(corpus), dimension), f"the index {index}")
+            needed = estimate_index(kind, len(corpus), dimension).disk_bytes + MARGIN
+            check_space(work, needed, f"the index {index}")
             vectors = _encode(corpus, build, work, bool(reason), on_progress)
             assemble_index(vectors, kind, fresh, build, on_progress=on_progress)
         files = [INDEX, *([EXACT] if kind.needs_exact else [])]
@@ -306,7 +287,7 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
             "encoder": asdict(build.spec),
         }
         notes = {"built": _now(), "model_folder": str(build.model), "device": build.device, "no_export": reason}
-        write_manifest(fresh, Part.DENSE, corpus, settings, notes, files)
+        finish_part(fresh, Part.DENSE, corpus, settings, notes, files)
         DenseIndex(corpus, fresh.parent)
         replace_folder(fresh, folder, work)
         shutil.rmtree(work)
@@ -405,11 +386,6 @@ def _prepare_folder(index: Path) -> Path:
 
 
 _OWN = {part.value for part in Part}
-
-
-def _find_disk(kind: IndexType, rows: int, dimension: int) -> int:
-    vectors = 2 * dimension * rows
-    return round(kind.index_bytes(rows, dimension)) + vectors * (2 if kind.needs_exact else 1) + MARGIN
 
 
 def _now() -> str:

@@ -15,9 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import format_bytes
+from spear_envs.data.files import MANIFEST, format_bytes
 from spear_envs.data.progress import Show, format_seconds, say, show_rows, show_table
-from spear_envs.retrieval.corpus import MANIFEST, Corpus, Manifest, Part, check_files, open_manifest
+from spear_envs.retrieval.corpus import Corpus, Manifest, Part, check_files, open_manifest
 from spear_envs.retrieval.encoders import describe_model, find_model
 from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
 from spear_envs.retrieval.vectors import (
@@ -33,15 +33,14 @@ from spear_envs.retrieval.vectors import (
     is_possible,
     parse_type,
 )
-from spear_sandbox.console import echo
+from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
-from spear_sandbox.web.options import Number, take_address, warn_of_open_address
 
 if TYPE_CHECKING:
     from socket import socket
 
-    from spear_envs.retrieval.service import Load
+    from spear_envs.retrieval.service import OpenIndexes
 
 
 file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -150,7 +149,7 @@ def serve_passages(
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.service import RetrievalService, ServiceSettings, serve, serve_workers
 
-    load: Load = partial(open_one, **choice)
+    load: OpenIndexes = partial(open_one, **choice)
     if config is not None:
         from spear_envs.retrieval.config import open_config
 
@@ -245,7 +244,7 @@ def serve_mcp(
       spear retriever mcp --config indexes.yaml
     """
     from spear_envs.retrieval.mcp_server import make_mcp_server
-    from spear_sandbox.web.mcp import serve_http
+    from spear_sandbox.web.answering import serve_http
 
     served = "://" in choice
     if (served or config) and (corpus or index):

@@ -25,9 +25,16 @@ from spear_envs.retrieval.retriever import (
     RetrieverFault,
     RetrieverRefusal,
 )
-from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
+from spear_sandbox.web.endpoints import (
+    Backoff,
+    EndpointRing,
+    Service,
+    bound_answers,
+    read_detail,
+    read_retry_after,
+    read_urls,
+)
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.replies import bound_answers, read_detail, read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -467,24 +474,16 @@ class RetrieverClient(Retriever):
         Raises:
             RetrieverRefusal: it does.
         """
-        import httpx
-
         server = str(response.url)
         base = server.removesuffix(SERVICE.path)
         if base == server or server in self._proved:
             return
-        call = Call("POST", SERVICE.path, write_request([PLAIN_QUERY], 1))
-        for _ in range(3):  # a server that fails may close the connection, too
-            try:
-                probe = await self._asker.send(call, base, self._asker.deadline_s)
-            except httpx.HTTPError:
-                await asyncio.sleep(0.1)
-                continue
-            except asyncio.TimeoutError:
-                return
+        # Several tries, since a server that fails may close the connection, too.
+        asker = Asker((base,), self._asker.deadline_s, 3, frozenset(), headers=self._make_headers)
+        with contextlib.suppress(RetrieverFault):
+            probe = await asker.ask(Call("POST", SERVICE.path, write_request([PLAIN_QUERY], 1)))
             if probe.status_code == response.status_code:
                 raise RetrieverRefusal(f"{describe_answer(probe)}, to the first search and to {PLAIN_QUERY!r}.")
-            return
 
     def _make_headers(self) -> Mapping[str, str]:
         token = self._token or read_token(self._token_variable)

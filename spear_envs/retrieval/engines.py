@@ -105,9 +105,6 @@ class Reranker(Retriever):
         self._digest = spec.fingerprint
         self.passages = inner.passages
         self.load = inner.load
-        self.lengths = inner.lengths  # type: ignore[method-assign]
-        self.counts = inner.counts  # type: ignore[method-assign]
-        self.close = inner.close  # type: ignore[method-assign]
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
@@ -133,6 +130,18 @@ class Reranker(Retriever):
     def describe(self) -> dict[str, Any]:
         """Describe the other and the reranking."""
         return {**self._inner.describe(), "rerank": self._settings}
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """Return those of the other."""
+        return self._inner.lengths(queries)
+
+    def counts(self) -> Mapping[str, float]:
+        """Return those of the other."""
+        return self._inner.counts()
+
+    def close(self) -> None:
+        """Close the other."""
+        self._inner.close()
 
 
 # ---------------------------------------------------------------- OpenSearch and Elasticsearch

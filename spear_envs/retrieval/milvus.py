@@ -129,7 +129,6 @@ class MilvusRetriever(Retriever):
         self._place = place
         self._client, self._pid = place.connect(place.deadline_s), os.getpid()
         self._encoder = place.open_encoder()
-        self.lengths = self._encoder.lengths  # type: ignore[method-assign]
         about = place.read_about(self._client)
         if about is None:
             raise SpearError(
@@ -166,6 +165,10 @@ class MilvusRetriever(Retriever):
             raise RetrieverFault(FaultKind.BAD_REPLY, f"{place.collection}: {error!r}.") from error
         except Exception as error:  # pymilvus also raises errors of gRPC
             raise RetrieverFault(FaultKind.UNAVAILABLE, f"{place.uri}: {one_line(error)}.") from error
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """Return the tokens of each query for the encoder."""
+        return self._encoder.lengths(queries)
 
     def describe(self) -> dict[str, Any]:
         """Return kind and settings."""

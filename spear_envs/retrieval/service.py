@@ -56,8 +56,7 @@ from spear_envs.retrieval.retriever import (
     RetrieverRefusal,
 )
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
-from spear_sandbox.web.aside import work_aside
-from spear_sandbox.web.listening import bind_socket
+from spear_sandbox.web.listening import bind_socket, work_aside
 from spear_sandbox.web.serving import make_server, on_signals, stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ RESTART_S, LONGEST_RESTART_S = 1.0, 30.0
 STOP_S = 15.0
 """Time for workers to stop, longer than their own drain."""
 
-Load = Callable[[], Mapping[str, Retriever]]
+OpenIndexes = Callable[[], Mapping[str, Retriever]]
 """Opens the indexes by name, the default first. Picklable where several processes serve."""
 
 
@@ -247,7 +246,7 @@ class RetrievalService:
         load: called once, on the thread that later searches the default.
     """
 
-    def __init__(self, load: Load, settings: ServiceSettings) -> None:
+    def __init__(self, load: OpenIndexes, settings: ServiceSettings) -> None:
         self.settings = settings
         self._ready: dict[str, _Ready] = {}
         self.metrics = Counts()
@@ -524,7 +523,7 @@ class _Process:
 
 
 def serve_workers(
-    load: Load, settings: ServiceSettings, host: str, port: int, *, number: int, on_ready: Callable[[str], None]
+    load: OpenIndexes, settings: ServiceSettings, host: str, port: int, *, number: int, on_ready: Callable[[str], None]
 ) -> None:
     """Serve with ``number`` processes until SIGINT or SIGTERM.
 
@@ -563,7 +562,7 @@ def serve_workers(
                 worker.process.join()
 
 
-def _work(load: Load, settings: ServiceSettings, host: str, port: int, told: Connection) -> None:
+def _work(load: OpenIndexes, settings: ServiceSettings, host: str, port: int, told: Connection) -> None:
     """Serve, in a worker process, until a signal or until the parent ends."""
     service = RetrievalService(load, settings)
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.memory import find_free_memory
+from spear_envs.core.machine import find_free_memory
 from spear_envs.data.files import format_bytes
 from spear_envs.retrieval.corpus import MEND, Hit
 

@@ -9,12 +9,11 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Schedule
+from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.tasks import Task, canonical_json
 from spear_envs.retrieval.retriever import RetrieverFault, find_documents
 from spear_envs.search.grading import exact_match, f1_score

@@ -14,12 +14,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import make_parser
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Schedule
+from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, check_split
 from spear_envs.core.tools import Tool

@@ -24,9 +24,9 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.core.making import require_spear_env
 from spear_envs.core.prompts import IMAGE, PromptContext
+from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.core.tasks import Task, TaskSet, check_disjoint
 from spear_envs.testing.report import ContractError
 from spear_envs.testing.trace import (

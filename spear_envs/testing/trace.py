@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_envs.core.env import SpearEnv
-from spear_envs.core.modules import make_command
+from spear_envs.core.machine import make_command
 
 MALFORMED: tuple[str, ...] = (
     "",

@@ -17,7 +17,7 @@ import numpy as np
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
-from spear_envs.data.files import digest_file, replace_text, sync
+from spear_envs.data.files import digest_file, sync, write_text
 from spear_envs.data.processes import explain_build, hold_folder, replace_folder
 from spear_envs.data.progress import Show, count_bytes
 from spear_envs.webshop.attribute_table import write_attribute_table
@@ -40,8 +40,8 @@ from spear_envs.webshop.store import (
     VERSION,
     Manifest,
     StoreShelf,
+    finish_store,
     write_array,
-    write_manifest,
 )
 
 
@@ -178,7 +178,7 @@ def _build(
         inputs=inputs,
     )
     report("writing checksums", 0, None)
-    write_manifest(store, manifest)
+    finish_store(store, manifest)
     return manifest
 
 
@@ -214,7 +214,7 @@ def _keep_only(work: Path, plan: str) -> None:
         else:
             item.unlink()
     sync(work)
-    replace_text(path, plan, synced=True)
+    write_text(path, plan)
 
 
 def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:

@@ -9,12 +9,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Schedule
+from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.tasks import Task
 from spear_envs.core.tools import CallParser
 from spear_envs.webshop.goals import Goal

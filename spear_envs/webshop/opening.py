@@ -19,7 +19,7 @@ from spear_envs.webshop.memory import make_catalog
 from spear_envs.webshop.nouns import RULE, TitleNouns, find_tagger, name_tagger
 from spear_envs.webshop.sources import CatalogFiles, find_files, read_entries, read_members, read_values
 from spear_envs.webshop.splits import SplitScheme
-from spear_envs.webshop.store import MANIFEST, Manifest, open_store, read_manifest
+from spear_envs.webshop.store import MANIFEST, Manifest, open_store, read_store
 
 MINI = "mini"
 """The catalogue that the package generates."""
@@ -114,7 +114,7 @@ def _stamp(path: Path | None) -> tuple[int, int]:
 
 @lru_cache(maxsize=4)
 def _read_manifest(folder: Path, stamp: tuple[int, int]) -> Manifest:
-    return read_manifest(folder)
+    return read_store(folder)
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from spear_envs.core.criteria import Criterion
+from spear_envs.core.rewards import Criterion
 from spear_envs.webshop.draws import NO_CEILING
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.matching import COLOURS, fold_colour, matches

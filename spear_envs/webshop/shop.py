@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
+from spear_envs.core.rewards import Criterion
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.pages import (

@@ -8,8 +8,6 @@ reads everything.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -23,8 +21,7 @@ import numpy.typing as npt
 
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
-from spear_envs.core.tasks import canonical_json
-from spear_envs.data.files import describe_files, digest_file
+from spear_envs.data.files import MANIFEST, check_manifest, read_manifest, write_manifest
 from spear_envs.webshop.catalog import Catalog, SplitKey, Splits
 from spear_envs.webshop.entries import Entry, decode_entry
 from spear_envs.webshop.goal_files import read_goals
@@ -37,7 +34,6 @@ from spear_envs.webshop.splits import SplitScheme, positions_from_json
 FORMAT = "spear-webshop-store"
 VERSION = 1
 """Increased whenever the files or their content change."""
-MANIFEST = "manifest.json"
 RECORDS = "records.bin"
 DICTIONARY = "dictionary.bin"
 HUMAN = "human.jsonl"
@@ -95,46 +91,26 @@ def map_array(path: Path, dtype: npt.DTypeLike) -> np.ndarray:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Describe all files of the folder and write ``manifest.json``."""
+def finish_store(folder: Path, manifest: Manifest) -> None:
+    """Describe all files of the folder and write its manifest."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest), "files": describe_files(folder, names)}
-    content["checksum"] = hashlib.sha256(canonical_json(content).encode()).hexdigest()
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    write_manifest(folder, {"format": FORMAT, "version": VERSION, **asdict(manifest)}, names)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_store(folder: Path) -> Manifest:
     """Read the manifest of a store and check that its files are present.
 
     Raises:
         SpearError: the folder is not a store, or the store has another version or is incomplete or damaged.
     """
-    path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text("utf-8"))
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise SpearError(f"{path} is not the manifest of a WebShop store: name another folder.")
-        if content.get("version") != VERSION:
-            raise SpearError(
-                f"the store {folder} has version {content.get('version')}, this program reads {VERSION}: {MEND}."
-            )
-        checksum = content.pop("checksum", "")
-        if checksum != hashlib.sha256(canonical_json(content).encode()).hexdigest():
-            raise SpearError(f"{path} was changed or cut short: {MEND}.")
+        content = read_manifest(folder, "a WebShop store", MEND, format=FORMAT, version=VERSION)
         manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
     except FileNotFoundError:
         raise SpearError(f"{folder} is not a finished store: {MEND}.") from None
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from None
-    for name, facts in manifest.files.items():
-        found = folder / name
-        if not found.is_file():
-            raise SpearError(f"the store {folder} lacks {name}: {MEND}.")
-        if found.stat().st_size != facts["bytes"]:
-            raise SpearError(
-                f"the store {folder} is damaged, {name} has {found.stat().st_size:,} bytes instead of"
-                f" {facts['bytes']:,}: {MEND}."
-            )
+    except KeyError as error:
+        raise SpearError(f"{folder / MANIFEST} lacks {error}: {MEND}.") from None
+    check_manifest(folder, manifest.files, MEND, hashed_bytes=-1)
     return manifest
 
 
@@ -208,7 +184,7 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
     Raises:
         SpearError: the folder is not a store, or the store has another version or is incomplete or damaged.
     """
-    manifest = manifest or read_manifest(folder)
+    manifest = manifest or read_store(folder)
     shelf = StoreShelf(folder, manifest.products)
 
     def find_goals(kind: GoalKind) -> GoalSource:
@@ -240,8 +216,6 @@ def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> 
     Raises:
         SpearError: a file is missing or damaged; the message names it.
     """
-    manifest = read_manifest(folder)
-    for name, facts in manifest.files.items():
-        if digest_file(folder / name, on_bytes) != facts["sha256"]:
-            raise SpearError(f"the store {folder} is damaged, {name} has changed: {MEND}.")
+    manifest = read_store(folder)
+    check_manifest(folder, manifest.files, MEND, on_bytes=on_bytes)
     return manifest

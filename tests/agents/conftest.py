@@ -48,7 +48,7 @@ def save_tiny_model(folder: Path, hidden: int) -> Path:
     from spear_agents.engines.hf import quiet_transformers
     from spear_envs.core.prompts import CompactTemplate
     from spear_training.warmstart.policy import PolicyShape, make_model
-    from spear_training.warmstart.tokenizer import make_tokenizer
+    from spear_training.warmstart.rows import make_tokenizer
 
     template = CompactTemplate()
     texts = ["walk to the end\nPPP_P_", *(template.respond(word) for word in ("go", "back", "fail"))]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault
 from spear_envs.core.prompts import CompactTemplate
 from spear_envs.core.tasks import ListTaskSet, Task
 

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
 from spear_agents.engines.base import Finish, Served
-from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
+from spear_agents.records import METRICS_FOLDER, measure_metrics, read_history, sum_usage
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
-from spear_agents.usage import sum_usage
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env

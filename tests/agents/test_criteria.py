@@ -7,7 +7,7 @@ import pytest
 
 from spear_agents import evaluate
 from spear_agents.trajectory import Trajectory
-from spear_envs.core.criteria import Criterion
+from spear_envs.core.rewards import Criterion
 
 PLAYERS = {
     "spear/WebShop-v0": ("expert", "script"),

@@ -20,8 +20,11 @@ from tokenizers.decoders import Fuse  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from spear_agents.chat import Chat  # noqa: E402
-from spear_agents.end_tokens import find_end_ids, require_end_ids  # noqa: E402
-from spear_agents.engines.base import Finish  # noqa: E402
+from spear_agents.engines.base import (  # noqa: E402
+    Finish,
+    find_end_ids,
+    require_end_ids,
+)
 from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
 from spear_agents.evaluation import run_evaluation  # noqa: E402
 from spear_agents.prompting import PromptBuilder  # noqa: E402
@@ -162,7 +165,7 @@ def test_a_model_without_a_chat_template_is_one_line() -> None:
     with pytest.raises(SpearError, match=r"no chat template: take a chat \(instruct\) version"):
         PromptBuilder(tokenizer, CompactTemplate())
     tokenizer.chat_template = "{{ raise_exception('Only the user speaks') }}"
-    with pytest.raises(SpearError, match=r"refuses messages of user.* \(Only the user speaks\): take another model"):
+    with pytest.raises(SpearError, match=r"refuses messages of user.* \(Only the user speaks\)"):
         PromptBuilder(tokenizer, CompactTemplate())
     tokenizer.chat_template = "a template that shows nothing"
     with pytest.raises(SpearError, match="drops messages of user: take another model"):

@@ -17,16 +17,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
+from spear_agents.records import sum_usage
 from spear_agents.rollout import CacheGate, Job, Retrying, play_many
 from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, Trajectory
-from spear_agents.usage import sum_usage
 from spear_envs.core.env import ActionResult, RewardMode
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Finish
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Finish
 from spear_agents.prompting import PromptBuilder, find_image_mark
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -322,8 +321,8 @@ def test_variables_of_the_chat_template_reach_every_prompt(tiny_model: Path, lay
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"tokenize": True}, "tokenize is not a variable of a chat template but an argument"),
-        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is not a variable"),
+        ({"tokenize": True}, "tokenize is an argument of apply_chat_template"),
+        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is an argument"),
         ({"enable_thinkin": False}, "the chat template of this tokenizer does not use 'enable_thinkin'"),
     ],
 )

@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from spear_agents import policies
+from spear_agents import settings as policies
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation, Served
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.evaluation import FAULTS_IN_A_ROW, SUMMARY, run_evaluation

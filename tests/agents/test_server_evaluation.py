@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spear_agents.cli import evaluate
-from spear_agents.compare_cli import compare
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer
 from spear_agents.evaluation import run_evaluation
-from spear_agents.panels.rescore import rescore_run
+from spear_agents.panels import rescore_run
 from spear_agents.records import EPISODES
-from spear_agents.replay.bodies import describe_episode
+from spear_agents.replay.runs import describe_episode
 from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.shortcuts import compare
 from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say

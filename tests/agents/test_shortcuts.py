@@ -16,7 +16,7 @@ from PIL import Image
 from spear_agents import compare, evaluate, load, view
 from spear_agents.cli import evaluate as command
 from spear_agents.evaluation import run_evaluation
-from spear_agents.panels.panel import OFFICIAL
+from spear_agents.panels import OFFICIAL
 from spear_agents.replay_gif import render_episode_gif, replay_frames
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Trajectory
@@ -116,7 +116,7 @@ def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> N
         ({"template_kwarg": {}}, "Did you mean 'template_kwargs'?"),
         ({"temperature": "warm"}, "temperature='warm': 'warm' is not a valid float"),
         ({"method": "react!"}, "not one of 'plain', 'io', 'react'"),
-        ({"tasks": 0}, "ask for 1 or more"),
+        ({"tasks": 0}, "has 256 tasks"),
         ({"tasks": [0, 1]}, "Unknown task '0'"),
         ({"seed": -1}, "seed=-1: -1 is not in the range x>=0"),
         ({"history": -1}, "history=-1"),

@@ -160,7 +160,7 @@ def test_turning_the_comparison_round_turns_its_sign(outcomes: list[tuple[bool, 
 
 
 def test_runs_on_other_tasks_are_not_compared() -> None:
-    with pytest.raises(SpearError, match="fingerprints"):
+    with pytest.raises(SpearError, match="same task set"):
         compare_trajectories([episode("a", True)], [episode("a", True, fingerprint="other")])
     with pytest.raises(SpearError, match="do not share a task"):
         compare_trajectories([episode("a", True)], [episode("b", True)])

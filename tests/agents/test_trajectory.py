@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_agents.engines.base import Finish, Served
-from spear_agents.files import digest_model, has_words, write_json
+from spear_agents.models import digest_model, has_words
 from spear_agents.trajectory import (
     Layout,
     Row,
@@ -22,6 +22,7 @@ from spear_agents.trajectory import (
     read_trajectories,
 )
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_json
 
 texts = st.text(st.characters(), max_size=12)
 floats = st.floats(allow_nan=False)
@@ -286,7 +287,7 @@ def test_a_json_file_is_whole_or_the_old_one(tmp_path: Path) -> None:
     assert path.read_text() == '{\n  "a": 1\n}\n'
     with pytest.raises(SpearError, match="cannot be written"):
         write_json(path / "below", {})
-    with pytest.raises(SpearError, match="is a folder: name a file in it"):
+    with pytest.raises(SpearError, match="is a folder"):
         write_json(path.parent, {})
     assert os.listdir(path.parent) == ["x.json"]
 

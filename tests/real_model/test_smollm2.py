@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 
 pytestmark = pytest.mark.nightly
 

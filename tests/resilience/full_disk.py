@@ -109,8 +109,7 @@ def download(disk: Path) -> dict[str, Any]:
 
 def store_samples(disk: Path) -> dict[str, Any]:
     from spear_envs.core.errors import SpearError
-    from spear_training.sft.data import open_store, write_store
-    from spear_training.sft.samples import Sample
+    from spear_training.sft.samples import Sample, open_store, write_store
 
     samples = [Sample(tuple(range(500)), (1,) * 500) for _ in range(60)]
     fill(disk, ROOM["samples"])

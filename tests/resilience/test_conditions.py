@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from benchmarks._siege import Injury, run_siege
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault
 from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.retriever import find_documents
 from spear_sandbox.client import HttpExecutor
 from spear_sandbox.protocol import Limits, RunStatus
-from spear_sandbox.web import replies
+from spear_sandbox.web import endpoints as replies
 from tests.rooms import ROOT, find_modules
 from tests.sandbox import service as sandbox_service
 from tests.sandbox.service import need_isolation
@@ -112,7 +112,7 @@ def test_commands_work_or_say_why_not(name: str, tmp_path: Path) -> None:
 MAY_ASK = {
     "agents/spear_agents/gateway/responses_wire.py": "a field of OpenAI's answers",
     "agents/spear_agents/gateway/openai_wire.py": "OpenAI's field `created`",
-    "sandbox/spear_sandbox/web/replies.py": "a server that names a time to come again; the wait is bounded",
+    "sandbox/spear_sandbox/web/endpoints.py": "a server that names a time to come again; the wait is bounded",
     "spear_envs/retrieval/build.py": "the date of an index",
 }
 ASKS = ("time.time", "time.time_ns", "time", "datetime.now", "datetime.utcnow", "datetime.today", "time.localtime")

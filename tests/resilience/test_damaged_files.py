@@ -14,10 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_agents.metrics import METRICS_FOLDER, read_history
-from spear_agents.records import EPISODES, SETTINGS, read_last, read_settings
-from spear_agents.replay.page import render_page
+from spear_agents.records import EPISODES, METRICS_FOLDER, SETTINGS, read_history, read_last, read_settings
 from spear_agents.replay.runs import Run
+from spear_agents.replay.server import render_page
 from spear_agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.alfworld.gamefile import GameFile, load_game
 from spear_envs.alfworld.synthesis.files import write_synthetic_game
@@ -25,8 +24,8 @@ from spear_envs.bm25.build import build_index
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.code.problem_files import read_problems
 from spear_envs.core.errors import SpearError
-from spear_envs.core.info import INFO_KEYS
 from spear_envs.core.making import make_env
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.data.embedded import read_embedded
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from spear_agents.panels.panel import OFFICIAL, digest_panel, write_panel
+from spear_agents.panels import OFFICIAL, digest_panel, write_panel
 from spear_agents.records import EPISODES, SETTINGS
 from spear_agents.shortcuts import evaluate
 from spear_envs.cli import main

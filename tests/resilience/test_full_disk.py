@@ -97,7 +97,7 @@ step = folder / "checkpoints" / "global_step_1"
 (step / "actor").mkdir(parents=True)
 (step / "actor" / "weights.bin").write_bytes(b"w" * 100_000)
 write_state(step, {"format": 1})
-write_manifest(step)
+finish_checkpoint(step)
 """
 DOWNLOAD = """
 from spear_envs.data import RemoteFile, fetch
@@ -125,7 +125,7 @@ CASES = {
         STORE, "attributes.npz", lambda folder: AttributeTable(folder / "store.partial").get("B001")["attributes"]
     ),
     "small file": Case(
-        "from spear_agents.files import write_json; write_json(folder / 'a.json', {})",
+        "from spear_envs.data.files import write_json; write_json(folder / 'a.json', {})",
         "a.json",
         lambda folder: (folder / "a.json").read_text()[0],
     ),

@@ -14,8 +14,7 @@ httpx = pytest.importorskip("httpx", reason="needs the extra 'api'")
 
 from spear_agents.engines.base import EngineFault, Sampling  # noqa: E402
 from spear_agents.engines.openai import OpenAIEngine, Server  # noqa: E402
-from spear_envs.core.errors import SpearError  # noqa: E402
-from spear_envs.core.faults import EnvFault  # noqa: E402
+from spear_envs.core.errors import EnvFault, SpearError  # noqa: E402
 from spear_envs.retrieval.client import RetrieverClient  # noqa: E402
 from spear_envs.retrieval.retriever import find_documents  # noqa: E402
 from spear_sandbox.client import HttpExecutor, Retries  # noqa: E402

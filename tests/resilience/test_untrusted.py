@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_agents.cli import evaluate
-from spear_agents.exports.cli import export_data
-from spear_agents.panels.cli import panel, rescore
-from spear_agents.panels.panel import OFFICIAL, digest_panel, write_panel
+from spear_agents.exports import export_data
+from spear_agents.panels import OFFICIAL, digest_panel, panel, rescore, write_panel
 from spear_agents.records import EPISODES, SETTINGS
 from spear_agents.replay.runs import Run
 from spear_agents.shortcuts import evaluate as run
@@ -94,15 +93,15 @@ def test_a_checkpoint_with_a_program_is_neither_exported_nor_resumed(tmp_path: P
     pytest.importorskip("verl", reason="needs the extra 'train'")
     import torch
 
-    from spear_training.checkpoints import check_files, write_manifest
-    from spear_training.export import export_policy
+    from spear_training.checkpoints import check_files, finish_checkpoint
+    from spear_training.store import export_policy
     from tests.training.trainings import save_small_checkpoint
 
     trace = tmp_path / "trace"
     folder = save_small_checkpoint(tmp_path / "run", 3)
     for protocol in (2, 4):
         torch.save({"weights": Bomb(trace)}, folder / name, pickle_protocol=protocol)
-        write_manifest(folder)  # whoever can change a file can change the list of files
+        finish_checkpoint(folder)  # whoever can change a file can change the list of files
         for use in (lambda: export_policy(tmp_path / "run", tmp_path / "out"), lambda: check_files(folder)):
             with pytest.raises(SpearError, match=r"would run|cannot be read"):
                 use()
@@ -115,7 +114,7 @@ def test_damaged_checkpoints_are_told_in_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     pytest.importorskip("verl", reason="needs the extra 'train'")
-    from spear_training.checkpoints import Resume, check_files, check_origin, read_best, read_state, write_manifest
+    from spear_training.checkpoints import Resume, check_files, check_origin, finish_checkpoint, read_best, read_state
     from tests.training.trainings import save_small_checkpoint
 
     folder = save_small_checkpoint(tmp_path_factory.mktemp("run"), 3)
@@ -125,7 +124,7 @@ def test_damaged_checkpoints_are_told_in_one_sentence(
     chosen = folder / data.draw(st.sampled_from(names))
     chosen.write_bytes(data.draw(damaged(chosen.read_bytes())))
     if data.draw(st.booleans()) and chosen.name != "manifest.json":
-        write_manifest(folder)
+        finish_checkpoint(folder)
     uses = (check_files, read_state, lambda path: check_origin(path, {}, Resume.EXACT, changeable=()))
     for use in (*uses, lambda path: read_best(path.parent)):
         try:
@@ -138,7 +137,7 @@ def test_damaged_checkpoints_are_told_in_one_sentence(
 def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
     from spear_envs.bm25.build import build_index
     from spear_envs.bm25.index import SearchIndex
-    from spear_training.sft.data import ARRAYS, open_store
+    from spear_training.sft.samples import ARRAYS, open_store
 
     bombs = np.array([Bomb(tmp_path / "trace")], dtype=object)
     for name in ARRAYS:
@@ -166,7 +165,7 @@ PLACES = {
     "spear_envs/testing/checks.py": "a copy of what it has just pickled itself",
     "sandbox/spear_sandbox/guest/*": "inside the sandbox",
     "agents/spear_agents/engines/vllm_worker.py": "weights alone (weights_only), from the process that started it",
-    "training/spear_training/verl_plugin/resharding.py": "shards whose pickles check_files has looked through",
+    "training/spear_training/verl_plugin/workers.py": "shards whose pickles check_files has looked through",
     "spear_envs/code/snippets.py": "text of a program for the sandbox",
 }
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import Limits
 
 

@@ -165,8 +165,7 @@ def run_scripted(**settings: Any) -> Iterator[tuple[RunningService, ScriptedExec
 @contextmanager
 def run_local(limits: Limits, max_running: int, **settings: Any) -> Iterator[RunningService]:
     """A service over the real sandbox; skips the test where no isolation holds."""
-    from spear_sandbox.levels import IsolationRefusedError
-    from spear_sandbox.local import LocalExecutor
+    from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 
     async def start() -> LocalExecutor:
         executor = LocalExecutor(limits=limits, max_running=max_running)
@@ -186,8 +185,7 @@ def run_local(limits: Limits, max_running: int, **settings: Any) -> Iterator[Run
 
 @functools.cache
 def _find_refusal() -> str | None:
-    from spear_sandbox.levels import IsolationRefusedError
-    from spear_sandbox.local import LocalExecutor
+    from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 
     async def start() -> None:
         executor = LocalExecutor(zygotes=1)

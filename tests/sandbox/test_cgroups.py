@@ -58,7 +58,7 @@ HOARDERS = """
 import asyncio, json
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Limits
-from spear_sandbox.table import SessionTable
+from spear_sandbox.cells import SessionTable
 
 async def main():
     executor = LocalExecutor("namespaces", zygotes=1, max_running=1, limits=Limits(wall_s=20.0, memory_mb=128))

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from spear_sandbox.web.endpoints import Backoff
+
 pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
@@ -22,14 +24,13 @@ pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 
 
 from spear_envs import cli
 from spear_sandbox.client import HttpExecutor, Retries
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until
 from tests.sandbox.service import ask, find_free_port, find_processes, need_isolation, run_command, run_scripted
 
-QUICK = Retries(first_wait_s=0.5)
+QUICK = Retries(backoff=Backoff(0.5))
 
 
 def run_once(url: str, code: str, **keywords: Any) -> Outcome:
@@ -249,7 +250,7 @@ class TestFailedStarts:
             port = taken.getsockname()[1]
             found = call(capsys, "serve", "--port", str(port))
         sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
-        assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
+        assert found == (1, "", f"Error: {sentence}: choose another --port.\n")
 
     def test_a_token_that_no_header_carries_is_refused(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -11,10 +11,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
-from spear_sandbox.installation import PACKAGES, find_installation
-from spear_sandbox.languages import find_languages
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.installation import PACKAGES, find_installation, find_languages
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import Limits
 from tests.sandbox.service import RunningService, ask, run_local
 

@@ -18,8 +18,7 @@ import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.installation import Installation, find_installation
-from spear_sandbox.levels import IsolationRefusedError, choose_backend, examine
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor, choose_backend, examine
 from spear_sandbox.protocol import Isolation, KillReason, Limits, RunStatus
 from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import wait_until
@@ -45,7 +44,7 @@ if ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0:
 """
 TRYING = """
 import asyncio, sys
-from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import IsolationRefusedError
 from spear_sandbox.local import LocalExecutor
 async def main():
     executor = LocalExecutor(sys.argv[1])

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
 
 needs_numpy = pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")

@@ -11,11 +11,10 @@ import pytest
 
 from benchmarks._figures import find_bar
 from benchmarks.sandbox import BARS, measure_leaks
+from spear_sandbox.backends import WarmBackend
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.levels import IsolationRefusedError
-from spear_sandbox.local import LocalExecutor
+from spear_sandbox.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import FaultKind, SandboxFault
-from spear_sandbox.warm import WarmBackend
 
 ORPHANS = """
 import os

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from spear_sandbox import warm
+from spear_sandbox import backends as warm
+from spear_sandbox.backends import WarmBackend
 from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.guest.zygote import FAILED, SPAWNED, STARVED
 from spear_sandbox.installation import Installation, find_installation, list_kinds
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import FaultKind, SandboxFault
-from spear_sandbox.warm import WarmBackend
 from spear_sandbox.zygotes import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]

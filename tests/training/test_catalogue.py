@@ -308,9 +308,9 @@ def test_a_composed_training_knows_the_function(tmp_path: Path, model_folder: Pa
         ({"templat": "x"}, "spear.env.templat is not a setting; did you mean spear.env.template?"),
         ({"qqq": 1}, "spear.env.qqq is not a setting; there are id, kwargs"),
         ({1: 1}, "spear.env.1 is not a setting"),
-        ({"layout": "flat"}, "spear.env.layout cannot be 'flat'; choose per_turn, conversation"),
-        ({"layout": None}, "spear.env.layout cannot be None"),
-        ({"layout": ["per_turn"]}, "spear.env.layout cannot be ['per_turn']"),
+        ({"layout": "flat"}, "spear.env.layout: input should be 'per_turn' or 'conversation' (it is 'flat')"),
+        ({"layout": None}, "spear.env.layout: "),
+        ({"layout": ["per_turn"]}, "it is ['per_turn']"),
     ],
 )
 def test_a_wrong_key_or_layout_is_told(mapping: dict[Any, Any], expected: str) -> None:

@@ -27,10 +27,10 @@ from spear_training.checkpoints import (
     check_files,
     check_origin,
     describe_code,
+    finish_checkpoint,
     keep_best,
     read_best,
     read_state,
-    write_manifest,
     write_state,
 )
 from spear_training.launch import compose_config
@@ -90,7 +90,7 @@ def test_a_pickle_that_would_run_something_is_told_and_not_loaded(tmp_path: Path
         torch.save({"weights": Bomb(trace)}, folder / name)
     else:
         (folder / name).write_bytes(pickle.dumps(Bomb(trace)))
-    write_manifest(folder)  # whoever can change a file can change the list of files
+    finish_checkpoint(folder)  # whoever can change a file can change the list of files
     with pytest.raises(SpearError, match=r"would run .*mkdir|cannot be read") as caught:
         check_files(folder)
     assert name in str(caught.value)
@@ -107,7 +107,7 @@ def test_names_reached_through_an_allowed_module_are_told_too(tmp_path: Path) ->
     with zipfile.ZipFile(folder / "data.pt", "w") as file:
         for member, data in (("data.pkl", code), ("version", b"3\n"), ("byteorder", b"little")):
             file.writestr(f"archive/{member}", data)
-    write_manifest(folder)
+    finish_checkpoint(folder)
     with pytest.raises(SpearError, match=r"would run|cannot be read"):
         check_files(folder)
     assert not (tmp_path / "trace").exists()

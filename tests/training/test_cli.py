@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from spear_training import runs
-from spear_training.checkpoints import keep_best, write_manifest
-from spear_training.earlier import load_earlier
-from spear_training.export import export_policy
+from spear_training.checkpoints import finish_checkpoint, keep_best
+from spear_training.computing import load_earlier
 from spear_training.runs import read_progress
+from spear_training.store import export_policy
 from tests.agents.test_cli import train, write_launch
 from tests.spear_envs.test_completion import ask_line
 from tests.training.trainings import save_small_checkpoint
@@ -117,7 +117,7 @@ def finish(out: Path, device: str, observer: Any) -> None:
         train(1, **{"success/all": 0.5, "perf/step_seconds": 1.5, "entropy/token-mean": 0.7}),
         train(2, **{"perf/step_seconds": 1.5, "entropy/token-mean": None}),
     )
-    from spear_agents.metrics import read_history
+    from spear_agents.records import read_history
 
     observer([])
     observer(read_history(out))
@@ -187,7 +187,7 @@ def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:
     whole.mkdir()
     save_file({"a": torch.full((2, 3), value), "b": torch.ones(4)}, whole / "model.safetensors")
     (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "dtype": "bfloat16"}))
-    write_manifest(folder)
+    finish_checkpoint(folder)
     return folder
 
 
@@ -214,14 +214,14 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     with pytest.raises(SpearError, match="exists: choose another"):
         export_policy(run, run)
     (folder / "actor" / "huggingface" / "config.json").unlink()
-    with pytest.raises(SpearError, match="missing, torn or changed"):
+    with pytest.raises(SpearError, match="is missing"):
         export_policy(run, out)
-    write_manifest(folder)
+    finish_checkpoint(folder)
     with pytest.raises(SpearError, match=r"lacks weights in safetensors or config\.json"):
         export_policy(run, out)
     (folder / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
     (folder / "actor" / "huggingface" / "config.json").write_text("{}")
-    write_manifest(folder)
+    finish_checkpoint(folder)
     with pytest.raises(SpearError, match="cannot be read"):
         export_policy(run, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

@@ -23,9 +23,9 @@ torch = pytest.importorskip("torch")
 
 from spear_agents.trajectory import Trajectory, read_trajectories  # noqa: E402
 from spear_envs.core.rewards import cosine_decay, cosine_warmup  # noqa: E402
-from spear_training.checkpoints import BEST, check_files, is_finished, read_best, read_state, write_manifest  # noqa: E402
-from spear_training.export import export_policy  # noqa: E402
-from spear_training.variables import MARK  # noqa: E402
+from spear_training.checkpoints import BEST, check_files, finish_checkpoint, is_finished, read_best, read_state  # noqa: E402
+from spear_training.store import export_policy  # noqa: E402
+from spear_training.supervise import MARK  # noqa: E402
 from tests.training.trainings import finish, get_steps, start_training  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,7 @@ def test_the_policy_is_exported_whole_or_from_its_shards(whole_run: Path, tmp_pa
     shutil.copytree(whole_run / "checkpoints", run / "checkpoints")
     folder = run / "checkpoints" / f"global_step_{STEPS}"
     (folder / "actor" / "huggingface" / "model.safetensors").unlink()
-    write_manifest(folder)
+    finish_checkpoint(folder)
     joined = export_policy(run, tmp_path / "joined")
     found, expected = (load_file(made.folder / "model.safetensors") for made in (joined, whole))
     # verl rounds to the type that models are served in.

@@ -17,8 +17,8 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf, open_dict
 
-from spear_agents.files import write_text
 from spear_agents.trajectory import StopReason
+from spear_envs.data.files import write_text
 from spear_training.launch import CONFIG_FILE, compose_config, compose_training, prepare_run
 from spear_training.step.dealing import count_minibatches
 from spear_training.supervise import supervise_training
@@ -146,7 +146,7 @@ def test_a_preset_trains_on_four_ranks_of_two_nodes(two_nodes: str, tmp_path: Pa
 def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
     out = tmp_path / "sokoban"
     run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny", LOGGERS)
-    from spear_agents.metrics import read_history
+    from spear_agents.records import read_history
 
     steps = [record for record in read_history(out) if "training/global_step" in record]
     told = {name for record in steps for name, value in record.items() if value is not None}
@@ -183,7 +183,7 @@ def test_a_tiny_vision_policy_trains_on_pictures(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     from spear_agents.engines.hf import HFModel
-    from spear_training.export import export_policy
+    from spear_training.store import export_policy
 
     out = tmp_path / "run"
     steps = run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl", "trainer.save_freq=2")

@@ -8,10 +8,9 @@ import pytest
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
 from spear_training import catalogue as inventory
-from spear_training.catalogue import Need, PresetListing, survey_models, survey_presets
+from spear_training.catalogue import Need, PresetListing, list_presets, survey_models, survey_presets
 from spear_training.choices import list_choices
 from spear_training.launch import compose_config
-from spear_training.presets import list_presets
 from tests.spear_envs.test_catalogue import write_shop
 
 PRESETS_OF_OURS = ("demo", "alfworld_tiny", "code_tiny", "search_tiny", "webshop_tiny")

@@ -21,7 +21,7 @@ from spear_training.launch import (
     compose_training,
     prepare_run,
 )
-from spear_training.supervise import LOCK_FILE, hold_lock
+from spear_training.supervise import LOCK_FILE, lock_run
 from tests.training.trainings import save_small_checkpoint
 
 MODEL = "actor_rollout_ref.model.path"
@@ -129,12 +129,12 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest
     ("key", "value", "expected"),
     [
         ("spear.sil.gamma", "cosin", "spear.sil.gamma cannot be 'cosin'; did you mean cosine?"),
-        ("spear.sil.warmup_steps", -1, "spear.sil.warmup_steps must be at least 0, not -1"),
-        ("spear.sil.warmup_steps", "many", "spear.sil.warmup_steps must be a whole number, not 'many'"),
+        ("spear.sil.warmup_steps", -1, "spear.sil.warmup_steps: input should be greater than or equal to 0 (it is -1)"),
+        ("spear.sil.warmup_steps", "many", "spear.sil.warmup_steps: must be a whole number (it is 'many')"),
         ("spear.advantage.estimator", "gigp", "spear.advantage.estimator cannot be 'gigp'; did you mean gigpo?"),
-        ("spear.sil", 1, "spear.sil must be a mapping of settings"),
+        ("spear.sil", 1, "spear.sil: input should be a dictionary"),
         ("spear.sill", {}, "spear.sill is not a setting; did you mean spear.sil?"),
-        ("spear.filter.void", "maybe", "spear.filter.void cannot be 'maybe'"),
+        ("spear.filter.void", "maybe", "(it is 'maybe')"),
         ("spear.cov.bounds", "fixed", "needs spear.cov.lower and spear.cov.upper"),
         ("critic.enable", True, "critic.enable can only be False here: set spear.advantage.estimator=gae"),
         ("actor_rollout_ref.actor.use_kl_loss", True, "can only be False here: set spear.kl.coefficient"),
@@ -142,32 +142,32 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest
         (
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
             99,
-            "set actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
+            "raise actor_rollout_ref.actor.ppo_max_token_len_per_gpu to 2048",
         ),
         ("spear.loss.aggregation", "sum-norm", "take seq-mean-token-sum-norm"),
         ("spear.env.template", "fancy", "no prompt template 'fancy': this environment has compact, default"),
-        ("spear.env.layout", "flat", "spear.env.layout cannot be 'flat'; choose per_turn, conversation"),
+        ("spear.env.layout", "flat", "spear.env.layout: input should be 'per_turn' or 'conversation'"),
         ("spear.env.histroy", 2, "spear.env.histroy is not a setting; did you mean spear.env.history?"),
         ("spear.env.id", "spear/Sokobann-v0", "Sokobann"),
         ("spear.env.train_split", "trian", "split='trian' is not valid: choose one of 'train', 'valid', 'test'"),
         ("spear.env.valid_split", "vaild", "split='vaild' is not valid: choose one of 'train', 'valid', 'test'"),
         ("spear.env.kwargs", {"boxen": 3}, "boxen"),
-        ("spear.env.kwargs", {}, "shows a picture, which the model cannot read"),
+        ("spear.env.kwargs", {}, "shows a picture"),
         ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
         ("data.train_max_samples", 31, "data.train_batch_size=32 exceeds the 31 tasks of the split train"),
-        ("spear.curriculum.choice", "thompson", "set data.train_max_samples to 65,536 or fewer"),
-        ("spear.branch.share", 1.5, "spear.branch.share must be at most 1, not 1.5"),
-        ("spear.env", None, "spear.env must be a mapping"),
-        ("spear.env.history", -1, "spear.env.history must be at least 0, not -1"),
-        ("spear.record", None, "spear.record must be a mapping"),
-        ("spear.record.every", 0, "spear.record.every must be at least 1, not 0"),
-        ("spear.resume", "exactly", "spear.resume cannot be 'exactly'; did you mean exact?"),
-        ("spear.deterministic", "maybe", "spear.deterministic must be true or false, not 'maybe'"),
-        ("spear.seed", "one", "spear.seed must be a whole number, not 'one'"),
-        ("spear.seed", None, "spear.seed must be a whole number"),
-        ("data.apply_chat_template_kwargs", {"tokenize": True}, "tokenize is not a variable of a chat template"),
+        ("spear.curriculum.choice", "thompson", "set data.train_max_samples"),
+        ("spear.branch.share", 1.5, "spear.branch.share: input should be less than or equal to 1"),
+        ("spear.env", None, "spear.env: input should be a dictionary"),
+        ("spear.env.history", -1, "spear.env.history: input"),
+        ("spear.record", None, "spear.record: input should be a dictionary"),
+        ("spear.record.every", 0, "spear.record.every: input"),
+        ("spear.resume", "exactly", "Did you mean 'exact'?"),
+        ("spear.deterministic", "maybe", "spear.deterministic: input should be a valid boolean"),
+        ("spear.seed", "one", "spear.seed: must be a whole number"),
+        ("spear.seed", None, "spear.seed: input should be a valid integer"),
+        ("data.apply_chat_template_kwargs", {"tokenize": True}, "tokenize is an argument"),
         ("trainer.log_val_generations", -1, "trainer.log_val_generations must be a whole number, 0 or more, not -1"),
-        ("spear.seed", -3, "spear.seed must be at least 0, not -3"),
+        ("spear.seed", -3, "spear.seed: input"),
         ("trainer.total_training_steps", None, "trainer.total_training_steps must be a whole number, 1 or more"),
         ("trainer.total_training_steps", "ten", "trainer.total_training_steps must be a whole number"),
         ("trainer.total_training_steps", 2.5, "trainer.total_training_steps must be a whole number"),
@@ -189,8 +189,8 @@ def test_a_setting_that_cannot_be_is_told_before_anything_starts(
     ("change", "expected"),
     [
         ({}, None),
-        ({"spear.env.layout": "conversation"}, "set spear.env.layout=per_turn, or set spear.branch.share=0"),
-        ({"spear.rollout.staleness": 1}, "set spear.rollout.staleness=0, or set spear.branch.share=0"),
+        ({"spear.env.layout": "conversation"}, "spear.env.layout=per_turn"),
+        ({"spear.rollout.staleness": 1}, "spear.rollout.staleness=0"),
         ({"spear.env.layout": "conversation", "spear.agent": "a.py:play"}, "leave out spear.agent"),
     ],
 )
@@ -338,7 +338,7 @@ def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
     prepare(composed["none"], tmp_path)
     before = (tmp_path / CONFIG_FILE).read_text()
-    with hold_lock(tmp_path), pytest.raises(SpearError, match="another process trains in"):
+    with lock_run(tmp_path), pytest.raises(SpearError, match="another process trains in"):
         prepare(change(composed["none"], spear__seed=9), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
 

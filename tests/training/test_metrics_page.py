@@ -85,7 +85,7 @@ def read_code() -> set[str]:
 def correct() -> set[str]:
     """What verl says about weights and rejections."""
     pytest.importorskip("verl", reason="needs the extra 'train'")
-    from spear_training.verl_plugin.correction import correct_rows
+    from spear_training.verl_plugin.actor import correct_rows
 
     settings = RolloutCorrection(rollout_is="token", rollout_rs="token_k1", rollout_rs_threshold="0.1_10")
     log_probs = -torch.linspace(0.1, 1.0, 6)

@@ -14,13 +14,14 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import Finish
+from spear_agents.records import PANELS
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
-from spear_training.plots import PANELS, plot_curves
-from spear_training.recording import EpisodeRecorder, RecordSettings
 from spear_training.review import WINDOW, review_history
+from spear_training.runs import plot_curves
+from spear_training.settings import EpisodeRecorder, RecordSettings
 from tests.agents.test_cli import train, write_launch
 
 QUIET = {
@@ -152,9 +153,9 @@ def test_episodes_are_kept_of_the_first_step_and_every_few_after_it() -> None:
     ("values", "expected"),
     [
         ({"evry": 1}, "spear.record.evry is not a setting; did you mean spear.record.every"),
-        ({"every": 0}, "spear.record.every must be at least 1, not 0"),
-        ({"episodes": -1}, "spear.record.episodes must be at least 0, not -1"),
-        ({"episodes": 2.5}, "must be a whole number"),
+        ({"every": 0}, "spear.record.every: input should be greater than or equal to 1"),
+        ({"episodes": -1}, "spear.record.episodes: "),
+        ({"episodes": 2.5}, "integer"),
         ({"every": True}, "must be a whole number"),
     ],
 )

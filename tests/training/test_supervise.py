@@ -25,7 +25,7 @@ from spear_training.supervise import (
     _end_all,
     _find_error,
     build_environment,
-    hold_lock,
+    lock_run,
     supervise_training,
 )
 
@@ -253,17 +253,17 @@ def test_shared_memory_of_killed_processes_goes_too() -> None:
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
-    code = "from pathlib import Path\nfrom spear_training.supervise import hold_lock\n"
-    code += f"with hold_lock(Path({str(out)!r})):\n"
+    code = "from pathlib import Path\nfrom spear_training.supervise import lock_run\n"
+    code += f"with lock_run(Path({str(out)!r})):\n"
     code += "    print('held', flush=True)\n    import time\n    time.sleep(300)\n"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(SpearError), hold_lock(out):
+        with pytest.raises(SpearError), lock_run(out):
             pass
         holder.kill()
         holder.wait()
-        with hold_lock(out):
+        with lock_run(out):
             pass
     finally:
         holder.kill()

@@ -25,6 +25,7 @@ from spear_agents.prompting import PromptBuilder  # noqa: E402
 from spear_agents.trajectory import Layout  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.making import make_env  # noqa: E402
+from spear_training.cli import warmstart  # noqa: E402
 from spear_training.warmstart import (  # noqa: E402
     RECIPES,
     Answers,
@@ -47,7 +48,6 @@ from spear_training.warmstart.policy import (  # noqa: E402
     rename_words,
 )
 from spear_training.warmstart.rows import ExpertRow  # noqa: E402
-from spear_training.warmstart_cli import warmstart  # noqa: E402
 
 ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 BOARD = sokoban.CompactBoardTemplate()

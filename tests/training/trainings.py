@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 
 UNSTABLE = ("timing_s/", "perf/", "val/seconds")
 """Metrics that hold times, which no two runs share."""
@@ -17,7 +17,7 @@ def save_small_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path
     """A whole checkpoint of the run in ``out`` as far as launches look at it, without a model."""
     import torch
 
-    from spear_training.checkpoints import FORMAT, describe_code, write_manifest, write_state
+    from spear_training.checkpoints import FORMAT, describe_code, finish_checkpoint, write_state
     from spear_training.inputs import TASKS_FILE
     from spear_training.launch import CONFIG_FILE, flatten_config
 
@@ -29,7 +29,7 @@ def save_small_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path
     (folder / "actor").mkdir()
     torch.save({"weights": torch.ones(2)}, folder / "actor" / "model.pt")
     torch.save({"position": 3}, folder / "data.pt")
-    write_manifest(folder)
+    finish_checkpoint(folder)
     if tracked:
         (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
     return folder

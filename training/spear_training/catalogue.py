@@ -16,18 +16,28 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from spear_agents.listing import print_rows
-from spear_agents.models.catalogue import KNOWN
-from spear_agents.models.listing import ModelListing, Place, describe_hub, describe_known
+from spear_agents.models import KNOWN, ModelListing, Place, describe_hub, describe_known
+from spear_agents.tables import print_rows
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
 from spear_envs.data.files import format_bytes
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
-from spear_training.choices import CONFIG, find_user_folder, list_algorithms, list_choices, read_config
-from spear_training.overrides import CONFIG_DIR_OPTION
+from spear_training.choices import (
+    CONFIG,
+    find_user_folder,
+    list_algorithms,
+    list_choices,
+    list_official,
+    read_config,
+)
+from spear_training.cli import CONFIG_DIR_OPTION
 from spear_training.planning.memory import read_known
-from spear_training.presets import list_presets
+
+
+def list_presets() -> list[str]:
+    """Names of the paper's presets, sorted; each exists in both flavours."""
+    return [name.rpartition("/")[2] for name in list_official()]
 
 
 @dataclass(frozen=True)

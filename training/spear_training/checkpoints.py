@@ -14,8 +14,8 @@ import pickle
 import reprlib
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from importlib import metadata
@@ -28,12 +28,20 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import put_file, put_folder, sync, sync_tree
+from spear_envs.data.files import (
+    MANIFEST,
+    check_manifest,
+    draft_file,
+    put_folder,
+    read_manifest,
+    write_json,
+    write_manifest,
+    write_text,
+)
 
 FORMAT = 4
-STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
+STATE, TENSORS = "spear.json", "spear.safetensors"
 BEST = "best"
 TRACKER = "latest_checkpointed_iteration.txt"
 HASHED_BYTES = 2**26
@@ -71,17 +79,14 @@ class Resume(str, Enum):
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write nested plain data with tensors and arrays in it, as JSON and safetensors.
 
-    An earlier file stays unchanged if this raises OSError.
+    An earlier file stays unchanged if this raises SpearError, as for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     plain = _take_tensors(state, tensors)
-    temporary = folder / f".{TENSORS}.tmp"
-    save_file(tensors, temporary)
-    put_file(temporary, folder / TENSORS)
-    draft = folder / f".{STATE}.tmp"
-    draft.write_text(json.dumps(plain), "utf-8")
-    put_file(draft, folder / STATE)
+    with draft_file(folder / TENSORS) as draft:
+        save_file(tensors, draft)
+    write_text(folder / STATE, json.dumps(plain))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -92,15 +97,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         plain = json.loads((folder / STATE).read_text("utf-8"))
         found = plain["format"] if isinstance(plain, dict) else None
         if found != FORMAT:
-            raise SpearError(
-                f"{folder / STATE} has format {reprlib.repr(found)}, this code reads {FORMAT}: start a new run folder"
-            )
+            raise SpearError(f"{folder / STATE} has format {reprlib.repr(found)}, this code reads {FORMAT}: {_ADVICE}")
         return _put_tensors(plain, load_file(folder / TENSORS))
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
-        raise SpearError(
-            f"the state in {folder} cannot be read ({type(error).__name__}): "
-            "remove the folder to resume from the previous checkpoint"
-        ) from error
+        raise SpearError(f"the state in {folder} cannot be read ({type(error).__name__}): {_ADVICE}") from error
 
 
 _REFERENCE = "$tensor"
@@ -194,14 +194,11 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-def write_manifest(folder: Path) -> None:
-    """Write the sizes of a finished checkpoint's files and, except for large ones, their SHA-256."""
+def finish_checkpoint(folder: Path) -> None:
+    """Write the sizes of a checkpoint's files and, except for large ones, their SHA-256, which makes it complete."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-    files = {path.relative_to(folder).as_posix(): _measure(path) for path in paths}
-    # The manifest marks the checkpoint as complete, so it must not outlive what it lists.
-    sync_tree(folder)
-    sync(folder.parent)
-    write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    write_manifest(folder, {"format": FORMAT}, names, HASHED_BYTES)
 
 
 def is_finished(folder: Path) -> bool:
@@ -256,16 +253,10 @@ def check_files(folder: Path) -> None:
     Raises SpearError if a file is missing, torn, changed, or would run other code.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
-        wrong = [
-            name
-            for name, expected in files.items()
-            if not (folder / name).is_file() or _measure(folder / name) != expected
-        ]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise SpearError(f"{folder / MANIFEST} cannot be read: {_ADVICE}") from error
-    if wrong:
-        raise SpearError(f"{folder / wrong[0]} is missing, torn or changed since it was written: {_ADVICE}")
+        manifest = read_manifest(folder, "a checkpoint", _ADVICE, format=FORMAT)
+    except FileNotFoundError as error:
+        raise SpearError(f"{error} is missing: {_ADVICE}") from None
+    check_manifest(folder, manifest["files"], _ADVICE)
     import torch.distributed.tensor
 
     for path in sorted(folder.rglob("*.pt")):
@@ -274,38 +265,10 @@ def check_files(folder: Path) -> None:
         except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
             raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
         if names:
-            raise SpearError(
-                f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
-                "it was not loaded; take a checkpoint that you trust"
-            )
+            raise SpearError(f"{path} would run {', '.join(sorted(names)[:3])} when loaded: it is not ours")
 
 
 _ADVICE = "remove this checkpoint to resume from the previous one, or name another --out"
-
-
-def _measure(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    if size > HASHED_BYTES:
-        return {"bytes": size}
-    return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-
-
-@contextmanager
-def draft_folder(path: Path) -> Iterator[Path]:
-    """New folder under a temporary name, which becomes ``path`` when the block ends and is removed if it fails.
-
-    Raises SpearError if it cannot be written, or ``path`` is in the way.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        put_folder(draft, path)
-    except OSError as error:
-        raise explain_unwritable(path, error) from error
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(draft)
 
 
 def keep_best(folder: Path, metric: str, value: float) -> bool:

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from spear_sandbox.console import echo
+from spear_agents.trajectory import Layout
+from spear_envs.cli import read_keywords
+from spear_envs.completion import ENV, SPLIT
+from spear_sandbox.console import Number, echo
 from spear_sandbox.terminal import Console
-from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
+from spear_training.choices import CONFIG_DIR, GROUPS, OFFICIAL, list_choices, list_official
+
+
+class Override(click.ParamType):
+    """``GROUP=CHOICE`` or ``KEY=VALUE``, parsed by Hydra; only the choices are completed."""
+
+    name = "override"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        """Complete groups up to the equals sign, then their choices."""
+        group, equals, begun = incomplete.partition("=")
+        if not equals:
+            return [CompletionItem(f"{name}=") for name in GROUPS if name.startswith(group)]
+        if group not in GROUPS:
+            return []
+        choices = list_choices(group, ctx.params.get("config_dir"))
+        if group == "preset" and begun.startswith(OFFICIAL[:1]):  # twice as many, so only on request
+            choices |= {name: choices[name.rpartition("/")[2]] for name in list_official()}
+        return [
+            CompletionItem(f"{group}={choice}", help=title)
+            for choice, title in choices.items()
+            if choice.startswith(begun)
+        ]
+
+
+OVERRIDE = Override()
+CONFIG_DIR_OPTION = click.option(
+    "--config-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar=CONFIG_DIR,
+    help="Folder with choices of your own: algorithm/NAME.yaml, preset/NAME.yaml, ...",
+)
 
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
@@ -76,3 +114,154 @@ def demo(out: Path, steps: int, seed: int) -> None:
     from spear_training.demo import run_demo
 
     run_demo(out, steps=steps, seed=seed, console=Console())
+
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("sft", context_settings={"ignore_unknown_options": True})
+@click.option("--model", type=_FILE, required=True, help="Folder or name of a causal language model (spear models).")
+@click.option("--data", type=_FILE, required=True, multiple=True, help="File of `spear collect`; may be repeated.")
+@click.option("--out", type=_FILE, required=True, help="Run folder: checkpoints, metrics, log; the result in model/.")
+@click.option("--epochs", type=click.IntRange(1), default=1, help="Passes over the samples.")
+@click.option("--batch", type=click.IntRange(1), default=32, help="Samples of an optimiser step.")
+@click.option("--learning-rate", type=Number(0, min_open=True), default=1e-5)
+@click.option("--max-length", type=click.IntRange(2), default=16384, help="Longest sample in tokens.")
+@click.option(
+    "--overlong", type=click.Choice(["drop", "truncate"]), default="drop", help="What happens to longer ones."
+)
+@click.option("--keep-lost", is_flag=True, help="Learn from lost episodes too.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the order of the samples.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    help="Precision on a CPU: by default bfloat16 if it is faster and the model is not tiny, else float32.",
+)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options: Any) -> None:
+    """Fine-tune a model on what `spear collect` wrote, through verl: the cold start before `spear train`.
+
+    The loss falls on the policy's tokens alone: on the recorded ids where the data has them, else on what the model's
+    chat template makes of the responses. KEY=VALUE changes any key of verl's supervised trainer:
+
+    \b
+      spear sft --model DIR --data alfworld.jsonl --out runs/sft trainer.n_gpus_per_node=8
+
+    The same command resumes a run that was stopped.
+    """
+    import torch
+
+    from spear_training.sft.launch import SftSettings, run_sft
+    from spear_training.sft.samples import Overlong
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    console = Console()
+    model = run_sft(SftSettings(data=data, overlong=Overlong(overlong), device=device, **options), out, console)
+    console.print(f"model: {model}", soft_wrap=True)
+
+
+@click.command("warmstart")
+@click.argument("env_id", metavar="ENV", type=ENV)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
+@click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
+@click.option("--template", help="Prompt template of the environment.")
+@click.option("--layout", type=click.Choice([x.value for x in Layout]), help="One row per turn, or per conversation.")
+@click.option("--history", type=click.IntRange(0), help="Earlier turns shown in per_turn prompts.")
+@click.option("--episodes", type=int, help="Expert episodes.")
+@click.option("--noise", type=Number(0, 1), help="Share of the expert's turns that are errors.")
+@click.option("--inadmissible", type=Number(0, 1), help="Share of its errors without effect.")
+@click.option(
+    "--answers",
+    type=click.Choice(["played", "expert"]),
+    help="Learn what was played in won episodes, or what the expert would do in every state.",
+)
+@click.option("--epochs", type=int, help="Passes over the rows.")
+@click.option("--batch", type=int, help="Rows of an optimiser step.")
+@click.option("--learning-rate", type=Number(0, min_open=True), help="Highest learning rate.")
+@click.option("--hidden", type=int, help="Width of the model.")
+@click.option("--layers", type=int, help="Depth of the model.")
+@click.option("--heads", type=int, help="Attention heads of a layer.")
+@click.option("--mlp", type=int, help="Width of the feed-forward part.")
+@click.option("--valid-split", type=SPLIT, help="Split on which the result is measured.")
+@click.option("--panel-tasks", type=int, help="Number of its leading tasks to play; 0 for none.")
+@click.option("--target", type=Number(0, 1), help="Continue training below this success on them.")
+@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--threads", type=click.IntRange(1), default=1, help="Compute threads.")
+@click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
+def warmstart(
+    env_id: str, out: Path, env_keywords: tuple[str, ...], threads: int, overwrite: bool, **given: Any
+) -> None:
+    """Make a tiny policy for ENV from the episodes of a noisy expert.
+
+    The result, a Qwen3 model of the given size and its tokenizer, loads in transformers, verl and vLLM like any other.
+    Defaults are those of the environment's recipe (training/spear_training/warmstart/policy.py), from which
+    `spear train preset=demo`, `alfworld_tiny`, `code_tiny`, `search_tiny` or `webshop_tiny` continues.
+
+    \b
+      spear warmstart spear/Sokoban-v1 --out runs/warmstart
+    """
+    from spear_training.warmstart import Answers, choose_recipe, train_policy  # imports torch and transformers
+
+    recipe = choose_recipe(env_id)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    shape = {name: chosen.pop(name) for name in ("hidden", "layers", "heads", "mlp") if name in chosen}
+    for name, kind in (("layout", Layout), ("answers", Answers)):
+        if name in chosen:
+            chosen[name] = kind(chosen[name])
+    settings = replace(
+        recipe,
+        env_kwargs={**recipe.env_kwargs, **read_keywords(env_keywords)},
+        shape=replace(recipe.shape, **shape),
+        **chosen,
+    )
+    console, text = Console(), TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as progress:
+        bar = progress.add_task("expert episodes", total=settings.episodes)
+        report = train_policy(
+            settings,
+            out,
+            threads=threads,
+            overwrite=overwrite,
+            observer=lambda stage, done, total: progress.update(bar, description=stage, completed=done, total=total),
+        )
+    console.print(
+        f"{report.parameters:,} parameters, {report.vocabulary} tokens; {report.rows:,} rows, {report.steps} steps, "
+        f"loss {report.loss:.3f}; CPU {report.collect_cpu_s:.0f} s for episodes, {report.train_cpu_s:.0f} s to train",
+        soft_wrap=True,
+    )
+    if report.valid is not None and report.valid.success is not None:
+        success = report.valid.success
+        console.print(
+            f"valid panel at temperature 1: {100 * success.mean:.1f} % won "
+            f"(CI95 {100 * success.low:.1f} to {100 * success.high:.1f}, {success.tasks} tasks), "
+            f"score {100 * report.valid.score:.1f}, "
+            f"{100 * report.valid.format_ok:.2f} % of the turns well-formed, "
+            f"{100 * report.valid.action_ok:.1f} % valid actions",
+            soft_wrap=True,
+        )
+    console.print(f"policy: {out}", soft_wrap=True)
+
+
+@click.command("export")
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
+@click.option("--step", type=click.IntRange(1), help="Step of the checkpoint; the latest by default.")
+@click.option("--best", is_flag=True, help="The checkpoint that was best on the validation panel.")
+def export(run: Path, out: Path, step: int | None, best: bool) -> None:
+    """Write the policy of RUN as a folder that transformers, vLLM and `spear eval --model` load.
+
+    Weights are in safetensors; shards of several ranks are joined.
+
+    \b
+      spear export runs/alfworld --out runs/alfworld/model
+    """
+    from spear_training.store import export_policy
+
+    if best and step is not None:
+        raise click.UsageError("give --step or --best, not both")
+    made = export_policy(run, out, step=step, best=best)
+    echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {', '.join(made.dtypes)})")

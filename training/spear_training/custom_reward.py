@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
-from spear_envs.core.modules import import_file
+from spear_envs.core.machine import import_file
 from spear_envs.core.tasks import Task, TaskSet
 
 CUSTOM = "custom"

@@ -14,15 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
-from spear_agents.files import write_json, write_text
-from spear_agents.metrics import read_history
-from spear_agents.records import EPISODES
+from spear_agents.records import EPISODES, read_history
 from spear_agents.replay_gif import render_episode_gif
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Comparison, Estimate
 from spear_agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.data.files import write_json, write_text
 from spear_envs.data.progress import show_table
 from spear_sandbox.terminal import Console
 from spear_training.choices import quote_value
@@ -61,9 +60,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
 
     if not trained.is_dir():
-        raise SpearError(
-            f"{out} has been trained for more than {steps} steps: name another --out, or ask for more --steps"
-        )
+        raise SpearError(f"{out} has been trained for more than {steps} steps: ask for more --steps")
 
     _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
     after = f"after-{steps}-steps"  # a longer training keeps the evaluation of a shorter one

@@ -19,7 +19,7 @@ import gymnasium as gym
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from spear_agents.files import digest_model
+from spear_agents.models import digest_model
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file, read_yaml_text
 from spear_training.checkpoints import HASHED_BYTES, OVERRIDE, ROOMS

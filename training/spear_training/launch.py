@@ -24,17 +24,16 @@ from yaml import YAMLError
 
 from spear_agents.chat import check_taken_keywords
 from spear_agents.engines.vision import has_vision
-from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_agents.gateway.programs import resolve_program
-from spear_agents.models.catalogue import find_snapshot
-from spear_agents.models.getting import resolve_model
+from spear_agents.model_files import resolve_model
+from spear_agents.models import find_snapshot
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
-from spear_training.attention import check_sequence_parallel, resolve_attention
 from spear_training.checkpoints import (
     OVERRIDE,
     Resume,
@@ -45,19 +44,26 @@ from spear_training.checkpoints import (
     repair_tracker,
 )
 from spear_training.choices import GROUPS, check_choice, find_user_folder, search_configs
+from spear_training.computing import (
+    check_precision,
+    check_rollouts,
+    check_sequence_parallel,
+    measure_weights,
+    require_backend,
+    resolve_attention,
+    resolve_dtype,
+)
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.inputs import TASKS_FILE, compare_inputs, describe_inputs
 from spear_training.planning.fitting import Fit, find_room, fit_training
-from spear_training.precision import check_precision, measure_weights, resolve_dtype
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
-from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
 from spear_training.sizing import WORKERS, check_numbers, check_queue, size_workers
 from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
-from spear_training.supervise import hold_lock
+from spear_training.supervise import lock_run
 from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
 
@@ -205,8 +211,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
         return str((out / POLICY).resolve())
     if name is None:
         raise SpearError(
-            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes), "
-            "or model=tiny for a dry run"
+            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes one), or model=tiny"
         )
     path = Path(str(name)).expanduser()
     is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
@@ -220,10 +225,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
     if is_hub_id and config.trainer.device != "cpu":
         return str(name)
     if is_hub_id and not path.parent.exists():
-        raise SpearError(
-            f"{name} is a model of the hub, and on a CPU the rollouts read a folder: `spear models get {name}` "
-            "fetches it; or choose cluster=1gpu, 8gpu or 4x8gpu, or model=tiny for a dry run here"
-        )
+        raise SpearError(f"{name} is a model of the hub: on a CPU, `spear models get {name}` brings its folder")
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
@@ -283,10 +285,7 @@ def check_config(config: DictConfig) -> Training:
         if OmegaConf.select(config, key) != needed:
             raise SpearError(f"{key} can only be {needed!r} here: {advice}")
     if settings.algorithm.loss.aggregation is Aggregation.SUM_NORM:
-        raise SpearError(
-            "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
-            "take seq-mean-token-sum-norm (the same up to scale)"
-        )
+        raise SpearError("spear.loss.aggregation=sum-norm depends on the micro-batch: take seq-mean-token-sum-norm")
     check_numbers(config)
     for key, value in flatten_config(config).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -324,10 +323,7 @@ def check_config(config: DictConfig) -> Training:
     if settings.algorithm.curriculum.choice is not Choice.UNIFORM:
         check_tasks(tasks, train.split)
     if environment.shows_picture and not vision:
-        raise SpearError(
-            f"the prompt of {environment.id} shows a picture, which the model cannot read: "
-            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
-        )
+        raise SpearError(f"the prompt of {environment.id} shows a picture, and the model reads text")
     return Training(config, settings, environment)
 
 
@@ -349,8 +345,7 @@ def _check_hardware(config: DictConfig) -> None:
     ):
         if tokens * sequence < longest:
             raise SpearError(
-                f"a row may have {longest} tokens and a micro-batch takes {tokens * sequence}: "
-                f"set actor_rollout_ref.{key}={-(-longest // sequence)} or more"
+                f"a row has up to {longest} tokens: raise actor_rollout_ref.{key} to {-(-longest // sequence)}"
             )
 
 
@@ -383,7 +378,7 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
             compare_inputs(out, read_state(folder).get("inputs"), inputs)
 
     inputs = describe_inputs(config, training.environment, changeable=CHANGEABLE)
-    with nullcontext() if locked else hold_lock(out):  # the files of a running training must not change either
+    with nullcontext() if locked else lock_run(out):  # the files of a running training must not change either
         checked = store if training.settings.resume is not Resume.CHANGED else None
         if checked is not None and (stored := checked.read(CONFIG_FILE)) is not None:
             # Checkpoints of this run would replace those of another.

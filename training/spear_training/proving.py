@@ -18,10 +18,10 @@ import click
 import psutil
 from rich.table import Table
 
-from spear_agents.files import write_json
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_envs.core.errors import SpearError
-from spear_envs.core.modules import make_command
+from spear_envs.core.machine import make_command
+from spear_envs.data.files import write_json
 from spear_envs.doctor import CARDS, find_version
 from spear_sandbox.terminal import Console
 from spear_training.checkpoints import is_finished
@@ -203,9 +203,7 @@ def prove_gpu(out: Path, device: str, only: tuple[str, ...]) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise SpearError(
-                "torch sees no GPU (`spear doctor` says why): --device cpu takes the same steps without one"
-            )
+            raise SpearError("torch sees no GPU (`spear doctor` says why): take --device cpu")
     table = Table(box=None, title=f"{prover.describe()['name']}", title_justify="left")
     for column in ("step", "", "s", "figures"):
         table.add_column(column)

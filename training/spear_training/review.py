@@ -12,13 +12,13 @@ from typing import Any
 import click
 import numpy as np
 
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_envs.core.errors import SpearError
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import FormatMode
 from spear_training.algorithms.settings import SpearSettings
-from spear_training.earlier import load_earlier
+from spear_training.computing import load_earlier
 from spear_training.launch import CONFIG_FILE
 from spear_training.settings import RunSettings
 from spear_training.supervise import Observer

@@ -58,9 +58,7 @@ class RolloutCorrection(Record, path=_NODE):
             raise SpearError(f"{_NODE}.rollout_rs={self.rollout_rs} needs {_NODE}.rollout_rs_threshold")
         bounds = str(self.rollout_rs_threshold).split(",")
         if len(bounds) not in (1, len(named)):
-            raise SpearError(
-                f"{_NODE}.rollout_rs_threshold must name one threshold, or one for each of {self.rollout_rs}"
-            )
+            raise SpearError(f"{_NODE}.rollout_rs_threshold must be one threshold, or one each of {self.rollout_rs}")
         for name, bound in zip(named, bounds * len(named) if len(bounds) == 1 else bounds, strict=True):
             _check_bounds("rollout_rs_threshold", bound, both=name.endswith("k1"))
 
@@ -74,10 +72,7 @@ class RolloutCorrection(Record, path=_NODE):
         if made.rollout_is is None and made.rollout_rs is None:
             return None
         if node.get("bypass_mode"):
-            raise SpearError(
-                f"{_NODE}.rollout_is and rollout_rs compare the rollout's log-probs with the trainer's, which "
-                f"{_NODE}.bypass_mode=true leaves out: the ratio of the loss corrects there"
-            )
+            raise SpearError(f"{_NODE}.rollout_is and rollout_rs have no effect with {_NODE}.bypass_mode=true")
         return made
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from spear_agents.files import write_json
-from spear_agents.metrics import read_history
+from spear_agents.records import PANELS, read_history
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import draft_file, write_json
 from spear_sandbox.terminal import Console
 from spear_training.inputs import TASKS_FILE, describe_inputs
 from spear_training.launch import (
@@ -25,7 +26,6 @@ from spear_training.launch import (
     prepare_run,
     publish_run,
 )
-from spear_training.plots import plot_curves
 from spear_training.review import watch_metrics
 from spear_training.rollout_correction import describe_staleness
 from spear_training.settings import RunSettings
@@ -35,6 +35,7 @@ from spear_training.supervise import Observer, hold_run, supervise_training
 if TYPE_CHECKING:
     from spear_training.warmstart import WarmStartSettings
     from spear_training.warmstart.vision import TinyVisionSettings
+
 
 RESUME_HINT = "the same command resumes it"
 NOT_CUT = (
@@ -195,3 +196,57 @@ def _run_training(overrides: tuple[str, ...], out: Path, console: Console, confi
                     console.print(str(error))
                 else:
                     console.print(f"curves: {picture}")
+
+
+SMOOTH = 5
+"""Training success depends on the tasks of a step: a running mean over this many steps is drawn too."""
+
+
+def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
+    """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix sets the format).
+
+    Raises ValueError if the run does not have metrics yet, SpearError if the picture cannot be written.
+    """
+    history = read_history(out)
+    if not any("training/global_step" in record for record in history):
+        raise ValueError(f"{out} has no training step yet")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
+    for axis, (name, series) in zip(axes.flat, PANELS, strict=True):
+        for number, (key, label) in enumerate(series):
+            points = [(record["step"], record[key]) for record in history if record.get(key) is not None]
+            if not points:
+                continue
+            steps, values = np.asarray(points, dtype=float).T
+            colour = f"C{number}"
+            if key == "success/all":
+                axis.plot(steps, values, ".", color=colour, alpha=0.35, markersize=4)
+                axis.plot(steps, smooth(values), color=colour, label=f"{label}, mean of {SMOOTH}")
+            else:
+                sparse = key.startswith("val/") or key == "replay/drawn"
+                axis.plot(steps, values, "o-" if sparse else "-", color=colour, markersize=4, label=label)
+        axis.set_title(name, fontsize=10, loc="left")
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8, frameon=False)
+        if name == "success":
+            axis.set_ylim(bottom=0)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    path = Path(path)
+    with draft_file(path) as draft:
+        figure.savefig(draft, dpi=130, format=path.suffix[1:])
+    pyplot.close(figure)
+    return path
+
+
+def smooth(values: np.ndarray, steps: int = SMOOTH) -> np.ndarray:
+    """Mean over the last ``steps`` values, fewer at the beginning [N]."""
+    return np.asarray([values[max(0, i - steps + 1) : i + 1].mean() for i in range(len(values))])

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import shutil
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from spear_agents.files import explain_unwritable, write_text
-from spear_agents.metrics import METRICS_FOLDER
+from safetensors import SafetensorError, safe_open
+
+from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.files import put_folder
+from spear_envs.core.machine import make_command
+from spear_envs.data.files import draft_folder, explain_unwritable, put_folder, write_json, write_text
 from spear_training.checkpoints import (
     BEST,
     MANIFEST,
@@ -33,6 +39,7 @@ from spear_training.checkpoints import (
     list_whole,
     parse_best,
     read_best,
+    repair_tracker,
     write_tracker,
 )
 
@@ -61,10 +68,7 @@ class CheckpointStore:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if "@" in parts.netloc:
-            raise SpearError(
-                "spear.checkpoint_store must not carry credentials, which would be saved with the run: "
-                "leave them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
-            )
+            raise SpearError("spear.checkpoint_store must not hold credentials: leave them in the environment")
         if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
             raise SpearError(f"spear.checkpoint_store={url} is not an address such as s3://BUCKET/RUN")
         self._fs, self._root = _connect(self.url, parts.scheme)
@@ -202,10 +206,7 @@ class CheckpointStore:
         except SpearError:
             raise
         except Exception as error:
-            raise SpearError(
-                f"{self.url}: {what}: {first_line(error)}. Check the address, the credentials and AWS_ENDPOINT_URL, or "
-                "leave spear.checkpoint_store out"
-            ) from error
+            raise SpearError(f"{self.url}: {what}: {first_line(error)} (AWS_ENDPOINT_URL and credentials)") from error
 
 
 def _connect(url: str, scheme: str) -> tuple[Any, str]:
@@ -341,3 +342,91 @@ class Uploads:
             publish(store, self._out, step, self._keep)
         except (SpearError, OSError) as error:
             _log.warning("step %d is saved in %s but not in the store: %s", step, self._out, error)
+
+
+WEIGHTS = "*.safetensors"
+_TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported policy: its step, parameters and types."""
+
+    folder: Path
+    step: int
+    parameters: int
+    dtypes: tuple[str, ...]
+
+
+def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> Export:
+    """Write the policy of a checkpoint of ``run`` to the new folder ``out`` for transformers and vLLM, atomically.
+
+    The checkpoint is the latest, that of ``step``, or the ``best`` on the validation panel. Raises SpearError if it is
+    missing or torn, ``out`` exists or cannot be written, or verl cannot join the shards.
+    """
+    source, number = _find_checkpoint(run / "checkpoints", step, best)
+    if out.exists():
+        raise SpearError(f"{out} exists: choose another folder")
+    check_files(source)  # joining shards loads pickles
+    with draft_folder(out) as draft:
+        whole = source / "actor" / "huggingface"
+        if any(whole.glob(WEIGHTS)):
+            shutil.copytree(whole, draft, dirs_exist_ok=True)
+        else:
+            _join_shards(source / "actor", draft)
+        parameters, dtypes = _measure_weights(draft)
+        if len(dtypes) == 1 and dtypes[0] in _TYPES:  # verl always writes bfloat16, and vLLM trusts it
+            settings = json.loads((draft / "config.json").read_text("utf-8"))
+            settings.pop("torch_dtype", None)
+            write_json(draft / "config.json", {**settings, "dtype": _TYPES[dtypes[0]]})
+    return Export(out, number, parameters, dtypes)
+
+
+def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[Path, int]:
+    if best:
+        kept = read_best(checkpoints)
+        if kept is None:
+            raise SpearError(f"{checkpoints} does not contain a best checkpoint: leave --best out, or name a --step")
+        return checkpoints / BEST, int(kept["step"])
+    number = step if step is not None else repair_tracker(checkpoints)
+    if number is None:
+        raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet: name the folder of a training")
+    whole = list_whole(checkpoints)
+    if number not in whole:
+        steps = ", ".join(map(str, whole))
+        raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {steps}")
+    return checkpoints / f"global_step_{number}", number
+
+
+def _join_shards(actor: Path, out: Path) -> None:
+    """Let verl join the shards of all ranks, in a separate process: it takes the memory of the full model."""
+    command = make_command("verl.model_merger", "merge", "--backend", "fsdp")
+    command += ["--local_dir", str(actor), "--target_dir", str(out)]
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_USE_EXTERNAL_MODULES"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        said = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1]
+        raise SpearError(f"the shards in {actor} could not be joined: {said}")
+    # verl writes the model's settings next to the shards, and joins only weights and tokenizer.
+    for file in (actor / "huggingface").glob("*"):
+        if file.is_file() and not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
+
+
+def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
+    """Parameters and types of weights, from the headers of the files."""
+    files = sorted(folder.glob(WEIGHTS))
+    if not files or not (folder / "config.json").is_file():
+        raise SpearError(f"{folder} lacks weights in safetensors or config.json: the checkpoint is not a policy")
+    count, dtypes = 0, set()
+    try:
+        for file in files:
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 - no mapping
+                    part = weights.get_slice(name)
+                    count += math.prod(part.get_shape())
+                    dtypes.add(str(part.get_dtype()))
+        json.loads((folder / "config.json").read_text("utf-8"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
+    return count, tuple(sorted(dtypes))

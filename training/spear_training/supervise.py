@@ -6,7 +6,7 @@ The process and everything Ray starts for it carry a mark in their environment, 
 from __future__ import annotations
 
 import ctypes
-import fcntl
+import json
 import os
 import re
 import shutil
@@ -15,19 +15,91 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
-from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
-from spear_agents.files import explain_unwritable
-from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
+from spear_agents.engines.vllm_options import find_semaphores, find_shared_memory
+from spear_agents.records import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
-from spear_envs.core.modules import make_command
-from spear_training.variables import CODE_FOLDER, MARK, SECRETS_FILE
+from spear_envs.core.machine import make_command
+from spear_envs.data.files import explain_unwritable, hold_lock
+
+PREFIXES = (
+    "SPEAR_",
+    "HF_",
+    "HUGGING_FACE_",
+    "WANDB_",
+    "NCCL_",
+    "GLOO_",
+    "VERL_",
+    "VLLM_",
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "FSSPEC_",
+)
+NAMES = ("TENSORBOARD_DIR", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM")
+MARK = "SPEAR_RUN_MARK"
+"""Variables of a training's processes on this machine only."""
+CODE_FOLDER = "SPEAR_CODE_FOLDER"
+"""Folder whose modules settings may name, where the training was started."""
+SECRETS_FILE = ".secrets.json"
+SECRETS_VARIABLE = "SPEAR_SECRETS_FILE"
+_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
+_ADDRESS = re.compile(r"://[^/\s]*@")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must not be logged: by its name, or as an address with a password."""
+    return bool(_SECRET.search(name) or _ADDRESS.search(value))
+
+
+def divide_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Split the variables for every node into plain and secret ones."""
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(PREFIXES) or name in NAMES) and name not in (MARK, SECRETS_VARIABLE)
+    }
+    secret = {name: value for name, value in passed.items() if is_secret(name, value)}
+    return {name: value for name, value in passed.items() if name not in secret}, secret
+
+
+def write_secrets(out: Path, secrets: Mapping[str, str]) -> Path:
+    """Write ``secrets`` to a file of the run folder readable only by its owner; return the file."""
+    path = out / SECRETS_FILE
+    path.unlink(missing_ok=True)  # that of a killed run may have another owner or mode
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(dict(secrets), file)
+    return path
+
+
+def add_code_folder() -> None:
+    """Let this process import from the training's folder what it finds nowhere else."""
+    folder = os.environ.get(CODE_FOLDER)
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)
+
+
+def read_secrets() -> None:
+    """Add the secrets of this training to the environment, without replacing variables.
+
+    Raises SpearError if the file cannot be read on this node.
+    """
+    name = os.environ.get(SECRETS_VARIABLE)
+    if name is None:
+        return
+    try:
+        content: dict[str, str] = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpearError(f"{name} cannot be read on this node: every node must see the folder of --out") from error
+    for key, value in content.items():
+        os.environ.setdefault(key, value)
+
 
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
@@ -96,22 +168,20 @@ def hold_run(out: Path) -> Iterator[None]:
     except OSError as error:
         raise explain_unwritable(out, error) from error
     try:
-        with hold_lock(out):
+        with lock_run(out):
             yield
     finally:
         if is_new and out.is_dir() and {path.name for path in out.iterdir()} <= {LOCK_FILE}:
             shutil.rmtree(out, ignore_errors=True)
 
 
-@contextmanager
-def hold_lock(out: Path) -> Iterator[None]:
+def lock_run(out: Path) -> AbstractContextManager[None]:
     """Lock a run folder. Raises SpearError if another process trains in it."""
-    with (out / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SpearError(f"another process trains in {out}: wait for it, or name another --out") from None
-        yield
+
+    def refuse() -> NoReturn:
+        raise SpearError(f"another process trains in {out}: wait for it, or name another --out")
+
+    return hold_lock(out / LOCK_FILE, refuse)
 
 
 def die_with_parent() -> None:
@@ -138,7 +208,7 @@ def supervise_training(
     """
     mark = uuid.uuid4().hex
     out = out.resolve()
-    with nullcontext() if locked else hold_lock(out), (out / LOG_FILE).open("ab") as log:
+    with nullcontext() if locked else lock_run(out), (out / LOG_FILE).open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(
             make_command(module, str(out)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_training.rollouts import HF, VLLM, VLLM_CPU
+from spear_training.computing import HF, VLLM, VLLM_CPU
 from spear_training.verl_aliases import KL_TYPE, explain_alias, find_pattern
 
 Flat = Mapping[str, Any]

@@ -3,14 +3,202 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from spear_envs.core.errors import SpearError
+
+BYTES_END = 256
+_ROLES = ("system", "user", "assistant")
+_MARK = "\ufdd0{}\ufdd1"
+"""Mark of a role, between two code points reserved by Unicode for internal use."""
+_MARKS = re.compile("|".join(_MARK.format(role) for role in _ROLES))
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes, 256 ends a response. Any text survives a round trip, including lone surrogates."""
+
+    eos_token_id: int | None = BYTES_END
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
+        """Join the contents, without end marks."""
+        return "".join(message["content"] for message in conversation)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The bytes of ``text``."""
+        return list(text.encode("utf-8", "surrogatepass"))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of bytes, without the end token; invalid bytes are replaced."""
+        data = bytes(i for i in token_ids if i < BYTES_END)
+        try:
+            return data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return data.decode("utf-8", "replace")
+
+
+class ChatByteTokenizer(ByteTokenizer):
+    """Bytes with a mark for each role, so that messages can be recovered from a prompt's ids.
+
+    Ids 257 to 259 begin a message of the system, the user and the assistant. Marks within an observation are broken
+    up by :class:`~spear_agents.prompting.PromptBuilder`, as those of any tokenizer.
+    """
+
+    all_special_tokens: tuple[str, ...] = tuple(_MARK.format(role) for role in _ROLES)
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
+        """Put each message after the mark of its role, and the assistant's mark at the end to continue."""
+        text = "".join(_MARK.format(message["role"]) + message["content"] for message in conversation)
+        return text + _MARK.format("assistant") if kwargs.get("add_generation_prompt") else text
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The bytes of ``text`` and the ids of its marks."""
+        ids: list[int] = []
+        end = 0
+        for mark in _MARKS.finditer(text):
+            ids += super().encode(text[end : mark.start()])
+            ids.append(BYTES_END + 1 + _ROLES.index(mark[0][1:-1]))
+            end = mark.end()
+        return ids + super().encode(text[end:])
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of the ids, without marks of roles if ``skip_special_tokens``."""
+        text: list[str] = []
+        for role, content in self._split(token_ids):
+            text += [_MARK.format(role)] if role and not skip_special_tokens else []
+            text.append(content)
+        return "".join(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The bytes of ``text`` without recognising marks, for text of a model."""
+        return super().encode(text)
+
+    def read_messages(self, token_ids: Sequence[int]) -> list[dict[str, str]]:
+        """Recover the messages of a prompt, without the assistant's empty one.
+
+        Text before the first mark, as in a later part of a conversation, is the assistant's.
+        """
+        messages = [
+            {"role": role or "assistant", "content": content}
+            for role, content in self._split(token_ids)
+            if role or content
+        ]
+        if messages and messages[-1] == {"role": "assistant", "content": ""}:
+            messages.pop()
+        return messages
+
+    def _split(self, token_ids: Sequence[int]) -> list[tuple[str, str]]:
+        """Role and content of each message; the role is empty before the first mark."""
+        parts: list[tuple[str, list[int]]] = [("", [])]
+        for token in token_ids:
+            if BYTES_END < token <= BYTES_END + len(_ROLES):
+                parts.append((_ROLES[token - BYTES_END - 1], []))
+            else:
+                parts[-1][1].append(token)
+        return [(role, super(ChatByteTokenizer, self).decode(ids)) for role, ids in parts if role or ids]
+
+
+_SPARE = 4
+"""Tokens examined beyond the length of a stop string, since some tokens have no text."""
+_CHARACTER = 4
+"""Maximum bytes of a character. If a window begins within one, some tokenizers drop the characters after it."""
+
+
+class Decoder(Protocol):
+    """The decoding half of a tokenizer."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of token ids."""
+        ...
+
+
+class StopFinder:
+    """Detects that the last token of a response completes a stop string.
+
+    A token with more than the end of the string, such as ``>\\n``, stays as it was sampled.
+    """
+
+    def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = tuple(strings)
+        self._ends = frozenset(string[-1] for string in strings)
+        self._window = max((len(string.encode("utf-8")) for string in strings), default=0) + _SPARE
+        self._may_end: dict[int, bool] = {}
+
+    def is_reached(self, token_ids: Sequence[int]) -> bool:
+        """Whether ``token_ids`` reach a stop string with their last token, and not before."""
+        if not token_ids or not self._strings:
+            return False
+        last = token_ids[-1]
+        may_end = self._may_end.get(last)
+        if may_end is None:
+            piece = self._tokenizer.decode([last], skip_special_tokens=False)
+            # Part of a character shows as U+FFFD.
+            may_end = self._may_end[last] = "\ufffd" in piece or not self._ends.isdisjoint(piece)
+        if not may_end:
+            return False
+        for further in range(_CHARACTER):
+            window = list(token_ids[-self._window - further :])
+            text = self._tokenizer.decode(window, skip_special_tokens=False)
+            if any(string in text for string in self._strings):
+                return True
+            if len(window) == len(token_ids) or "\ufffd" not in text:
+                return False
+        return False
+
+
+def cut_at_stop(text: str, strings: Sequence[str]) -> tuple[str, bool]:
+    """Cut a text after its first stop string; return it and whether there was one."""
+    ends = [at + len(string) for string in strings if (at := text.find(string)) >= 0]
+    return (text[: min(ends)], True) if ends else (text, False)
+
+
+_FILES = ("generation_config.json", "config.json")
+
+
+class HasEnd(Protocol):
+    """The part of a tokenizer used here."""
+
+    eos_token_id: int | None
+
+
+def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
+    """Ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
+
+    Chat models are inconsistent: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings ``<|endoftext|>``
+    too; others lack one of the files. Whichever is sampled ends the response. The tokenizer's own comes first; ids that
+    the model cannot write (negative, or beyond its ``vocab_size``) are left out. Empty if no source names one.
+    """
+    found: list[int] = []
+    rows: list[int] = []
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    for name in _FILES:
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            config = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+            for part in (config, config.get("text_config") or {}):
+                named = part.get("eos_token_id")
+                found += [i for i in (named if isinstance(named, list) else [named]) if type(i) is int]
+                rows += [i for i in [part.get("vocab_size")] if type(i) is int]
+    limit = max(rows, default=sys.maxsize)
+    return tuple(dict.fromkeys(i for i in found if 0 <= i < limit))
+
+
+def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
+    """:func:`find_end_ids`. Raises SpearError if no source names an end token: no response would end."""
+    found = find_end_ids(folder, tokenizer)
+    if not found:
+        raise SpearError(f"{folder} names no end token: set eos_token_id in its generation_config.json")
+    return found
 
 
 class Finish(str, Enum):

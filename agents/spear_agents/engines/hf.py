@@ -23,15 +23,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from spear_agents.end_tokens import find_end_ids
-from spear_agents.engines.base import Finish, Generation, Request
-from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.sampling import draw_tokens, uniform_at
-from spear_agents.engines.stops import StopFinder
+from spear_agents.engines.base import Finish, Generation, Request, StopFinder, find_end_ids
+from spear_agents.engines.tensors import MicroBatcher, draw_tokens, uniform_at
 from spear_agents.engines.vision import ImageReader, has_vision, key_pictures, read_rows
 from spear_agents.engines.vllm_options import read_dtype
-from spear_agents.files import require_model_file
-from spear_agents.models.checking import explain_other
+from spear_agents.models import explain_other, require_model_file
 from spear_envs.core.errors import SpearError, one_line
 
 _COMPACT_BELOW = 0.75
@@ -45,9 +41,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its files are third-party data, and transformers may raise anything
-        raise SpearError(
-            f"the tokenizer in {folder} cannot be read ({one_line(error)}): fetch or copy the model again"
-        ) from error
+        raise SpearError(f"the tokenizer in {folder} cannot be read ({one_line(error)})") from error
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
@@ -88,9 +82,7 @@ class HFModel:
                     output_loading_info=True,
                 )
         except Exception as error:  # a configuration is third-party data, and transformers may raise anything
-            raise SpearError(
-                f"the model in {folder} cannot be loaded ({one_line(error)}): fetch or copy it again, or take another"
-            ) from error
+            raise SpearError(f"the model in {folder} cannot be loaded ({one_line(error)})") from error
         if drawn := find_drawn(found):
             raise explain_other(folder, f"{drawn[0]} is missing or of another shape")
         self.path = folder
@@ -107,7 +99,7 @@ class HFModel:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
+        """Ids that end a response by themselves (:func:`~spear_agents.engines.base.find_end_ids`)."""
         return read_end_ids(self.path)
 
     @property
@@ -130,8 +122,7 @@ class HFModel:
         missing, unknown = set(result.missing_keys) - tied, set(result.unexpected_keys)
         if missing or unknown:
             raise SpearError(
-                f"these weights are of another model than {self.path}: "
-                f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+                f"{self.path} has other weights: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
             )
 
     @torch.inference_mode()
@@ -403,9 +394,7 @@ def save_weights(model: PreTrainedModel, folder: Path) -> None:
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:
-        raise SpearError(
-            f"{folder} cannot be written ({one_line(error)}): choose another folder or free the disk"
-        ) from error
+        raise SpearError(f"{folder} cannot be written ({one_line(error)})") from error
 
 
 @contextmanager

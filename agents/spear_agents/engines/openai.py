@@ -1,7 +1,7 @@
 """Any server that speaks OpenAI's chat completions: vLLM's ``serve``, llama.cpp, a hosted API.
 
 These servers take and return text, not tokens. The episode's tokenizer is
-:class:`~spear_agents.engines.bytes.ChatByteTokenizer`, from whose ids the messages are recovered, and the record says
+:class:`~spear_agents.engines.base.ChatByteTokenizer`, from whose ids the messages are recovered, and the record says
 so (``Trajectory.tokens``). ``Turn.served`` has the server's data on its own tokens.
 """
 
@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import (
+    ChatByteTokenizer,
     ContextExceededError,
     Ending,
     EngineFault,
@@ -36,16 +37,24 @@ from spear_agents.engines.base import (
     Generation,
     Sampling,
     Served,
+    cut_at_stop,
 )
-from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.engines.refusals import LIMITS, Dialect, Refusal, read_refusal
-from spear_agents.engines.replies import BadReplyError, Prices, RefusedError, Reply, read_reply
-from spear_agents.engines.stops import cut_at_stop
+from spear_agents.engines.replies import (
+    LIMITS,
+    BadReplyError,
+    Dialect,
+    Prices,
+    Refusal,
+    RefusedError,
+    Reply,
+    read_refusal,
+    read_reply,
+)
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
 from spear_sandbox.foreign import hide_secret, show_text
+from spear_sandbox.web.endpoints import Backoff, bound_answers, read_retry_after
 from spear_sandbox.web.listening import is_loopback
-from spear_sandbox.web.replies import bound_answers, read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -133,9 +142,7 @@ def require_reachable(server: Server) -> None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((host, port), timeout=_REACH_S).close()
     except OSError as error:
-        raise SpearError(
-            f"{server.base_url} cannot be reached ({error}): start the server there, or give another --base-url"
-        ) from None
+        raise SpearError(f"{server.base_url} cannot be reached ({error}): give another --base-url") from None
 
 
 class OpenAIEngine:
@@ -171,10 +178,7 @@ class OpenAIEngine:
         """
         messages = self.tokenizer.read_messages(prompt_ids)
         if not messages or messages[-1]["role"] != "user":
-            raise SpearError(
-                "this conversation continues within the model's own message, which chat servers do not support: "
-                "use layout per_turn (with --history for the turns it shows)"
-            )
+            raise SpearError("chat servers cannot continue the model's own message: use layout per_turn")
         request = _write_request(self.server, messages, sampling, images)
         if self._free is None:
             self._free = asyncio.Semaphore(self.server.limit)
@@ -202,7 +206,7 @@ class OpenAIEngine:
         A request that was refused for its form is written anew, which is not one of the tries.
         """
         loop = asyncio.get_running_loop()
-        dice = random.Random(request_id)
+        dice, backoff = random.Random(request_id), Backoff(self.server.wait_s, self.server.longest_wait_s)
         fault = EngineFault(EngineFaultKind.UNREACHABLE, "not asked")
         number = anew = 0
         while True:
@@ -245,8 +249,7 @@ class OpenAIEngine:
             if pause is not None:
                 self._open_at = max(self._open_at, loop.time() + pause)
             else:
-                wait = min(self.server.longest_wait_s, self.server.wait_s * 2 ** (number - 1))
-                await asyncio.sleep(wait * (0.5 + dice.random() / 2))
+                await asyncio.sleep(backoff.choose_wait(number, dice))
         if fault.kind not in self._told:
             self._told.add(fault.kind)
             _log.warning("%s (further faults of this kind are only counted)", show_text(str(fault)))
@@ -303,13 +306,10 @@ class OpenAIEngine:
             raise BadReplyError(str(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             if "WRONG_VERSION_NUMBER" in str(error):  # the same at every try
-                raise SpearError(
-                    f"{self.server.url} does not speak TLS: write http:// instead of https:// in --base-url"
-                ) from None
+                raise SpearError(f"{self.server.url} does not speak TLS: write http:// in --base-url") from None
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise SpearError(
-                    f"the certificate of {self.server.url} is not trusted ({error}): name its authority's file in "
-                    "SSL_CERT_FILE"
+                    f"the certificate of {self.server.url} is not trusted ({error}); see SSL_CERT_FILE"
                 ) from None
             raise _Unreachable(str(error) or type(error).__name__) from error
 

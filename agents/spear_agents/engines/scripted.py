@@ -10,9 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.chat import Tokenizer
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.bytes import ByteTokenizer
-from spear_agents.engines.stops import cut_at_stop
+from spear_agents.engines.base import ByteTokenizer, Finish, Generation, Sampling, cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptTemplate
 

@@ -39,9 +39,7 @@ def has_vision(path: str | Path) -> bool:
     if "vision_config" not in config:
         return False
     if config.get("model_type") != MODEL_TYPE:
-        raise SpearError(
-            f"{path} is a {config.get('model_type')} model; of those that read pictures only {MODEL_TYPE} is supported"
-        )
+        raise SpearError(f"{path} is a {config.get('model_type')} model; only {MODEL_TYPE} can read pictures here")
     return True
 
 

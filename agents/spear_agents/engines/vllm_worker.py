@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spear_agents.engines.memory import release_pages, trim_heap
-from spear_agents.engines.sampling import filter_probs, invert_mass, uniform_at
+from spear_agents.engines.tensors import filter_probs, invert_mass, release_pages, trim_heap, uniform_at
 from spear_agents.engines.vllm_options import SEED
 
 _LOOK_EVERY_S = 1.0

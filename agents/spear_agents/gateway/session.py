@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spear_agents.calling import ToolCall, read_calls
 from spear_agents.chat import Message
 from spear_agents.engines.base import (
     AgentFaultKind,
@@ -24,14 +23,14 @@ from spear_agents.engines.base import (
 from spear_agents.episode import World, draw_response
 from spear_agents.prompting import PromptBuilder, disarm_context
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
-from spear_agents.transcript import Asked, Transcript
+from spear_agents.transcript import Asked, ToolCall, Transcript, read_calls
 from spear_envs.adapters.conversation import find_tools_template
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 from spear_envs.core.tools import CallError, write_call
-from spear_sandbox.web.aside import work_aside
+from spear_sandbox.web.listening import work_aside
 
 NO_STEP = "(no step)"
 """Recorded action of a call without a step in the environment."""

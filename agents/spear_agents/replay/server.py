@@ -3,21 +3,111 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
+import hashlib
+import html
 import json
 import logging
 import re
 import secrets
+import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from http import HTTPStatus
+from importlib.resources import files
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from spear_agents.replay.page import make_policy, render_page
-from spear_agents.replay.play import Stage
+import click
+
+from spear_agents.replay.play import Game, Stage
 from spear_agents.replay.runs import Run
+from spear_envs.cli import read_keywords
+from spear_envs.completion import ENV, SPLIT
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_text
+from spear_sandbox.console import echo
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import ConnectionLimits, make_server, stop_on_signals
+
+_SCRIPTS = ("curves.js", "overview.js", "search.js", "play.js", "page.js")
+_ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
+
+
+def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = lambda: None) -> int:
+    """Write a run as one HTML file that needs neither a server nor a network; return its bytes.
+
+    Episodes are compressed one by one, and the page unpacks one when it is opened. ``on_episode`` is called after each.
+    Raises SpearError if the file cannot be written.
+    """
+    summary = run.summarise()
+
+    def read_bodies() -> Iterator[tuple[int, dict[str, Any]]]:
+        for row in summary["episodes"]:
+            yield row["i"], run.read_episode(row["i"])
+            on_episode()
+
+    text = render_page(summary, read_bodies())
+    write_text(Path(path), text)
+    return len(text.encode("utf-8"))
+
+
+def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
+    """The HTML of a page, with the numbers and contents of episodes in ``bodies``.
+
+    ``data`` has ``title``, ``episodes``, ``sources``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or
+    ``title`` and the ``token`` of a server that is asked for the rest.
+    """
+    parts = {
+        "policy": html.escape(make_policy()),
+        "title": html.escape(f"{data['title']} · SPEAR"),
+        "style": _read("page.css"),
+        "script": _script(),
+        "data": escape_json(data),
+        "bodies": "\n".join(
+            f'<script type="text/plain" id="e{number}">{_compress(body)}</script>' for number, body in bodies
+        ),
+    }
+    # One pass: a placeholder within the data of an episode must stay.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
+
+
+def escape_json(value: Any) -> str:
+    """JSON for a script element; ``<``, ``>``, ``&`` and line separators are escaped. Raises ValueError for NaN."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
+
+
+@lru_cache(maxsize=1)
+def make_policy() -> str:
+    """The content security policy: only this script and style run, and only the page's own server may be contacted."""
+    script, style = (
+        "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
+        for text in (_script(), _read("page.css"))
+    )
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _compress(body: dict[str, Any]) -> str:
+    data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode("ascii")
+
+
+@lru_cache(maxsize=1)
+def _script() -> str:
+    return "\n".join(_read(name) for name in _SCRIPTS) + "\nstart();\n"
+
+
+@lru_cache(maxsize=8)
+def _read(name: str) -> str:
+    return (files("spear_agents.replay") / "page" / name).read_text(encoding="utf-8")
+
 
 HOST = "127.0.0.1"
 PORT = 8700
@@ -176,3 +266,97 @@ def _refuse(status: HTTPStatus, why: str) -> tuple[HTTPStatus, str, bytes]:
 
 def _write(status: HTTPStatus, value: Any) -> tuple[HTTPStatus, str, bytes]:
     return status, "application/json", json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+@click.command()
+@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--export", type=click.Path(path_type=Path), help="Write one HTML file that needs no server, and stop.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the tokenizer, if the model has moved.")
+@click.option("--port", type=int, default=PORT, help="0 takes a free one.")
+@click.option("--open", "open_browser", is_flag=True, help="Open the page in the browser.")
+def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, open_browser: bool) -> None:
+    """Show RUN: episodes of spear eval and spear play, curves of spear train.
+
+    RUN is a folder, including folders below it, or one JSON-lines file of episodes.
+
+    \b
+      spear view runs/first --open
+      spear view runs/first --export first.html
+    """
+    run = Run(path, tokenizer)
+    if export is not None:
+        count = len(run.rows())
+        with click.progressbar(length=count, label="episodes") as bar:
+            size = export_page(run, export, lambda: bar.update(1))
+        echo(f"{export}: {count:,} episodes, {size / 1e6:.1f} MB")
+        return
+    with PageServer(run, port=port) as server:
+        _serve(server, open_browser)
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV", type=ENV)
+@click.option("--browser", is_flag=True, help="Play in the page of spear view.")
+@click.option("--task", help="Id of the first task; by default the first of the split.")
+@click.option("--split", type=SPLIT, help="Split of the tasks; by default the last of the environment's, such as test.")
+@click.option("--template", default="default", help="Prompt template of the record.")
+@click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
+@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the record.  [default: runs/play-<env>]")
+@click.option("--port", type=int, default=PORT, help="Port of --browser; 0 takes a free one.")
+@click.option("--open", "open_browser", is_flag=True, help="With --browser: open it.")
+def play(
+    env_id: str,
+    browser: bool,
+    task: str | None,
+    split: str | None,
+    template: str,
+    env_keywords: tuple[str, ...],
+    seed: int,
+    out: Path | None,
+    port: int,
+    open_browser: bool,
+) -> None:
+    """Play ENV yourself, for instance spear/Sokoban-v1; finished episodes are recorded.
+
+    \b
+      spear play spear/ALFWorld-v0
+      spear play spear/Sokoban-v1 --browser --open
+    """
+    keywords = read_keywords(env_keywords)
+    name = re.sub(r"[^a-z0-9]+", "-", env_id.rpartition("/")[2].lower()).strip("-")
+    folder = out or Path("runs") / f"play-{name}"
+
+    def open_game() -> Game:
+        return Game(env_id, folder, env_kwargs=keywords, split=split, template=template, task=task, seed=seed)
+
+    if browser:
+        stage = Stage(open_game)
+        try:
+            with PageServer(Run(folder), stage, port) as server:
+                _serve(server, open_browser)
+        finally:
+            stage.close()
+        return
+    from spear_agents.replay.play import play_in_terminal, use_readline
+
+    game = open_game()
+    try:
+        if sys.stdin.isatty():
+            use_readline(game)
+        with suppress(KeyboardInterrupt):
+            play_in_terminal(game, click.echo, input)  # noqa: TID251  (it paints boards)
+    finally:
+        game.close()
+    if game.recorded:
+        echo(f"\n{game.recorded} recorded in {folder}: spear view {folder}")
+    else:
+        echo("\nNothing was recorded: only episodes that end are.")
+
+
+def _serve(server: PageServer, open_browser: bool) -> None:
+    echo(f"{server.address}  (Ctrl-C stops it)")
+    if open_browser:
+        click.launch(server.address)
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()

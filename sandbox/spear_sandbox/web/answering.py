@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import socket
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -15,8 +16,12 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spear_sandbox.web.aside import LARGE
-from spear_sandbox.web.listening import find_foreign_name, find_stranger
+from spear_sandbox.web.listening import LARGE, find_foreign_name, find_stranger, is_loopback
+from spear_sandbox.web.serving import make_server, stop_on_signals
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
 
 GONE = "the sender of the request is gone."
 Result = TypeVar("Result")
@@ -204,3 +209,20 @@ def add_error_pages(app: FastAPI, served: str) -> None:
     app.add_exception_handler(404, explain_path)
     app.add_exception_handler(405, explain_method)
     app.add_exception_handler(500, explain_bug)
+
+
+DRAIN_S = 10
+
+
+def serve_http(
+    server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None, names: Collection[str] = ()
+) -> None:
+    """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM; the listener is closed at the end.
+
+    Requests must carry the ``token``, if any. ``names`` are host names accepted without one, besides addresses and
+    names without a dot.
+    """
+    app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host), hosts=names)
+    served = make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none")
+    with listener, stop_on_signals(served):
+        served.run(sockets=[listener])

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
+import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
+
+if TYPE_CHECKING:
+    import httpx
 
 
 @dataclass(frozen=True)
@@ -32,17 +42,17 @@ class Service:
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds that a server is left out after failures in a row: doubling from ``first`` up to ``longest``."""
+    """Seconds to wait after failures in a row: doubling from ``first`` up to ``longest``."""
 
     first: float = 0.1
     longest: float = 5.0
     jitter: float = 0.5
     """Share that is randomly taken off, so that many clients do not come back at once."""
 
-    def choose_wait(self, failures: int, rng: random.Random) -> float:
-        """Seconds after this number of failures in a row, at least 1."""
+    def choose_wait(self, failures: int, rng: random.Random | None = None) -> float:
+        """Seconds after this number of failures in a row, at least 1; ``rng`` draws the jitter."""
         full = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
-        return full * (1 - self.jitter * rng.random())
+        return full * (1 - self.jitter * (rng or random).random())
 
 
 @dataclass(eq=False)
@@ -110,12 +120,78 @@ def _read_url(url: str, service: Service) -> str:
         parts, port = urlsplit(""), None
     if "@" in url:  # every message about this service would show it
         host = url.rpartition("@")[2].partition("/")[0]
-        raise SpearError(
-            f"the address of the service at {host} has a name or password in it: take it out, and set "
-            f"{service.token_variable} to the service's token."
-        )
+        raise SpearError(f"the address of {host} has a name or password in it: set {service.token_variable} instead.")
     is_whole = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", parts.netloc + parts.path)
     if not is_whole or port == 0 or parts.query or parts.fragment:
         raise SpearError(f"{url!r} is not an address of {service.name}: {service.mend}")
     path = parts.path.rstrip("/").removesuffix(service.path).rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+MOST_BYTES = 160 << 20
+"""More than the largest answer of our services: 24 MiB of what a cell shows, each byte of it escaped."""
+SHOWN_CHARACTERS = 200
+LONGEST_BY_DATE_S = 60.0
+"""The longest wait for a ``Retry-After`` with a date: its clock, or ours, may be wrong by hours."""
+
+
+def bound_answers(client: httpx.AsyncClient, most_bytes: int = MOST_BYTES) -> None:
+    """Have a client read at most this many bytes of an answer, which must not be compressed.
+
+    Some kilobytes can unpack to gigabytes, and an answer need not end. Either raises DecodingError, of httpx or of
+    httpx2, which the package mcp uses.
+    """
+    httpx: Any = importlib.import_module(type(client).__module__.partition(".")[0])
+
+    class Bounded(httpx.AsyncByteStream):
+        def __init__(self, response: httpx.Response) -> None:
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            self._stream, self._request = response.stream, response.request
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = most_bytes
+            async for chunk in self._stream:
+                left -= len(chunk)
+                if left < 0:
+                    raise httpx.DecodingError(f"the answer has more than {most_bytes} bytes", request=self._request)
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def bound(response: httpx.Response) -> None:
+        packed = response.headers.get("content-encoding", "identity").lower()
+        if packed != "identity":
+            await response.aclose()
+            raise httpx.DecodingError(
+                f"the answer is packed ({packed[:40]!a}), which was not accepted", request=response.request
+            )
+        response.stream = Bounded(response)
+
+    client.headers["Accept-Encoding"] = "identity"
+    client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], bound]}
+
+
+def read_detail(response: httpx.Response) -> str:
+    """Read the message of an error, on one line, or the beginning of whatever arrived.
+
+    FastAPI's list of validation errors becomes ``body.queries: Field required``.
+    """
+    try:
+        detail = json.loads(response.content)["detail"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        detail = response.text
+    with contextlib.suppress(KeyError, TypeError):
+        detail = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail)
+    return " ".join(str(detail).split())[:SHOWN_CHARACTERS]
+
+
+def read_retry_after(headers: Mapping[str, str], longest_by_date_s: float = LONGEST_BY_DATE_S) -> float | None:
+    """Seconds to wait, from either form of the header; None if it is missing or malformed."""
+    value = headers.get("retry-after", "").strip()
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(value)) if math.isfinite(float(value)) else None
+    try:
+        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), longest_by_date_s)
+    except (ValueError, TypeError, IndexError):
+        return None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
@@ -28,9 +31,7 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise SpearError(
-            f"{host!r} is not an address of this machine ({error}): give, for instance, 127.0.0.1."
-        ) from None
+        raise SpearError(f"{host!r} is not an address of this machine ({error}).") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,9 +43,7 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.close()
         reasons = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "it is reserved for the system"}
         reason = reasons.get(error.errno or 0, error.strerror)
-        raise SpearError(
-            f"cannot listen on {host} port {port} ({reason}): choose another --port, or 0 for a free one."
-        ) from None
+        raise SpearError(f"cannot listen on {host} port {port} ({reason}): choose another --port.") from None
     return listener
 
 
@@ -125,3 +124,17 @@ def read_token(variable: str) -> str | None:
     if token is not None:
         hide_secret(token, variable)
     return token
+
+
+LARGE = 64 << 10
+"""Bytes or characters from which work is done beside the event loop."""
+_aside = ThreadPoolExecutor(1, "large-work")
+"""One thread: several would take turns with each other before the event loop gets one."""
+Result = TypeVar("Result")
+
+
+async def work_aside(size: int, work: Callable[[], Result]) -> Result:
+    """Do this at once, or in a thread if it handles many bytes or characters."""
+    if size < LARGE:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_aside, work)

@@ -13,7 +13,7 @@ from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import find_task_type
 from spear_envs.core.errors import SpearError, choose_member, require_whole
-from spear_envs.data.files import replace_text
+from spear_envs.data.files import write_text
 
 
 def read_game_logic(sentence: str) -> tuple[str, str]:
@@ -61,14 +61,10 @@ def write_game(game: SyntheticGame, folder: str | Path) -> Path:
         "turk_annotations": {"anns": []},
     }
     path = place / "game.tw-pddl"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        # Other processes may be reading the game: they see the old file or the new one.
-        replace_text(place / "traj_data.json", json.dumps(data))
-        logic = {"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem}
-        replace_text(path, json.dumps({**logic, "solvable": True, "walkthrough": None}))
-    except OSError as error:
-        raise SpearError(f"{place} cannot be written ({error.strerror}): name another folder.") from None
+    # Other processes may be reading the game: they see the old file or the new one.
+    write_text(place / "traj_data.json", json.dumps(data), synced=False)
+    logic = {"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem}
+    write_text(path, json.dumps({**logic, "solvable": True, "walkthrough": None}), synced=False)
     return path
 
 

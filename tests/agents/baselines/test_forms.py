@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.baselines.forms import DIRECT, STEPWISE, Method, make_form, read_direct, read_stepwise, wrap_reader
-from spear_agents.baselines.reflexion import Reflexion
-from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Sampling
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.baselines import (
+    DIRECT,
+    STEPWISE,
+    Method,
+    Reflexion,
+    make_form,
+    read_direct,
+    read_stepwise,
+    wrap_reader,
+)
+from spear_agents.engines.base import ChatByteTokenizer, ContextExceededError, EngineFault, EngineFaultKind, Sampling
 from spear_agents.engines.scripted import Policy, ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder

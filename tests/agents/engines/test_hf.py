@@ -143,7 +143,7 @@ def test_weights_are_loaded_and_others_refused(tiny_model: Path, model: HFModel)
     assert other.generate_batch(request) != model.generate_batch(request)
     other.load_state(model.model.state_dict())
     assert other.generate_batch(request) == model.generate_batch(request)
-    with pytest.raises(SpearError, match="another model"):
+    with pytest.raises(SpearError, match="other weights"):
         other.load_state({"nothing": torch.zeros(1)})
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spear_agents.engines.memory import release_pages, trim_heap
+from spear_agents.engines.tensors import release_pages, trim_heap
 
 ROLLUP = Path("/proc/self/smaps_rollup")
 pytestmark = pytest.mark.skipif(not ROLLUP.exists(), reason="needs Linux, whose memory a process can count")

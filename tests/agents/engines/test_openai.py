@@ -20,12 +20,11 @@ from spear_agents.engines.base import (
     Sampling,
 )
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose_kind
-from spear_agents.engines.refusals import read_refusal
-from spear_agents.engines.replies import Prices
+from spear_agents.engines.replies import Prices, read_refusal
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
+from spear_agents.records import sum_usage
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
-from spear_agents.usage import sum_usage
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import TagParser
 from tests.agents.chat_server import GO, Answer, Handler, Script, complete, cut, drip, hang_up, say
@@ -218,7 +217,7 @@ def test_no_more_requests_at_a_time_than_allowed(script: Script) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, {"error": {"message": "no key"}}, "variable OPENAI_API_KEY"),
+        (401, {"error": {"message": "no key"}}, "set OPENAI_API_KEY"),
         (404, {"error": {"message": "no such model"}}, "--model"),
         (400, {"error": {"message": "temperature must lie between 0 and 2"}}, "must lie between 0 and 2"),
         (400, {"error": {"message": "'messages' must not be empty", "param": "messages"}}, "must not be empty"),
@@ -242,7 +241,7 @@ def test_an_address_without_its_version_is_told(root: str, told: bool) -> None:
 
 def test_an_address_of_the_wrong_scheme_stops_at_once(script: Script) -> None:
     address = script.server().base_url.replace("http:", "https:")
-    with pytest.raises(SpearError, match="write http:// instead of https://"):
+    with pytest.raises(SpearError, match="write http://"):
         ask(replace(script.server(), base_url=address))
 
 

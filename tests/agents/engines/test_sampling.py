@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from spear_agents.engines.sampling import draw_tokens, filter_probs, invert_mass, uniform_at  # noqa: E402
+from spear_agents.engines.tensors import draw_tokens, filter_probs, invert_mass, uniform_at  # noqa: E402
 
 
 def test_uniforms_are_even_and_uncorrelated_over_seeds_and_positions() -> None:

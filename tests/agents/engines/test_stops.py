@@ -12,11 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Finish, Generation, Request, Sampling, derive_seed
-from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import (
+    ByteTokenizer,
+    Finish,
+    Generation,
+    Request,
+    Sampling,
+    StopFinder,
+    cut_at_stop,
+    derive_seed,
+)
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
-from spear_agents.engines.stops import StopFinder, cut_at_stop
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Trajectory

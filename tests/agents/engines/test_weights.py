@@ -17,8 +17,8 @@ pytest.importorskip("safetensors")
 import torch
 from safetensors.torch import save_file
 
+from spear_agents.engines.tensors import read_shapes, select_weights, share_weights
 from spear_agents.engines.vllm_worker import WorkerExtension
-from spear_agents.engines.weights import read_shapes, select_weights, share_weights
 from spear_envs.core.errors import SpearError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

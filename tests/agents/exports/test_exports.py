@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
-from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.exports.cli import export_data
-from spear_agents.exports.recorded import open_recorded
+from spear_agents.engines.base import ChatByteTokenizer
+from spear_agents.exports import export_data, open_recorded
 from spear_agents.records import EPISODES, SETTINGS, read_last
 from spear_agents.trajectory import Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError

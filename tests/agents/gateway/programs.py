@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer, Finish, Generation, Sampling
 from spear_agents.gateway.programs import ProgramPlayer
 from spear_agents.gateway.server import Gateway
 from spear_agents.gateway.session import Limits

@@ -16,10 +16,8 @@ pytest.importorskip("httpx", reason="needs the extra 'api'")
 import httpx
 
 from spear_agents.cli import evaluate
-from spear_agents.engines.base import Sampling
-from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.gateway.hosting import Host
-from spear_agents.gateway.server import Gateway
+from spear_agents.engines.base import ChatByteTokenizer, Sampling
+from spear_agents.gateway.server import Gateway, Host
 from spear_agents.gateway.session import Limits
 from spear_agents.prompting import PromptBuilder
 from spear_agents.records import EPISODES, read_last

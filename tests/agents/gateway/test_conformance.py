@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
 pytest.importorskip("websockets", reason="needs the extra 'env-server'")
 
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer
 from spear_agents.gateway.programs import AgentTask, ProgramPlayer
 from spear_agents.gateway.server import Gateway
 from spear_agents.prompting import PromptBuilder

@@ -16,11 +16,10 @@ pytest.importorskip("httpx", reason="needs the extra 'api'")
 
 import httpx
 
-from spear_agents.engines.base import EngineFault, EngineFaultKind
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer, EngineFault, EngineFaultKind
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.episode import play_episode
-from spear_agents.gateway import loop
+from spear_agents.gateway import programs as loop
 from spear_agents.gateway.programs import AgentTask, ProgramPlayer, load_program
 from spear_agents.gateway.server import Gateway
 from spear_agents.gateway.session import NO_STEP, Limits

@@ -15,7 +15,7 @@ pytest.importorskip("httpx", reason="needs the extra 'api'")
 
 import httpx
 
-from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer
 from spear_agents.gateway.programs import AgentTask
 from spear_agents.gateway.session import Limits
 from spear_agents.trajectory import Trajectory

@@ -12,10 +12,8 @@ pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf", reason="needs the extra 'models'")
 
 from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
-from spear_agents.models.catalogue import KNOWN  # noqa: E402
-from spear_agents.models.checking import check_folder  # noqa: E402
-from spear_agents.models.conversion import ORIGIN, convert_gguf  # noqa: E402
-from spear_agents.models.getting import get_model  # noqa: E402
+from spear_agents.model_files import ORIGIN, convert_gguf, get_model  # noqa: E402
+from spear_agents.models import KNOWN, check_folder  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from tests.agents.models.gguf_files import CHATML, LAYERS, write_gguf  # noqa: E402
 
@@ -74,9 +72,7 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        with pytest.raises(
-            SpearError, match=r"made cannot be written \(.*: choose another folder or free the disk"
-        ) as error:
+        with pytest.raises(SpearError, match=r"made cannot be written \(") as error:
             convert_gguf(path, tmp_path / "made", {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -20,10 +20,10 @@ from rich.console import Console
 pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
 
+from spear_agents import model_files as getting
 from spear_agents.evaluation import run_evaluation
-from spear_agents.models import getting
-from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder, name_model
-from spear_agents.models.getting import get_model, resolve_model
+from spear_agents.model_files import get_model, resolve_model
+from spear_agents.models import KNOWN, PackagedModel, find_snapshot, models_folder, name_model
 from spear_agents.settings import EvalSettings
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile, digest_file
@@ -116,7 +116,7 @@ def test_no_index_that_answers_is_told(monkeypatch: pytest.MonkeyPatch, index: s
     answers = {"http://127.0.0.1:9/simple": "the index does not answer", f"{index}/nothing": "No matching distribution"}
     for address, why in answers.items():
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        told = rf"pip could not fetch tiny-chat==1\.0 \({why}.*`pip config.*--from"
+        told = rf"pip could not fetch tiny-chat==1\.0 \({why}.*--from"
         with pytest.raises(SpearError, match=told) as error:
             get_model(NAME)
         assert "\n" not in str(error.value)
@@ -189,7 +189,7 @@ class Hub(BaseHTTPRequestHandler):
 
 def ask_hub(address: str, name: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own: the library reads its address once."""
-    program = "import sys; from spear_agents.models.cli import models; from spear_sandbox.console import run_command; "
+    program = "import sys; from spear_agents.model_files import models; from spear_sandbox.console import run_command; "
     program += "run_command(models, 'spear models', sys.argv[1:], explain=lambda error: None)"
     environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-c", program, "get", name]

@@ -10,10 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.ledger.__main__ import ledger
+from spear_agents import panels
 from spear_agents.cli import evaluate
-from spear_agents.panels import panel as panels
-from spear_agents.panels.cli import panel, rescore
-from spear_agents.panels.panel import OFFICIAL, Panel, Protocol, export_panel, find_differences, read_panel
+from spear_agents.panels import OFFICIAL, Panel, Protocol, export_panel, find_differences, panel, read_panel, rescore
 from spear_envs.core.errors import SpearError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -120,7 +120,7 @@ def test_values_of_other_types_are_one_error_or_harmless(tmp_path: Path, changes
     try:
         json.dumps(Run(tmp_path).read_episode(0), allow_nan=False)
     except SpearError as error:
-        assert "episodes.jsonl, byte 0" in str(error) and "remove the line" in str(error)
+        assert "episodes.jsonl, byte 0" in str(error)
 
 
 def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:

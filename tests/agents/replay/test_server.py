@@ -24,10 +24,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.replay.cli import play, view
-from spear_agents.replay.page import escape_json, export_page, make_policy, render_page
 from spear_agents.replay.runs import Run
-from spear_agents.replay.server import CONNECTIONS, PageServer
+from spear_agents.replay.server import (
+    CONNECTIONS,
+    PageServer,
+    escape_json,
+    export_page,
+    make_policy,
+    play,
+    render_page,
+    view,
+)
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE, serve
 

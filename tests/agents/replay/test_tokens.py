@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.engines.base import Served
-from spear_agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
-from spear_agents.replay.runs import Run
-from spear_agents.replay.tokens import open_decoder, split_text
+from spear_agents.engines.base import ByteTokenizer, ChatByteTokenizer, Served
+from spear_agents.replay.runs import Run, open_decoder, split_text
 from spear_agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.test_trajectory import make_trajectory

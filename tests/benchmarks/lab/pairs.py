@@ -15,8 +15,7 @@ from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import Pass, UpdateSizes
 from spear_training.verl_plugin.actor import VerlActor
-from spear_training.verl_plugin.columns import build_columns
-from spear_training.verl_plugin.queue import StepQueue
+from spear_training.verl_plugin.queue import StepQueue, build_columns
 from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.episodes import make_episode, play
 

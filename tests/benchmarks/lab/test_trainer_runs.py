@@ -18,7 +18,7 @@ from benchmarks.lab.comparison import Comparison, RunPlan, TrainerComparison
 from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import Registry, run_all
 from benchmarks.lab.trainer_runs import TrainerBench, list_overrides
-from spear_agents.metrics import METRICS_FOLDER, read_history
+from spear_agents.records import METRICS_FOLDER, read_history
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
 from spear_training.launch import compose_config

@@ -8,10 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from spear_sandbox.console import Number
 from spear_sandbox.errors import SpearError
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import bind_socket, find_foreign_name, is_loopback, read_token
-from spear_sandbox.web.options import Number
 
 RETRIEVER = Service("a retrieval service", "/retrieve", 8000, "SPEAR_RETRIEVER_TOKEN")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spear_envs.core.env import SpearEnv, text_of
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault
 from spear_envs.core.making import make_env
 from tests.spear_envs.corridor import CORRIDOR
 

@@ -16,8 +16,7 @@ import pytest
 pytest.importorskip("openai", reason="rLLM brings it")
 
 from spear_envs.adapters.rllm import RllmEvaluator, RllmFlow, make_rows
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from tests.spear_envs.adapters.conforming import compare_totals
 from tests.spear_envs.adapters.episodes import SETTINGS, Episode, Script
 from tests.spear_envs.adapters.scripted_model import ScriptedModel, run_model

@@ -11,8 +11,7 @@ import pytest
 
 from spear_envs.adapters.conversation import ENDED
 from spear_envs.adapters.trl import TrlEnvironment, make_factory, make_rows
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.rewards import compose_reward
 from spear_envs.core.tools import CallError

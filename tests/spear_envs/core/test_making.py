@@ -10,10 +10,9 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError, require_whole
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, require_whole
+from spear_envs.core.machine import import_file, make_command
 from spear_envs.core.making import find_splits, make_env
-from spear_envs.core.modules import import_file, make_command
 from spear_envs.core.registration import ENVIRONMENTS
 from tests.spear_envs.corridor import CorridorEnv
 

@@ -18,8 +18,7 @@ pytest.importorskip("mcp", reason="needs the extra 'mcp'")
 
 import spear_envs  # noqa: F401
 from spear_envs.adapters.conversation import Conversation, find_tools_template
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import Task
 from spear_envs.mcp_tools.client import McpFaultKind
 from spear_envs.mcp_tools.env import judge

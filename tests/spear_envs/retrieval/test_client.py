@@ -21,8 +21,7 @@ import pytest
 
 pytest.importorskip("httpx", reason="the client needs httpx (extra 'search' or 'data')")
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.retrieval import client as asking
 from spear_envs.retrieval.client import BadReplyError, RetrieverClient, read_result
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault, find_documents

@@ -14,8 +14,7 @@ pytest.importorskip("httpx", reason="the client needs the extra 'search'")
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.retriever import find_documents
 from tests.spear_envs.retrieval.search_r1_servers import SERVERS, make_local, make_online, make_reranking, run_app

@@ -115,7 +115,7 @@ class TestFailedStarts:
             port = taken.getsockname()[1]
             found = run(capsys, "--corpus", corpus, "--port", str(port))
         sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
-        assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
+        assert found == (1, "", f"Error: {sentence}: choose another --port.\n")
 
     def test_a_broken_corpus_ends_the_start_with_its_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
-from spear_envs.core.info import INFO_KEYS
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.sokoban.env import TEXT_LENGTH, SokobanEnv
 from spear_envs.sokoban.levels import LevelError
 from spear_envs.testing import check_spear_env

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.info import INFO_KEYS
 from spear_envs.core.prompts import PromptContext
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.testing import check_spear_env
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.reward import NOTHING_BOUGHT, Score

@@ -127,7 +127,7 @@ def test_compact_needs_to_see_what_is_chosen() -> None:
 
 
 def cut(pattern: str, text: str) -> list[str]:
-    """The tokens of a text, as :mod:`spear_training.warmstart.tokenizer` cuts it."""
+    """The tokens of a text, as :mod:`spear_training.warmstart.rows` cuts it."""
     pieces, end = [], 0
     for match in re.finditer(pattern, text):
         pieces += [text[end : match.start()]] * (match.start() > end) + [match[0]]

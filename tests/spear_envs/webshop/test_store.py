@@ -19,7 +19,7 @@ from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
 from spear_envs.webshop.products import DEFAULT_PRICE, is_listed, parse_prices, read_options, read_product
-from spear_envs.webshop.store import check_store, open_store, read_manifest
+from spear_envs.webshop.store import check_store, open_store, read_store
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 
@@ -98,7 +98,7 @@ def test_what_goes_into_a_store_comes_out(
         return
     manifest = build_store(files, folder / "store", draws=draws, processes=1)
     assert_equal(open_store(folder / "store"), loaded)
-    assert check_store(folder / "store") == read_manifest(folder / "store")
+    assert check_store(folder / "store") == read_store(folder / "store")
     assert manifest.counts["products"] == len(loaded)
 
 

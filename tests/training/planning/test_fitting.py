@@ -52,7 +52,7 @@ def test_less_room_gives_smaller_micro_batches_and_then_checkpointing() -> None:
 def test_a_row_that_does_not_fit_is_refused_with_the_number() -> None:
     with pytest.raises(SpearError, match=r"one row of 2,048 tokens takes about 3\.2 GiB to update, and 3\.0 GiB are"):
         fit_update(TRAINER, WISH, 3 * GIB)
-    beside = Item("engine", 2 * GIB, "")
+    beside = Item("engine", 2 * GIB)
     fit = fit_update(TRAINER, WISH, 5 * GIB, [beside])
     assert (fit.tokens, fit.checkpointing) == (2048, True), "estimates of what else lies there refuse nothing"
     assert "may not fit: about 5.2 GiB of the 5.0 GiB" in fit.describe()
@@ -173,7 +173,7 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     assert isinstance(adapter, DictConfig)
     smaller = fit_tuning(adapter, (), 3 * GIB, 9000, tmp_path / "none.yaml")
     assert smaller is not None and smaller.needed < 3 * GIB
-    with pytest.raises(SpearError, match=r"what would fit is .*model\.lora_rank=32") as caught:
+    with pytest.raises(SpearError, match="adapter") as caught:
         fit_tuning(OmegaConf.create(settings), (), 2.9 * GIB, 2000, tmp_path / "none.yaml")
     assert "data.max_token_len_per_gpu=2000" in str(caught.value) and "actor_rollout_ref" not in str(caught.value)
     OmegaConf.save(compose(), tmp_path / "training.yaml")

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from spear_training import precision
+from spear_training import computing as precision
 from spear_training.planning.cli import plan
-from spear_training.planning.fitting import GPU_SHARE, list_ways
+from spear_training.planning.fitting import GPU_SHARE
 from spear_training.planning.memory import Trainer, find_architecture, read_known
 
 GIB = 2**30
@@ -91,14 +92,10 @@ def test_adapters_and_the_host_s_memory_are_counted_as_verl_uses_them(
     command = [f"preset=alfworld_qwen2.5_{model}", "cluster=1gpu", "--device-memory", gib, *settings]
     result = CliRunner().invoke(plan, command)
     assert result.exit_code == (0 if fits else 1) and "memory of an update" in result.output, result.output
-    if not settings and not fits:
-        told = " ".join(result.output.split())
-        assert f"what would fit is {LORA}=32" in told and f"{FSDP}.offload_policy=true" in told
-        assert "ppo_max_token_len_per_gpu=2560" in told
 
 
 WAYS = ("LoRA", "LoRA bf16", "all on host", "LoRA on host", "LoRA bf16 on host")
-"""Short names of the ways of ``list_ways`` from a training of all weights in float32."""
+"""Ways to train with less memory than all weights in float32 take."""
 
 
 def tabulate_cards(models: Sequence[str], cards: Sequence[int], tokens: int) -> list[list[str]]:
@@ -110,7 +107,9 @@ def tabulate_cards(models: Sequence[str], cards: Sequence[int], tokens: int) -> 
     for name in models:
         model = find_architecture(name)
         whole = Trainer(model, 2)
-        ways = [("all", whole), *zip(WAYS, (made for _, made in list_ways(whole)), strict=True)]
+        adapter, half = replace(whole, rank=32), replace(whole, rank=32, stored=2)
+        on_host = (replace(way, on_host=True) for way in (whole, adapter, half))
+        ways = [("all", whole), *zip(WAYS, (adapter, half, *on_host), strict=True)]
         generating = 2 * (model.parameters + tokens * model.cache_values)
         table.append([name.rpartition("/")[2]])
         for room in (GPU_SHARE * card * GIB for card in cards):

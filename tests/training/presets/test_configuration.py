@@ -7,11 +7,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
-from spear_training.catalogue import survey_presets
+from spear_training.catalogue import list_presets, survey_presets
 from spear_training.choices import list_choices, list_official
 from spear_training.launch import compose_config
-from spear_training.presets import list_presets, load_preset
 from spear_training.settings import RunSettings
+from tests.training.presets.rows import load_preset
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GPU_CLUSTERS = [name for name in list_choices("cluster") if not name.startswith("cpu")]

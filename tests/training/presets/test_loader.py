@@ -1,6 +1,6 @@
 import pytest
 
-from spear_training.presets import FLAVOURS, load_preset
+from tests.training.presets.rows import FLAVOURS, load_preset
 
 # tab:hyperparams_value of the paper
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")

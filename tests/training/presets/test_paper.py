@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from spear_training.presets import list_presets, load_preset
+from spear_training.catalogue import list_presets
+from tests.training.presets.rows import load_preset
 
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")
 

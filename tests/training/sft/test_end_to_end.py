@@ -15,11 +15,11 @@ from torch.utils.data import DistributedSampler
 from spear_agents.collect import collect_episodes
 from spear_agents.engines.hf import HFModel
 from spear_agents.evaluation import run_evaluation
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_envs.core.modules import make_command
+from spear_envs.core.machine import make_command
 from spear_training.checkpoints import list_whole
-from spear_training.sft.data import open_store
+from spear_training.sft.samples import open_store
 from spear_training.warmstart import PolicyShape, WarmStartSettings, train_policy
 
 pytestmark = pytest.mark.slow

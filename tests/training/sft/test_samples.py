@@ -15,8 +15,16 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
-from spear_training.sft.data import Preparation, open_store, prepare_samples, write_store
-from spear_training.sft.samples import Overlong, Sample, SampleReader, trim
+from spear_training.sft.samples import (
+    Overlong,
+    Preparation,
+    Sample,
+    SampleReader,
+    open_store,
+    prepare_samples,
+    trim,
+    write_store,
+)
 from tests.agents.test_evaluation import SplitCorridor
 from tests.training.sft.conftest import write_lines
 
@@ -124,13 +132,13 @@ def test_tokens_that_read_otherwise_than_their_messages_are_noticed(reader: Samp
         ({"messages": [user("a"), reply("b")], "chat_template_kwargs": {"x": 1}}, "does not show 'x'"),
         (
             {"messages": [user("a"), reply("b")], "chat_template_kwargs": {"tokenize": True}},
-            "tokenize is not a variable",
+            "tokenize is an argument",
         ),
         ({"messages": [user("a"), reply("b")], "weight": 0.5}, "the field 'weight'"),
         ({"messages": [user("a"), reply("b")], "system": "Be brief."}, "the field 'system'"),
         ({"input_ids": [1, 2], "loss_mask": [0, 1], "labels": [-100, 2]}, "the field 'labels'"),
-        ({"messages": [user("a"), reply("b") | {"weight": 0.5}]}, "weight=0.5 of a message of 'assistant'"),
-        ({"messages": [user("a") | {"loss_mask": 1}, reply("b")]}, "loss_mask=1 of a message of 'user'"),
+        ({"messages": [user("a"), reply("b") | {"weight": 0.5}]}, "weight=0.5 of a 'assistant'"),
+        ({"messages": [user("a") | {"loss_mask": 1}, reply("b")]}, "loss_mask=1 of a 'user'"),
         ({"messages": [user("a"), reply("b") | {"reasoning_content": "t"}]}, "does not show 'reasoning_content'"),
         ({"messages": [user("a"), reply("b") | {"tool_calls": [CALL]}]}, "does not show 'tool_calls'"),
         ({"messages": [user("a"), reply("b") | {"function_call": {"name": "f"}}]}, "the field 'function_call'"),

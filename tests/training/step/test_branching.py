@@ -119,7 +119,7 @@ def test_a_tampered_archive_is_said_to_be_damaged(part: str, change: dict[str, A
     open_branching().load_state_dict(state)
     parts = {"state": state, "archive": state["archive"], "episode": episode, "states": episode["states"]}
     parts[part].update(change)
-    with pytest.raises(SpearError, match="kept in the checkpoint are damaged"):
+    with pytest.raises(SpearError, match="in the checkpoint are damaged"):
         open_branching().load_state_dict(state)
 
 
@@ -163,8 +163,8 @@ def test_success_and_the_curriculum_are_of_whole_episodes() -> None:
     ("change", "expected"),
     [
         ({"program": "agent.py:play"}, "cannot start agent.py:play in mid-episode: leave out spear.agent"),
-        ({"layout": Layout.CONVERSATION}, "set spear.env.layout=per_turn"),
-        ({"staleness": 2}, "set spear.rollout.staleness=0"),
+        ({"layout": Layout.CONVERSATION}, "spear.env.layout=per_turn"),
+        ({"staleness": 2}, "spear.rollout.staleness=0"),
         ({"obstacle": "it has a server"}, "states of this environment: it has a server. Change it"),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("spear_training.checkpoints.save_file", break_off)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SpearError, match="No space left"):
         state.save(tmp_path, {})
     assert (tmp_path / TENSORS).read_bytes() == before
     SpearState(choose(), 0).load(tmp_path)
@@ -207,7 +207,7 @@ def test_a_resumed_curriculum_draws_what_it_would_have_drawn() -> None:
     again, other = open_curriculum(), open_curriculum(seed=4)
     assert [again.draw(3) for _ in range(4)] != [other.draw(3) for _ in range(4)], "a run's own seed"
     for state in (None, open_curriculum(tasks=TASKS[:11]).state_dict()):
-        with pytest.raises(SpearError, match="without this curriculum or with other tasks"):
+        with pytest.raises(SpearError, match="without this curriculum"):
             resumed.load_state_dict(state)
 
 
@@ -228,5 +228,5 @@ def test_difficulty_is_the_length_of_a_solution_or_the_subtask() -> None:
 
 def test_a_split_without_end_needs_a_limit() -> None:
     check_tasks(2**16, "train")
-    with pytest.raises(SpearError, match=r"set data\.train_max_samples to 65,536 or fewer"):
+    with pytest.raises(SpearError, match=r"set data\.train_max_samples"):
         check_tasks(2**16 + 1, "train")

@@ -7,9 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from spear_training.verl_plugin import queue
-from spear_training.verl_plugin.actor import STEERING
-from spear_training.verl_plugin.columns import nest_flat
-from spear_training.verl_plugin.critic import WEIGHT
+from spear_training.verl_plugin.actor import STEERING, WEIGHT
+from spear_training.verl_plugin.queue import nest_flat
 
 
 class FakeQueue:

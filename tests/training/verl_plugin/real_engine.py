@@ -114,7 +114,7 @@ def compare_rollout(folder: str, dtype: str) -> dict[str, Any]:
     from spear_agents.engines.base import Request, Sampling
     from spear_agents.engines.hf import HFModel, load_tokenizer
     from spear_training.algorithms import RowTable
-    from spear_training.verl_plugin.columns import build_columns, find_predictions
+    from spear_training.verl_plugin.queue import build_columns, find_predictions
     from spear_training.verl_plugin.scoring import make_exact
     from tests.training.verl_plugin.engines import ask
 
@@ -171,7 +171,7 @@ def take_step(folder: str, attention: str, sequence: int) -> list[float]:
     from torch.distributed.tensor import DTensor
     from verl.utils import tensordict_utils as tu
 
-    from spear_training import attention as choice
+    from spear_training import computing as choice
     from spear_training.algorithms import SpearSettings
     from spear_training.verl_plugin.actor import actor_loss
     from tests.training.verl_plugin.test_attention import PADDING, ROWS, make_rows, take

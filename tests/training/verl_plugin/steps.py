@@ -16,8 +16,7 @@ from spear_training.algorithms import ReplayBuffer, RowTable, SpearSettings, pol
 from spear_training.step.state import SpearState
 from spear_training.step.update import Updater, UpdateSizes
 from spear_training.verl_plugin.actor import VerlActor, actor_loss
-from spear_training.verl_plugin.columns import build_columns, nest_flat
-from spear_training.verl_plugin.queue import StepQueue
+from spear_training.verl_plugin.queue import StepQueue, build_columns, nest_flat
 from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.verl_plugin.fakes import FakeQueue
 

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from spear_agents.engines.tensors import share_weights
 from spear_agents.engines.vllm_worker import WorkerExtension
-from spear_agents.engines.weights import share_weights
 
 
 class Extension(vLLMColocateWorkerExtension):

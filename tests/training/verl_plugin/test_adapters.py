@@ -24,7 +24,7 @@ def test_an_adapter_learns_and_its_policy_is_whole_wherever_it_goes(tmp_path: Pa
 @pytest.fixture(scope="module")
 def folder() -> str:
     """SmolLM2-135M-Instruct."""
-    getting = pytest.importorskip("spear_agents.models.getting")
+    getting = pytest.importorskip("spear_agents.model_files")
     try:
         return getting.resolve_model("smollm2-135m")
     except SpearError as error:

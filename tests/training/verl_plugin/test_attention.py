@@ -21,9 +21,7 @@ from spear_training.algorithms import RowTable, SpearSettings, weigh_rows
 from spear_training.verl_plugin import attention
 from spear_training.verl_plugin.actor import STEERING, actor_loss
 from spear_training.verl_plugin.attention import PACKED, attend_rows
-from spear_training.verl_plugin.columns import build_columns, nest_flat
-from spear_training.verl_plugin.queue import StepQueue
-from spear_training.verl_plugin.vision import PICTURES, add_vision_inputs
+from spear_training.verl_plugin.queue import PICTURES, StepQueue, add_vision_inputs, build_columns, nest_flat
 from tests.training.test_warmstart import show
 from tests.training.verl_plugin.engines import ask, open_engine, run_engine
 from tests.training.verl_plugin.real_engine import run_alone

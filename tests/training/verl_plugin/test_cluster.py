@@ -16,11 +16,12 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import ray
 from omegaconf import OmegaConf
 
+from spear_training.computing import HF
 from spear_training.launch import CONFIG_FILE, compose_config
-from spear_training.rollouts import HF
-from spear_training.variables import SECRETS_FILE
-from spear_training.verl_plugin import process, rollout_hf
-from spear_training.verl_plugin.rollout_hf import HFReplica
+from spear_training.supervise import SECRETS_FILE
+from spear_training.verl_plugin import process
+from spear_training.verl_plugin import rollout_servers as rollout_hf
+from spear_training.verl_plugin.rollout_servers import HFReplica
 
 pytestmark = pytest.mark.slow
 SECRET = "hf_never-to-be-seen"

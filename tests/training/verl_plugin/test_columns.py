@@ -18,19 +18,18 @@ from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings, aggregate_loss, value_loss
 from spear_training.step.loss import measure_loss
-from spear_training.verl_plugin import critic
-from spear_training.verl_plugin.actor import STEERING, actor_loss
-from spear_training.verl_plugin.columns import (
+from spear_training.verl_plugin import actor as critic
+from spear_training.verl_plugin.actor import STEERING, VerlCritic, actor_loss, critic_loss
+from spear_training.verl_plugin.queue import (
     FORWARD_COLUMNS,
+    PICTURES,
+    StepQueue,
     build_columns,
     find_predictions,
     nest_flat,
     pad_rows,
 )
-from spear_training.verl_plugin.critic import VerlCritic, critic_loss
-from spear_training.verl_plugin.queue import StepQueue
 from spear_training.verl_plugin.rollout_worker import TOKENS
-from spear_training.verl_plugin.vision import PICTURES
 from tests.training.step.batches import CASES, GAMMA, Batch, draw_batch, find_bounds
 from tests.training.verl_plugin.fakes import FakeQueue
 from tests.training.verl_plugin.steps import run_minibatches

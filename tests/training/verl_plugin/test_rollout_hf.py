@@ -10,10 +10,9 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 
 from spear_agents.engines.base import Finish, Generation, Request, Sampling
-from spear_training.rollouts import HF
+from spear_training.computing import HF
 from spear_training.verl_plugin import rollout_servers
-from spear_training.verl_plugin.rollout_hf import HFServer, HFWeightSender
-from spear_training.verl_plugin.rollout_servers import name_server
+from spear_training.verl_plugin.rollout_servers import HFServer, HFWeightSender, name_server
 
 SERVER: Any = HFServer.__ray_metadata__.modified_class
 """The class behind the Ray actor."""

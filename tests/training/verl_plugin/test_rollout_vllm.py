@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.vllm_options import VLLMOptions
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin import rollout_servers, rollout_vllm
-from spear_training.verl_plugin.rollout_servers import close_servers
-from spear_training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer, VLLMWeightSender
+from spear_training.verl_plugin import rollout_servers
+from spear_training.verl_plugin import rollout_servers as rollout_vllm
+from spear_training.verl_plugin.rollout_servers import VLLMReplica, VLLMServer, VLLMWeightSender, close_servers
 
 ACTOR: Any = VLLMServer
 SERVER: Any = ACTOR.__ray_metadata__.modified_class

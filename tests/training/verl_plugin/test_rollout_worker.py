@@ -14,10 +14,9 @@ from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 
 import tests.spear_envs.corridor  # registers the environment
-from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.branching import BranchSettings
@@ -311,7 +310,7 @@ def test_a_conversation_is_as_old_as_its_oldest_response(queue: FakeQueue) -> No
 
 
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spear_envs.core.faults import EnvFault
+    from spear_envs.core.errors import EnvFault
 
     plain = CORRIDOR._act
 

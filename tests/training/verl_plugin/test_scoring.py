@@ -18,9 +18,9 @@ from spear_training.algorithms import RowTable
 from spear_training.planning.memory import Architecture, Trainer
 from spear_training.verl_plugin import scoring
 from spear_training.verl_plugin.attention import PACKED
-from spear_training.verl_plugin.columns import build_columns, nest_flat
-from spear_training.verl_plugin.resharding import count_saved_ranks
+from spear_training.verl_plugin.queue import build_columns, nest_flat
 from spear_training.verl_plugin.scoring import find_learnt
+from spear_training.verl_plugin.workers import count_saved_ranks
 from tests.training.verl_plugin.engines import ask, open_engine, run_engine, run_verl
 from tests.training.verl_plugin.real_engine import run_alone
 

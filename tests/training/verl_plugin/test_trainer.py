@@ -19,7 +19,7 @@ from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
-from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
+from spear_training.settings import VALIDATIONS, EpisodeRecorder, RecordSettings
 from spear_training.step.ahead import BatchesAhead
 from spear_training.step.branching import Branching
 from spear_training.step.records import Rollout

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 import spear_training.verl_plugin  # registers everything  # noqa: F401
 from spear_envs.core.errors import SpearError
 from spear_training.launch import CONFIG_FILE, compose_config
-from spear_training.variables import SECRETS_FILE, divide_variables, is_secret, read_secrets
+from spear_training.supervise import SECRETS_FILE, divide_variables, is_secret, read_secrets
 from spear_training.verl_plugin import process
 from tests.rooms import ROOMS
 from tests.training.verl_plugin.promises import METHODS, NAMES, TEXTS, find_fault
@@ -53,7 +53,9 @@ def test_everything_is_registered_under_its_name() -> None:
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from spear_training.verl_plugin import platform, rollout_hf, rollout_vllm, trainer, workers
+    from spear_training.verl_plugin import platform, trainer, workers
+    from spear_training.verl_plugin import rollout_servers as rollout_hf
+    from spear_training.verl_plugin import rollout_servers as rollout_vllm
 
     assert PlatformRegistry._platforms["cpu"] is platform.PlatformCPU
     assert get_trainer_cls("spear") is trainer.SpearTrainer

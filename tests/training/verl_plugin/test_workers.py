@@ -25,8 +25,8 @@ import spear_training.verl_plugin  # noqa: F401  (what is tested)
 from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.dataset import TaskDataset
-from spear_training.verl_plugin.deaths import explain_death
 from spear_training.verl_plugin.platform import PlatformCPU
+from spear_training.verl_plugin.rollout_servers import explain_death
 from spear_training.verl_plugin.workers import (
     CpuValueModelEngine,
     SpearActorRolloutRefWorker,

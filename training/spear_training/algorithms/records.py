@@ -10,19 +10,13 @@ from typing import Any, ClassVar, TypeVar, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from spear_envs.core.errors import explain_invalid
 from spear_training.algorithms.errors import SettingsError
 
 R = TypeVar("R", bound="Record")
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """Configuration of every record's dataclass."""
-_LIMITS = {
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "above {gt:g}",
-    "less_than_equal": "at most {le:g}",
-    "less_than": "below {lt:g}",
-    "finite_number": "finite",
-}
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -72,7 +66,7 @@ class Record:
         kind = _find_kind(cls, str(info.field_name))
         is_word = isinstance(value, (bool, str))
         if (kind is bool and not is_word) or (kind in (int, float) and is_word):
-            raise ValueError(value)
+            raise ValueError(f"must be {_KINDS[kind]}")
         if kind is str and value is None and cls.__pydantic_fields__[str(info.field_name)].annotation is str:  # type: ignore[attr-defined]
             return "none"  # YAML's `null` as a schedule
         if isinstance(kind, type) and issubclass(kind, Enum):
@@ -119,29 +113,10 @@ def _find_kind(cls: type[Record], name: str) -> Any:
 def _explain(cls: type[Record], error: ValidationError) -> str:
     """Describe the first error in one line."""
     first = error.errors(include_url=False)[0]
-    fault, value = first["type"], first["input"]
-    if not first["loc"]:
-        return f"{cls.PATH} must be a mapping of settings, not {value!r}"
-    name = first["loc"][0]
-    if fault in ("unexpected_keyword_argument", "invalid_key"):
+    name = first["loc"][0] if first["loc"] else ""
+    if first["type"] in ("unexpected_keyword_argument", "invalid_key"):
         return f"{cls.PATH}.{name} is not a setting; {_suggest(cls, str(name))}"
-    if isinstance(name, int):  # a positional argument
-        name = _list_names(cls)[name]
-    path = f"{cls.PATH}.{name}"
-    if fault == "missing":
-        return f"{path} is missing"
-    if fault in _LIMITS:
-        return f"{path} must be {_LIMITS[fault].format(**first.get('ctx', {}))}, not {value!r}"
-    kind = _find_kind(cls, name)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        names = [member.value for member in kind]
-        near = difflib.get_close_matches(str(value), names, 1)
-        return f"{path} cannot be {value!r}; {f'did you mean {near[0]}?' if near else 'choose ' + ', '.join(names)}"
-    if fault in ("mapping_type", "dataclass_type"):
-        return f"{path} must be a mapping of settings, not {value!r}"
-    if fault == "tuple_type":
-        return f"{path} must be a list, as [{value}], not {value!r}"
-    return f"{path} must be {_KINDS[kind]}, not {value!r}" if kind in _KINDS else f"{path}: {first['msg']}"
+    return f"{cls.PATH}{'.' if first['loc'] else ''}{explain_invalid(error, '')}"
 
 
 def _suggest(cls: type[Record], key: str) -> str:

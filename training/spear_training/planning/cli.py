@@ -13,38 +13,24 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.memory import find_free_memory
-from spear_sandbox.console import echo
+from spear_envs.core.machine import find_free_memory
+from spear_sandbox.console import Number, echo
 from spear_sandbox.terminal import Console
-from spear_sandbox.web.options import Number
-from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
+from spear_training.cli import CONFIG_DIR_OPTION, OVERRIDE
 
 GPU_GIB = 80.0
 """GiB of a GPU, unless another size is given."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """Sizes of a training step; lengths that were not given count as their maximum."""
-
-    episodes: int
-    rows: float
-    """A turn in the layout ``per_turn``, else an episode."""
-    row_tokens: float
-    """Prompt and response."""
-    tokens: float
-    """In all rows."""
-    written: float
-    """In all rows, of the policy."""
-    optimiser_steps: int
-    """Before replay, with the share of groups that the group filter keeps."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """Sizes of a training: of a step, and in bytes of each device (None without a model)."""
 
-    step: Step
+    step: dict[str, float]
+    """Its episodes, its rows (turns, in the layout ``per_turn``) and their tokens, and optimiser steps before replay.
+
+    Lengths that were not given count as their maximum.
+    """
     parameters: int | None
     update: dict[str, float] | None
     rollout: dict[str, float] | None
@@ -60,10 +46,10 @@ def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, 
 
     ``given`` may have ``turns`` of an episode, and tokens of a row: ``prompt``, ``response``, and ``written`` of these.
     """
+    from spear_training.computing import measure_weights, resolve_dtype
     from spear_training.environments import count_turns
     from spear_training.planning.fitting import fit_training
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
-    from spear_training.precision import measure_weights, resolve_dtype
     from spear_training.settings import RunSettings
     from spear_training.sizing import RunShape, check_numbers
     from spear_training.step.dealing import count_minibatches
@@ -77,14 +63,15 @@ def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, 
     rows = episodes * (min(given.get("turns", shape.max_turns), shape.max_turns) if shape.per_turn else 1)
     kept = max(1, int(settings.algorithm.filter.groups * shape.tasks)) / shape.tasks
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
-    step = Step(
-        episodes=episodes,
-        rows=rows,
-        row_tokens=prompt + response,
-        tokens=rows * (prompt + response),
-        written=rows * min(given.get("written", response), response),
-        optimiser_steps=count_minibatches(rows * kept, mini_batch),
-    )
+    row_tokens = prompt + response
+    step = {
+        "episodes": episodes,
+        "rows": rows,
+        "row_tokens": row_tokens,
+        "tokens": rows * row_tokens,
+        "written": rows * min(given.get("written", response), response),
+        "optimiser_steps": count_minibatches(rows * kept, mini_batch),
+    }
     path = config.actor_rollout_ref.model.path
     if path is None:
         note = "memory is unknown without a model: add actor_rollout_ref.model.path=FOLDER"
@@ -97,7 +84,7 @@ def make_plan(config: DictConfig, given: dict[str, float], device_bytes: float, 
     except SpearError as error:
         note, refused = str(error), True
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
+    tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * row_tokens / ranks)
     longest = data.max_prompt_length + data.max_response_length
     memory = size_memory(config, model, tokens, longest, device_bytes)
     short = memory.cache_tokens is not None and memory.cache_tokens < longest
@@ -112,7 +99,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table(box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, value in asdict(plan.step).items():
+    for name, value in plan.step.items():
         table.add_row(name.replace("_", " "), f"{value:,.0f}")
     for title, items in (("memory of an update", plan.update), ("memory while generating", plan.rollout)):
         if items is None:

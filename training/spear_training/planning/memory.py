@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from spear_agents.models.catalogue import find_snapshot, models_folder
-from spear_agents.models.checking import check_folder
+from spear_agents.models import check_folder, find_snapshot, models_folder
 from spear_envs.core.errors import SpearError, first_line
 
 if TYPE_CHECKING:
@@ -101,9 +100,7 @@ class Architecture:
                 edges=sum(part.in_features + part.out_features for part in linear),
             )
         except Exception as error:  # a third-party configuration may raise anything
-            raise SpearError(
-                f"the sizes of a {kind} model cannot be computed ({first_line(error)}): name a causal language model"
-            ) from error
+            raise SpearError(f"the sizes of a {kind} model cannot be computed ({first_line(error)})") from error
 
 
 def find_architecture(name: str) -> Architecture:
@@ -136,11 +133,11 @@ def read_known() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Item:
-    """Bytes on each device, and their formula."""
+    """Bytes on each device."""
 
     name: str
     bytes: float
-    formula: str
+    estimated: bool = False
 
 
 def sum_bytes(items: Iterable[Item]) -> float:
@@ -233,45 +230,29 @@ class Trainer:
         """
         model, width = self.model, self.width
         inner = 10 * model.hidden + 3 * model.intermediate
-        if checkpointing:
-            kept = tokens * (model.hidden * model.layers + inner) * width
-            formula = f"estimate: {width} × tokens × (hidden × layers + 10 hidden + 3 mlp), checkpointed"
-        else:
-            kept = tokens * inner * model.layers * width
-            formula = f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"
+        kept = tokens * width * (model.hidden * model.layers + inner if checkpointing else inner * model.layers)
         logits, head = min(tokens * model.vocabulary, LOGITS), width * model.vocabulary * model.hidden
         scoring = max(UPDATE_LOGIT_BYTES * logits + 2 * head, LOGIT_BYTES * logits)
-        scoring += 2 * width * tokens * model.hidden
         return (
             *self._size_state(),
-            Item("gathered layers", 2 * width * model.largest, f"2 × {width} × largest layer, one ahead"),
-            Item("activations", kept, formula),
-            Item(
-                "log-probs",
-                scoring,
-                f"{UPDATE_LOGIT_BYTES} × {logits:,.0f} logits at a time ({LOGIT_BYTES} with entropy) + {2 * width} × "
-                "(vocabulary + tokens) × hidden, gradients",
-            ),
+            Item("gathered layers", 2 * width * model.largest),  # one ahead
+            Item("activations", kept, estimated=True),
+            Item("log-probs", scoring + 2 * width * tokens * model.hidden),
         )
 
     def _size_state(self) -> Iterator[Item]:
-        """Weights, and what goes with those that are trained."""
+        """Weights, and what goes with those that are trained: gradients, and Adam's two moments."""
         parameters, shards, stored, trained = self.model.parameters, self.shards, self.stored, self.trained
-        if self.on_host:
-            size = 2 * stored * self.model.largest / shards
-            yield Item("in transit", size, "estimate: a layer from the host and its gradient to it; the rest is there")
+        if self.on_host:  # a layer from the host and its gradient to it
+            yield Item("in transit", 2 * stored * self.model.largest / shards, estimated=True)
             return
-        per, kind = f"P/{shards}" if shards > 1 else "P", "float32" if stored == 4 else "bfloat16"
         if self.reference:
-            yield Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")
-        yield Item("weights", stored * parameters / shards * self.networks, f"{stored} {per}, {kind}")
+            yield Item("reference policy", 4 * parameters / shards)
+        yield Item("weights", stored * parameters / shards * self.networks)
         if self.rank:
-            per = f"A{per[1:]}"
-            formula = f"{stored} {per}, A = {self.rank} × {self.model.edges:,}"
-            yield Item("adapter", stored * trained / shards * self.networks, formula)
-        yield Item("gradients", stored * trained / shards, f"{stored} {per}")
-        formula = f"{2 * stored} {per}, two {kind} moments"
-        yield Item("Adam", 2 * stored * trained / shards * self.networks, formula)
+            yield Item("adapter", stored * trained / shards * self.networks)
+        yield Item("gradients", stored * trained / shards)
+        yield Item("Adam", 2 * stored * trained / shards * self.networks)
 
 
 def count_shards(trainer: DictConfig, fsdp_size: int) -> int:
@@ -303,45 +284,39 @@ def size_memory(
     if config.trainer.device == "cpu":
         others = size_rollout_on_cpu(config, model)
         waiting = sum(item.bytes for item in update if item.name in ("weights", "adapter", "Adam"))
-        passing = (
-            _size_live_cache(config, model, longest, device_bytes),
-            Item("trainer's share", waiting, "weights and Adam"),
-        )
-        return DeviceMemory((*update, *others), (*others, *passing), None)
+        cache = Item("key-value cache", _size_live_cache(config, model, longest, device_bytes))
+        return DeviceMemory((*update, *others), (*others, cache, Item("trainer's share", waiting)), None)
     rollout, parameters = config.actor_rollout_ref.rollout, model.parameters
     width = _read_rollout_width(config)
     parallel = rollout.tensor_model_parallel_size
-    weights = Item("engine's weights", width * parameters / parallel, f"{width} P/{parallel}")
+    weights = Item("engine's weights", width * parameters / parallel)
     offloaded = {"weights": actor.fsdp_config.param_offload, "adapter": actor.fsdp_config.param_offload}
     offloaded["Adam"] = actor.fsdp_config.optimizer_offload
     held = sum(item.bytes for item in update if not offloaded.get(item.name, True))
-    rest = Item("trainer's share", held, "weights and Adam, unless offloaded")
     budget = rollout.gpu_memory_utilization * device_bytes - weights.bytes
-    formula = f"{rollout.gpu_memory_utilization:g} of the device − engine's weights"
-    cache = Item("key-value cache", max(0.0, budget), formula)
-    return DeviceMemory(update, (weights, cache, rest), budget / (width * model.cache_values / parallel))
+    cache = Item("key-value cache", max(0.0, budget))
+    return DeviceMemory(
+        update, (weights, cache, Item("trainer's share", held)), budget / (width * model.cache_values / parallel)
+    )
 
 
 def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, ...]:
     """Compute the memory that the engine and all processes hold throughout on a machine without a GPU."""
     rollout = config.actor_rollout_ref.rollout
-    width = _read_rollout_width(config)
-    held = [Item("engine's weights", width * model.parameters, f"{width} P")]
+    held = [Item("engine's weights", _read_rollout_width(config) * model.parameters)]
     if rollout.name == "vllm_cpu":
-        held.append(Item("vLLM's processes", VLLM_PROCESSES, "estimate: a server, a scheduler, a worker"))
-    return (*held, Item("processes", PROCESSES, "estimate: Ray, torch, environments"))
+        held.append(Item("vLLM's processes", VLLM_PROCESSES, estimated=True))
+    return (*held, Item("processes", PROCESSES, estimated=True))
 
 
-def _size_live_cache(config: DictConfig, model: Architecture, longest: float, room: float) -> Item:
-    """Cache of an engine on a CPU, which holds it only while it generates; ``room`` is free before the training."""
-    rollout, name = config.actor_rollout_ref.rollout, "key-value cache"
+def _size_live_cache(config: DictConfig, model: Architecture, longest: float, room: float) -> float:
+    """Most bytes of the cache of an engine on a CPU, held only while it generates; ``room`` is free before that."""
+    rollout = config.actor_rollout_ref.rollout
     size = rollout.max_num_seqs * longest * _read_rollout_width(config) * model.cache_values
     if rollout.name != "vllm_cpu":
-        return Item(name, size, "at most: max_num_seqs × longest row × bytes of a token")
-    if (gib := rollout.engine_kwargs.vllm_cpu.kv_cache_gib) is not None:
-        return Item(name, gib * GIB, "at most: engine_kwargs.vllm_cpu.kv_cache_gib")
-    size = max(GIB, min(room / 4, size))
-    return Item(name, size, "at most: max_num_seqs × longest row, or a quarter of what is free")
+        return float(size)
+    gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
+    return float(gib * GIB if gib is not None else max(GIB, min(room / 4, size)))
 
 
 def _read_rollout_width(config: DictConfig) -> int:

@@ -14,22 +14,21 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spear_agents.end_tokens import require_end_ids
+from spear_agents.engines.base import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
-from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
-from spear_agents.metrics import read_history
-from spear_agents.models.getting import resolve_model
+from spear_agents.model_files import resolve_model
+from spear_agents.models import digest_model
+from spear_agents.records import read_history
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
-from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.choices import search_configs
+from spear_training.computing import AUTO, check_exchange, choose_dtype, keep_dtype, measure_weights, resolve_attention
 from spear_training.launch import CONFIG_FILE, check_override, find_checkpoint, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
-from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
-from spear_training.sft.data import Preparation, prepare_samples
-from spear_training.sft.samples import Overlong, SampleReader
+from spear_training.sft.samples import Overlong, Preparation, SampleReader, prepare_samples
 from spear_training.supervise import LOG_FILE, hold_run, supervise_training
 
 SAMPLES = "samples"
@@ -61,7 +60,7 @@ class SftSettings:
         max_length: longest sample in tokens; the model's context where that is shorter.
         keep_lost: learn from lost episodes too.
         seed: of the order of the samples.
-        dtype: of the computation on a CPU, see :func:`spear_training.precision.choose_dtype`.
+        dtype: of the computation on a CPU, see :func:`spear_training.computing.choose_dtype`.
         overrides: Hydra-style, of any key of verl's configuration.
     """
 
@@ -87,10 +86,7 @@ def read_model(folder: Path) -> tuple[int, int]:
         vocabulary = int(text["vocab_size"])
         context = int(text.get("max_position_embeddings") or 2**31)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise SpearError(
-            f"{folder} is not a folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
-            "fetch one with `spear models get`"
-        ) from error
+        raise SpearError(f"{folder} is not a folder of a language model (config.json: {error})") from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
     return vocabulary, context

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from torch.distributed.run import main as run_ranks
 
-from spear_envs.core.modules import make_command
+from spear_envs.core.machine import make_command
 from spear_training.launch import CONFIG_FILE
 from spear_training.supervise import die_with_parent
 

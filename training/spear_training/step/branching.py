@@ -22,15 +22,9 @@ def check_branching(*, layout: Layout, program: str | None, staleness: int, obst
     if program is not None:
         raise SpearError(f"spear.branch cannot start {program} in mid-episode: leave out spear.agent, {OFF}")
     if layout is not Layout.PER_TURN:
-        raise SpearError(
-            f"spear.branch builds prompts from a snapshot, and a {layout.value} needs the tokens of all its turns: set "
-            f"spear.env.layout={Layout.PER_TURN.value}, {OFF}"
-        )
+        raise SpearError(f"spear.branch needs spear.env.layout=per_turn, not {layout.value}: set it, {OFF}")
     if staleness:
-        raise SpearError(
-            f"spear.branch starts groups in episodes of earlier steps, and with spear.rollout.staleness={staleness} "
-            f"they start ahead of those: set spear.rollout.staleness=0, {OFF}"
-        )
+        raise SpearError(f"spear.branch needs spear.rollout.staleness=0, not {staleness}: set it, {OFF}")
     if obstacle is not None:
         raise SpearError(f"spear.branch cannot go back to states of this environment: {obstacle}. Change it, {OFF}")
 
@@ -111,10 +105,7 @@ class Branching:
             self._archive.load_state_dict({**saved, "episodes": episodes})
             self._rng.bit_generator.state = state["rng"]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise SpearError(
-                f"the episodes that spear.branch kept in the checkpoint are damaged ({error!r}): resume from an earlier"
-                " checkpoint, or start a new run folder"
-            ) from error
+            raise SpearError(f"the episodes of spear.branch in the checkpoint are damaged ({error!r})") from error
         self._begun = {}
 
 

@@ -21,10 +21,7 @@ MOST_TASKS = 2**16
 def check_tasks(count: int, split: str) -> None:
     """Raise SpearError if ``count`` tasks are too many for a curriculum."""
     if count > MOST_TASKS:
-        raise SpearError(
-            f"spear.curriculum keeps a posterior of every task, and the split {split} has {count:,}: set "
-            f"data.train_max_samples to {MOST_TASKS:,} or fewer"
-        )
+        raise SpearError(f"spear.curriculum takes {MOST_TASKS:,} tasks, not {count:,}: set data.train_max_samples")
 
 
 def rate_difficulty(task: Task) -> Hashable:
@@ -73,8 +70,6 @@ class Curriculum:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore :meth:`state_dict`. Raises SpearError if it is missing or of other tasks."""
         if state is None or len(state["source"]["wins"]) != len(self._ids):
-            raise SpearError(
-                "the checkpoint was written without this curriculum or with other tasks: start a new run folder"
-            )
+            raise SpearError("the checkpoint is without this curriculum, or of other tasks: start a new run folder")
         self._source.load_state_dict(state["source"])
         self._rng.bit_generator.state = state["rng"]

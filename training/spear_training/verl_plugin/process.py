@@ -21,8 +21,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from spear_training.launch import CONFIG_FILE
-from spear_training.supervise import die_with_parent
-from spear_training.variables import SECRETS_VARIABLE, divide_variables, write_secrets
+from spear_training.supervise import SECRETS_VARIABLE, die_with_parent, divide_variables, write_secrets
 
 OWN_RAY = "local"
 """``RAY_ADDRESS`` of a training that starts Ray by itself."""

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from spear_training.attention import FLASH, find_flash_fault
+from spear_training.computing import FLASH, find_flash_fault
 from spear_training.planning.memory import Architecture, Trainer
 from spear_training.verl_plugin import attention
 from spear_training.verl_plugin.attention import PACKED

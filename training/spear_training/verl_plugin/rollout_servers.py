@@ -6,20 +6,70 @@ the training worker, which pushes the weights.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
+from verl.utils.device import get_device_name, get_torch_device
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
-from spear_agents.engines.base import Finish, Generation, Sampling
-from spear_agents.engines.memory import trim_heap
+from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
+from spear_agents.engines.hf import HFModel
+from spear_agents.engines.tensors import select_weights, share_weights, trim_heap
+from spear_agents.engines.vllm import VLLMEngine
+from spear_agents.engines.vllm_options import VLLMOptions, size_cpu_cache
+from spear_envs.core.errors import SpearError
+from spear_training.computing import HF, VLLM_CPU
+from spear_training.verl_plugin.scoring import make_exact
+
+_RESUMES = "The run stopped; the same command resumes it from its last checkpoint"
+_LOST_PEER = re.compile(r"(Connection (closed|reset) by peer|Connection refused|Broken pipe|recv.* timed out)", re.I)
+
+
+def explain_death(error: BaseException) -> str | None:
+    """One line about the process that died, or None if ``error`` is about something else.
+
+    A rank that dies takes the others down with it: they lose their peer in the middle of a collective operation, and
+    which of the errors arrives first is chance.
+    """
+    found = _find_death(error)
+    if found is None:
+        return None
+    return f"{found} died in the middle of a step (killed, or out of memory: `dmesg` tells). {_RESUMES}"
+
+
+def stop_if_dead(fault: EngineFault) -> None:
+    """Raise SpearError if a rollout engine has died: as a fault it would end this episode, and then all others."""
+    if fault.kind in (EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY):
+        raise SpearError(f"{fault.message}. {_RESUMES}") from fault
+
+
+def _find_death(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)):
+        name = re.search(r"class_name: (?:.*[.])?(\w+)", str(error))
+        return f"the worker process {name[1]}" if name else "a worker process"
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        return "a worker process that used too much memory"
+    if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        return "a process of the trainer"
+    return _find_death(getattr(error, "cause", None) or error.__cause__)
+
 
 CLOSE_SECONDS = 60.0
 """How long the servers may take to end what they have started."""
@@ -162,3 +212,233 @@ class WeightSender(BaseRollout):
     def get_server(self) -> Any:
         """The Ray actor of this replica."""
         return ray.get_actor(name_server(self.backend, self._replica_rank))
+
+
+@ray.remote(num_cpus=0)
+class HFServer(OwnServer):
+    """Holds one copy of the policy and answers batches of requests, one batch at a time."""
+
+    def __init__(self, model_path: str, response_length: int, dtype: str, device: str = "cpu") -> None:
+        threads = int(os.environ.get("OMP_NUM_THREADS", 1))
+        self._device = torch.device(device)
+        self._model = HFModel(model_path, threads=threads, dtype=getattr(torch, dtype))
+        make_exact(self._model.model.get_output_embeddings())
+        self._response_length = response_length
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run after the batch being decoded."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _answer(self, requests: list[Request]) -> list[Generation]:
+        self._model.model.to(self._device)
+        return [replace(answer, version=self.version) for answer in self._model.generate_batch(requests)]
+
+    def _take_weights(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        self._model.load_state(state)
+        self.version = version
+
+    def _leave_device(self) -> None:
+        if self._device.type != "cpu":
+            self._model.model.to("cpu")
+            get_torch_device().empty_cache()
+
+    async def generate_batch(self, requests: list[Request]) -> list[Generation]:
+        """Answer ``requests`` in one decoding pass; the answers keep their order."""
+        return await self._run(self._answer, requests)
+
+    async def sleep(self, *_: Any, **__: Any) -> None:
+        """Give the device's memory to the trainer; the next batch takes it again."""
+        await self._run(self._leave_device)
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        """Answer one request in verl's own form, so that verl's stock agent loops run on this backend too."""
+        sampling = read_sampling(sampling_params, self._response_length)
+        (answer,) = await self.generate_batch([Request(tuple(prompt_ids), sampling, request_id)])
+        return make_output(answer)
+
+    async def update_weights(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        """Replace the weights after the batch being decoded, so each response is of one version."""
+        await self._run(self._take_weights, state, version)
+
+
+class HFReplica(OwnReplica):
+    """Starts one :class:`HFServer`."""
+
+    backend = HF
+
+    def make_server(self, **options: Any) -> Any:
+        """See :class:`OwnReplica`."""
+        server: Any = HFServer
+        return server.options(**options).remote(
+            self.model_config.path, self.config.response_length, self.config.dtype, get_device_name()
+        )
+
+    async def find_place(self) -> dict[str, Any]:
+        """On a GPU: the node and the device of the replica's first training worker, which Ray does not count twice."""
+        if get_device_name() == "cpu":
+            return {}
+        node, devices = await self.workers[0].__ray_call__.remote(
+            lambda _: (
+                ray.get_runtime_context().get_node_id(),
+                ray.get_runtime_context().get_accelerator_ids()[get_platform().ray_resource_name()],
+            )
+        )
+        # Set before the process begins: CUDA looks once, when verl is imported.
+        variables = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
+        variables[get_platform().visible_devices_envvar()] = devices[0]
+        return {
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            "runtime_env": {"env_vars": variables},
+        }
+
+
+class HFWeightSender(WeightSender):
+    """Sends to :class:`HFServer`."""
+
+    backend = HF
+
+
+register_backend(HF, HFReplica, HFWeightSender)
+
+
+_CACHE_SHARE = 0.25
+"""Of the free memory for keys and values: the trainer takes its own later."""
+
+
+class Gate:
+    """Holds new responses back while the weights change, and the change until no response is under way.
+
+    So each response is of one version: vLLM would continue with keys and values of other weights.
+    """
+
+    def __init__(self) -> None:
+        self._door, self._idle = asyncio.Lock(), asyncio.Event()
+        self._idle.set()
+        self._inside = 0
+
+    @asynccontextmanager
+    async def answer(self) -> AsyncIterator[None]:
+        """Be inside while a response is written."""
+        async with self._door:
+            self._inside += 1
+            self._idle.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """Wait for exclusive use."""
+        async with self._door:
+            await self._idle.wait()
+            yield
+
+
+@ray.remote(num_cpus=0)
+class VLLMServer(OwnServer):
+    """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
+
+    def __init__(self, model_path: str, options: VLLMOptions, max_batch: int, response_length: int) -> None:
+        self._model_path = model_path
+        self._options = options
+        self._max_batch = max_batch
+        self._response_length = response_length
+        self._engine: VLLMEngine | None = None
+        self._gate = Gate()
+
+    async def start(self) -> None:
+        """Start vLLM, which takes the better part of a minute. Raises SpearError if it did not start."""
+        options = self._options
+        if options.kv_cache_gib is None:
+            gib = size_cpu_cache(Path(self._model_path), options, self._max_batch, _CACHE_SHARE)
+            options = replace(options, kv_cache_gib=gib)
+        self._engine = await asyncio.to_thread(VLLMEngine, self._model_path, options, max_batch=self._max_batch)
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        """Answer one request. Raises EngineFault if vLLM failed, ContextExceededError if the prompt leaves no room."""
+        sampling = read_sampling(sampling_params, self._response_length)
+        async with self._gate.answer():
+            answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
+            return make_output(replace(answer, version=self.version))
+
+    async def get_cache_tokens(self) -> int | None:
+        """Say how many tokens the key-value cache holds."""
+        return self._get_engine().cache_tokens
+
+    async def update_weights(self, path: str, version: int | None) -> None:
+        """Replace the weights by those at ``path`` when the responses under way have ended; forget the prefix cache.
+
+        Raises SpearError if vLLM did not take them, or has died.
+        """
+        await self._change(self._get_engine().load_file, path)
+        self.version = version
+
+    async def sleep(self, *_: Any, **__: Any) -> None:
+        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has died."""
+        await self._change(self._get_engine().release_memory)
+
+    async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
+        async with self._gate.change():
+            try:
+                await asyncio.to_thread(function, *arguments)
+            except EngineFault as fault:
+                stop_if_dead(fault)
+                raise
+
+    async def close(self) -> None:
+        """End vLLM's processes."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    def _get_engine(self) -> VLLMEngine:
+        if self._engine is None:
+            raise RuntimeError("the server has not been started")
+        return self._engine
+
+
+class VLLMReplica(OwnReplica):
+    """Starts one :class:`VLLMServer`."""
+
+    backend = VLLM_CPU
+
+    def make_server(self, **options: Any) -> Any:
+        """See :class:`OwnReplica`."""
+        config = self.config
+        server: Any = VLLMServer
+        own: Any = (config.engine_kwargs or {}).get(VLLM_CPU) or {}
+        chosen = VLLMOptions(
+            tensor_parallel=config.tensor_model_parallel_size,
+            dtype=config.dtype,
+            max_model_len=config.prompt_length + config.response_length,
+            **own,
+        )
+        return server.options(**options).remote(
+            self.model_config.path, chosen, config.max_num_seqs, config.response_length
+        )
+
+    async def find_place(self) -> dict[str, Any]:
+        """The node of the replica's first training worker, whose memory the server reads weights from."""
+        node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+class VLLMWeightSender(WeightSender):
+    """Sends to :class:`VLLMServer`, past Ray's object store, which would keep the memory of the weights."""
+
+    backend = VLLM_CPU
+
+    async def send(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        """See :class:`WeightSender`. Raises SpearError if they are of another model."""
+        with share_weights(select_weights(Path(self.model_config.local_path), state)) as path:
+            await self.get_server().update_weights.remote(path, version)
+
+
+register_backend(VLLM_CPU, VLLMReplica, VLLMWeightSender)

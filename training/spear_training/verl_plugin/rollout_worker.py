@@ -22,28 +22,35 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
-from spear_agents.end_tokens import require_end_ids
-from spear_agents.engines.base import Engine, EngineFault, Finish, Generation, Request, Sampling
-from spear_agents.engines.batching import MicroBatcher
-from spear_agents.engines.stops import Decoder, StopFinder
+from spear_agents.engines.base import (
+    Decoder,
+    Engine,
+    EngineFault,
+    Finish,
+    Generation,
+    Request,
+    Sampling,
+    StopFinder,
+    require_end_ids,
+)
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.episode import play_episode
 from spear_agents.gateway.programs import open_program
 from spear_agents.prompting import PromptBuilder
+from spear_agents.records import sum_usage
 from spear_agents.rollout import Job, Play, Retrying, open_session, play_many
 from spear_agents.snapshots import Snapshot
-from spear_agents.usage import sum_usage
 from spear_training.algorithms import RowTable
+from spear_training.computing import HF, VLLM_CPU
 from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import make_environment
-from spear_training.rollouts import HF, VLLM_CPU
 from spear_training.settings import RunSettings
 from spear_training.sizing import MOST_EPISODES
 from spear_training.step.branching import list_walks
 from spear_training.step.records import Rollout, record_episode, tabulate
-from spear_training.verl_plugin.columns import build_columns
-from spear_training.verl_plugin.deaths import stop_if_dead
-from spear_training.verl_plugin.queue import PARTITION
+from spear_training.verl_plugin.queue import PARTITION, build_columns
+from spear_training.verl_plugin.rollout_servers import stop_if_dead
 
 _log = logging.getLogger(__name__)
 TOKENS = ("ids", "mask", "rollout_log_probs", "picture_bytes", "pictures")

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-from spear_training.checkpoints import remove_old, write_manifest
+from spear_training.checkpoints import finish_checkpoint, remove_old
 from spear_training.launch import CONFIG_FILE
-from spear_training.sft.data import open_store
+from spear_training.sft.samples import open_store
 
 
 class SampleDataset(Dataset):
@@ -56,7 +56,7 @@ class SpearSFTTrainer(SFTTrainer):
         def save_whole(step: int) -> None:
             save(step)  # its last act waits for the other ranks
             if dist.get_rank() == 0:
-                write_manifest(checkpoints / f"global_step_{step}")
+                finish_checkpoint(checkpoints / f"global_step_{step}")
                 remove_old(checkpoints, self.config.trainer.max_ckpt_to_keep)
 
         self.ckpt_handler.save_checkpoint = save_whole

@@ -22,15 +22,14 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
-from spear_agents.metrics import read_history
+from spear_agents.records import read_history
 from spear_agents.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.curriculum import Choice
-from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, remove_old, write_manifest
+from spear_training.checkpoints import check_files, describe_code, finish_checkpoint, is_finished, keep_best, remove_old
 from spear_training.inputs import TASKS_FILE
 from spear_training.launch import CONFIG_FILE, flatten_config
-from spear_training.recording import VALIDATIONS, EpisodeRecorder
-from spear_training.settings import RunSettings
+from spear_training.settings import VALIDATIONS, EpisodeRecorder, RunSettings
 from spear_training.step.ahead import BatchesAhead, summarize_versions
 from spear_training.step.branching import Branching
 from spear_training.step.curriculum import Curriculum
@@ -40,11 +39,9 @@ from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
 from spear_training.store import CheckpointStore, Uploads
-from spear_training.verl_plugin.actor import VerlActor, actor_loss
-from spear_training.verl_plugin.critic import VerlCritic, critic_loss
-from spear_training.verl_plugin.deaths import explain_death
+from spear_training.verl_plugin.actor import VerlActor, VerlCritic, actor_loss, critic_loss
 from spear_training.verl_plugin.queue import PARTITION, StepQueue
-from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers
+from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers, explain_death
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager
 from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
 
@@ -312,9 +309,7 @@ class SpearTrainer(PPOTrainerSync):
         if name is None or not is_finished(folder):
             return
         if f"val/{name}" not in metrics:
-            raise SpearError(
-                f"spear.keep_best={name} is not a metric of the validation; there are {', '.join(metrics)}"
-            )
+            raise SpearError(f"spear.keep_best={name} is not a metric of the validation: {', '.join(metrics)}")
         keep_best(folder, name, metrics[f"val/{name}"])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -339,7 +334,7 @@ class SpearTrainer(PPOTrainerSync):
         export, source = folder / "actor" / "huggingface", Path(self.config.actor_rollout_ref.model.path)
         if export.is_dir() and (source / IMAGE_PROCESSOR).is_file() and not (export / IMAGE_PROCESSOR).exists():
             shutil.copyfile(source / IMAGE_PROCESSOR, export / IMAGE_PROCESSOR)
-        write_manifest(folder)
+        finish_checkpoint(folder)
         remove_old(Path(self.config.trainer.default_local_dir), self.config.trainer.get("max_actor_ckpt_to_keep"))
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
         for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):

@@ -3,28 +3,202 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 from tensordict import TensorDict
+from torch.distributed.tensor import DTensor, distribute_tensor
 from verl.models.transformers import monkey_patch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
+from verl.utils.fsdp_utils import fsdp_version, merged_lora_context, normalize_peft_param_name
 from verl.workers import engine_workers
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from spear_envs.core.errors import SpearError
-from spear_training.attention import SDPA, check_exchange
-from spear_training.verl_plugin.adapters import MergesAdapter
+from spear_training.computing import SDPA, check_exchange
 from spear_training.verl_plugin.attention import PACKED
-from spear_training.verl_plugin.resharding import ReshardsCheckpoints
+from spear_training.verl_plugin.queue import ReadsPictures
 from spear_training.verl_plugin.scoring import ScoresLearnt
-from spear_training.verl_plugin.vision import ReadsPictures
+
+ADAPTER = "lora_adapter"
+"""Folder of the adapter in peft's form, in the folder of the merged model."""
+_HEAD = "lm_head.weight"
+
+
+class MergesAdapter:
+    """A mixin of verl's FSDP engines of a policy: exact merged weights, and checkpoints with a full model.
+
+    verl rounds merged weights to bfloat16, and saves those of a checkpoint under peft's names, which nothing loads.
+    """
+
+    module: Any
+    model_config: Any
+    rank: int
+    _is_lora: bool
+
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights with the adapter in them, under the model's own names, one at a time; every rank must take part."""
+        with merged_lora_context(self.module, backup_adapters=True):
+            for name, value in normalize_peft_param_name(self.module.state_dict()).items():
+                # A copy: afterwards the model has the weights again that it had.
+                yield name, _gather(value).clone()
+
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """Verl's checkpoint; with an adapter its ``huggingface`` has the merged model and the adapter."""
+        super().save_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
+        if not self._is_lora:
+            return
+        folder = Path(local_path) / "huggingface"
+        tied = self.model_config.hf_config.get_text_config().tie_word_embeddings
+        merged = {
+            name: value.cpu().contiguous()
+            for name, value in self._merged_lora_per_tensor_param()
+            if not (tied and name == _HEAD)
+        }
+        adapter = {
+            name.replace(".default", ""): _gather(value).cpu().contiguous()
+            for name, value in self.module.state_dict().items()
+            if "lora_" in name
+        }
+        if self.rank == 0:
+            for file in folder.glob("*.safetensors*"):
+                file.unlink()
+            save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
+            self.module.peft_config["default"].save_pretrained(folder / ADAPTER)
+            save_file(adapter, folder / ADAPTER / "adapter_model.safetensors", metadata={"format": "pt"})
+        torch.distributed.barrier()
+
+
+def _gather(value: torch.Tensor) -> torch.Tensor:
+    """A full weight, gathered from all ranks."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+
+
+class ReshardsCheckpoints(FSDPEngine):
+    """A mixin of verl's FSDP engines: checkpoints of any number of ranks."""
+
+    checkpoint_manager: Any
+
+    def initialize(self) -> None:
+        """Verl's start, with :class:`ReshardingManager` instead of its own manager of checkpoints."""
+        super().initialize()
+        self.checkpoint_manager.__class__ = ReshardingManager
+
+
+class ReshardingManager(FSDPCheckpointManager):
+    """verl's manager of checkpoints, for which a checkpoint of other ranks is one, too."""
+
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        """Load weights, optimiser, schedule and, where this rank has a counterpart, its random state.
+
+        Raises SpearError if the shards are not FSDP2's, or files of ranks are missing.
+        """
+        folder, ranks = Path(local_path), count_saved_ranks(Path(local_path))
+        if ranks == self.world_size:
+            super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+            return
+        if fsdp_version(self.model) != 2:
+            raise SpearError(
+                f"{folder} was saved by {ranks} ranks, and there are {self.world_size}: only shards of "
+                "actor_rollout_ref.actor.strategy=fsdp2 are resharded, so resume on as many ranks as before"
+            )
+        if self.should_load_model:
+            saved = _open_shards(folder, "model", ranks)
+            weights = {
+                name: _share(_join([shard[name] for shard in saved]), value)
+                for name, value in self.model.state_dict().items()
+                if name in saved[0]
+            }
+            self.model.load_state_dict(weights, strict=not self.is_lora_only_state_dict(saved[0]))
+        if self.should_load_optimizer:
+            self.optimizer.load_state_dict(self._share_optimizer(_open_shards(folder, "optim", ranks)))
+        if self.should_load_extra:
+            own = self.rank if self.rank < ranks else 0
+            extra = torch.load(folder / f"extra_state_world_size_{ranks}_rank_{own}.pt", weights_only=False)
+            if own == self.rank and "rng" in extra:
+                self.load_rng_state(extra["rng"])
+            if self.lr_scheduler is not None and extra["lr_scheduler"] is not None:
+                self.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+        dist.barrier()
+
+    def _share_optimizer(self, saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """This rank's part of the optimiser's state; torch numbers parameters in the order of the groups."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        state = {
+            number: {
+                name: _share(_join([shard["state"][number][name] for shard in saved]), parameters[number])
+                for name in values
+            }
+            for number, values in saved[0]["state"].items()
+        }
+        return {"state": state, "param_groups": saved[0]["param_groups"]}
+
+
+def count_saved_ranks(folder: Path) -> int:
+    """By how many ranks an actor's or a critic's folder of a checkpoint was saved.
+
+    Raises SpearError if it holds shards of no rank, or of several numbers of ranks.
+    """
+    found = {
+        int(match[1])
+        for path in folder.glob("model_world_size_*_rank_0.pt")
+        if (match := re.fullmatch(r"model_world_size_(\d+)_rank_0", path.stem))
+    }
+    if len(found) != 1:
+        raise SpearError(f"{folder} holds the shards of {sorted(found) or 'no'} ranks: take another checkpoint")
+    return found.pop()
+
+
+def _open_shards(folder: Path, what: str, ranks: int) -> list[dict[str, Any]]:
+    paths = [folder / f"{what}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise SpearError(f"{missing[0]} is missing: resharding a checkpoint needs the files of all its {ranks} ranks")
+    # Checked before: check_files lets no name through that torch and verl do not use themselves.
+    return [torch.load(path, map_location="cpu", mmap=True, weights_only=False) for path in paths]
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """What all ranks hold of one value, in one tensor; replicas are read once."""
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        return first
+    # With replicas the mesh has a dimension more: [replica, shard].
+    ranks, cut = first.device_mesh.mesh, None
+    for dimension, placement in reversed(list(enumerate(first.placements))):
+        if placement.is_shard():
+            cut = placement.dim
+        else:
+            ranks = ranks.select(dimension, 0)
+    if cut is None:
+        return first.to_local()
+    return torch.cat([parts[rank].to_local() for rank in ranks.tolist()], dim=cut)
+
+
+def _share(whole: Any, like: Any) -> Any:
+    """This rank's part of a tensor that is sharded like ``like``; others, such as Adam's step count, are unchanged."""
+    if not isinstance(like, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != like.shape:
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
 
 VALUE_HEADS = ("score", "classifier", "v_head")
 """What transformers and trl call the layer that turns a hidden state into a value."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from spear_agents.engines.base import Generation, Sampling
-from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.base import ByteTokenizer, Generation, Sampling
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.episode import name_request
 from spear_agents.evaluation import choose_template
@@ -20,7 +21,7 @@ from spear_agents.rollout import Job, play_many
 from spear_agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
-from spear_envs.core.prompts import IMAGE
+from spear_envs.core.prompts import IMAGE, PromptTemplate
 
 
 class Answers(str, Enum):
@@ -143,3 +144,41 @@ def _make_advised_rows(
         advised = advice[name_request(trajectory.task_id, trajectory.seed, number)]
         if advised is not None:
             yield ExpertRow((codec.decode(turn.prompt_ids),), (advised,), row.pictures)
+
+
+PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""Chat template that joins the contents; a response ends with the end token, which the model learns."""
+
+
+def make_tokenizer(template: PromptTemplate, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Make a tokenizer whose words are the pieces of ``texts``, split by ``template.token_pattern``.
+
+    Text between two matches (blanks, say) is a word too, so that decoding is exact if all pieces are known; an unknown
+    piece becomes ``<unk>``. Ids do not depend on the order of ``texts``. Raises SpearError if the template is not for
+    tiny models.
+    """
+    if template.token_pattern is None:
+        raise SpearError(f"tiny models need a template with a token_pattern, such as 'compact', not {template.name!r}")
+    cut = pre_tokenizers.Split(Regex(template.token_pattern), behavior="isolated")
+    words = {piece for text in set(texts) for piece, _ in cut.pre_tokenize_str(text)}
+    vocabulary = {word: i for i, word in enumerate([*SPECIALS, *sorted(words - set(SPECIALS))])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    backend.pre_tokenizer = cut
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNK,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

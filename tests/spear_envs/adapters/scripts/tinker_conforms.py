@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from spear_envs.adapters.tinker import TinkerDataset, TinkerGroup
-from spear_envs.core.faults import EnvFault
+from spear_envs.core.errors import EnvFault
 from tests.spear_envs.adapters.conforming import Told, compare_steps
 from tests.spear_envs.adapters.episodes import DEAD, SETTINGS, Episode, Script
 

@@ -1,22 +1,32 @@
-"""A panel: tasks as data, and the protocol that makes two numbers on them comparable."""
+"""``spear panel`` and ``spear rescore``."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from spear_agents.files import write_json
+import click
+
+from spear_agents.baselines import Method, wrap_reader
+from spear_agents.options import TRUST
+from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EvalSettings
-from spear_agents.trajectory import Layout
-from spear_envs.core import PromptContext, SpearEnv, SpearError, canonical_json
+from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
+from spear_agents.tables import print_rows
+from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_envs.cli import read_keywords
+from spear_envs.core import EnvFault, PromptContext, SpearEnv, SpearError, canonical_json
 from spear_envs.core.errors import suggest_name
 from spear_envs.core.making import make_env, require_harmless
-from spear_envs.data.files import read_regular
+from spear_envs.data.files import read_regular, write_json
+from spear_sandbox.console import echo
+from spear_sandbox.foreign import show_entry
+from spear_sandbox.terminal import Console
 
 FORMAT = 1
 SCORING = (
@@ -150,9 +160,7 @@ def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise SpearError(
-            f"{path} is not a panel ({type(error).__name__}: {error}): spear panel export writes one"
-        ) from error
+        raise SpearError(f"{path} is not a panel ({error!r}): spear panel export writes one") from error
     return panel, written
 
 
@@ -243,3 +251,215 @@ def open_panel(name: str, *, trust: bool = False) -> Panel:
     if told := find_differences(written, panel):
         raise SpearError(f"{path} does not match this code ({told[0]}): install the version it was made with.")
     return panel
+
+
+TOLERANCE = 1e-9
+
+
+def estimate_outcomes(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
+    """Success over tasks, of whose samples the mean counts."""
+    return estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])
+
+
+def format_percent(estimate: Estimate) -> str:
+    """Mean and interval in percent."""
+    return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A run played again: a line for each value that differs, and success over tasks then and now.
+
+    ``faults`` counts episodes not replayed since a service was down.
+    """
+
+    episodes: int
+    differences: Sequence[str]
+    recorded: Estimate
+    replayed: Estimate
+    faults: int = 0
+
+
+def rescore_run(run: Path, changes: Mapping[str, Any] | None = None, *, trust: bool = False) -> Rescored:
+    """Play the recorded responses of a folder of ``spear eval --out`` again, turn by turn.
+
+    With ``changes``, other keywords of the environment such as another grader, differences are new scores, not faults.
+    ``trust``: the environment may run, reach and read what the folder names, see
+    :func:`~spear_envs.core.making.require_harmless`.
+
+    Raises SpearError if the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
+    """
+    settings = read_settings(run)
+    try:
+        env_id, split, kwargs = settings["env_id"], settings["split"], dict(settings["env_kwargs"])
+        method = Method(settings.get("method", Method.PLAIN))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpearError(f"{run} was not written by this version of spear eval: it lacks {error}.") from error
+    if not trust:
+        kept = {name: value for name, value in kwargs.items() if name not in (changes or {})}
+        require_harmless(env_id, {**kept, "split": split}, str(run))
+    episodes = [each for each in read_last(run / EPISODES) if each.stop is not StopReason.FAULT]
+    if not episodes:
+        raise SpearError(f"{run} does not contain a complete episode: there is nothing to rescore.")
+    differences: list[str] = []
+    recorded: dict[str, list[float]] = {}
+    replayed: dict[str, list[float]] = {}
+    faults = 0
+    with closing(make_env(env_id, split, {**kwargs, **(changes or {})})) as env:
+        if not changes and env.tasks.fingerprint != episodes[0].fingerprint:
+            raise SpearError(f"{run} was played on other tasks than {env_id} has here")
+        reading = wrap_reader(method, env)
+        for episode in episodes:
+            try:
+                found = _replay(reading, episode)
+            except EnvFault:
+                faults += 1
+                continue
+            recorded.setdefault(episode.task_id, []).append(float(episode.won))
+            replayed.setdefault(episode.task_id, []).append(float(found["won"]))
+            differences += _compare(episode, found)
+    if not recorded:
+        raise SpearError(f"none of the {faults} episodes could be replayed: a service of {env_id} is down.")
+    before, after = (estimate_outcomes(each) for each in (recorded, replayed))
+    return Rescored(len(episodes) - faults, differences, before, after, faults)
+
+
+def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
+    """The present end of the episode and native reward of each turn."""
+    _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
+    rewards = [0.0] * len(episode.turns)
+    played = 0
+    for place, response in episode.list_steps():
+        if env.unwrapped.done:
+            break
+        before = info["reward_terms"]["native_return"]
+        _, _, _, _, info = env.step(response)
+        if info["fault"] is not None:
+            raise EnvFault(info["fault"], "a service failed")
+        played += 1
+        if place >= 0:
+            rewards[place] += info["reward_terms"]["native_return"] - before
+    return {
+        "won": info["won"],
+        "score": info["score"],
+        "tool_calls": info["tool_calls"],
+        "terms": dict(info["reward_terms"]),
+        "rewards": rewards,
+        "steps": played,
+    }
+
+
+def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
+    where = f"{episode.task_id}, seed {episode.seed}"
+    told = []
+    steps = len(episode.list_steps())
+    if found["steps"] != steps:
+        told.append(f"{where}: ends after {found['steps']} steps, recorded {steps}")
+    for number, (turn, reward) in enumerate(zip(episode.turns, found["rewards"], strict=True), start=1):
+        if abs(turn.reward - reward) > TOLERANCE:
+            told.append(f"{where}: turn {number} pays {reward:g}, recorded {turn.reward:g}")
+    for name in ("won", "score", "tool_calls"):
+        if abs(float(found[name]) - float(getattr(episode, name))) > TOLERANCE:
+            told.append(f"{where}: {name} is {found[name]}, recorded {getattr(episode, name)}")
+    for name, value in episode.reward_terms.items():
+        if abs(found["terms"].get(name, 0.0) - value) > TOLERANCE:
+            told.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {value}")
+    return told
+
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+MOST_TOLD = 10
+
+
+@click.group()
+def panel() -> None:
+    """Fixed tasks with a protocol: list, export, verify."""
+
+
+@panel.command("list")
+def list_panels() -> None:
+    """List the official panels; spear eval --panel NAME plays one.
+
+    \b
+      spear panel list
+    """
+    rows = []
+    for each in OFFICIAL.values():
+        title = f"{each.title}{f' ({each.data})' if each.data else ''}"
+        rows.append(((each.name, f"{each.env_id} {each.split}", str(each.protocol.samples)), title))
+    print_rows(Console(), ("panel", "tasks of", "samples"), rows)
+
+
+@panel.command("export")
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.json.")
+def export(name: str, out: Path | None) -> None:
+    """Write panel NAME as one JSON file.
+
+    It holds the tasks, their fingerprint and the protocol.
+
+    \b
+      spear panel export sokoban-tiny --out sokoban-tiny.json
+    """
+    path = out or Path(f"{name}.json")
+    digest = export_panel(open_panel(name), path)
+    echo(f"{path}: panel {digest}")
+
+
+@panel.command("verify")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@TRUST
+def verify_panel(file: Path, trust: bool) -> None:
+    """Check whether the installed code reproduces a panel's FILE.
+
+    Tasks and prompts are compared. Exit code 1 if one differs.
+
+    \b
+      spear panel verify sokoban-tiny.json
+    """
+    found, written = read_panel(file, trust=trust)
+    told = find_differences(written, found)
+    for line in told:
+        echo(show_entry(line))
+    if told:
+        raise SystemExit(1)
+    echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Another keyword, such as another grader.")
+@click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
+@TRUST
+def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> None:
+    """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
+
+    Exit code 1 if one differs. With --env the episodes are scored differently, and differences do not fail.
+
+    \b
+      spear rescore runs/first
+      spear rescore runs/aime --env grader=math_verify
+    """
+    changes = read_keywords(pairs)
+    found = rescore_run(run, changes, trust=trust)
+    if as_json:
+        figures = {
+            "episodes": found.episodes,
+            "faults": found.faults,
+            "differences": list(found.differences),
+            "recorded": plain_estimate(found.recorded),
+            "replayed": plain_estimate(found.replayed),
+        }
+        echo(json.dumps(figures, indent=2))
+    else:
+        for line in found.differences[:MOST_TOLD]:
+            echo(show_entry(line))
+        if len(found.differences) > MOST_TOLD:
+            echo(f"and {len(found.differences) - MOST_TOLD:,} more")
+        left_out = f", {found.faults} left out since a service failed" if found.faults else ""
+        echo(
+            f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
+            f" {format_percent(found.replayed)}, recorded {format_percent(found.recorded)}"
+        )
+    if found.differences and not changes:
+        raise SystemExit(1)

@@ -1,15 +1,16 @@
-"""Rows of the paper's ``tab:hyperparams_value``, read from the presets in :mod:`spear_training.config`."""
+"""The presets under the names of the paper's table of hyper-parameters (``tab:hyperparams_value``)."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from spear_envs.core.errors import SpearError
-from spear_training.choices import OFFICIAL, list_official
+from omegaconf import OmegaConf
+
+from spear_training.choices import OFFICIAL
+from spear_training.launch import compose_config
 
 FLAVOURS = ("paper", OFFICIAL)
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -48,37 +49,13 @@ EPOCHS = {"spear/CodeInterpreter-v0": 1, "spear/SearchR1-v0": 20}
 """``max_epochs`` of presets limited by ``num_steps``, which have no such key."""
 
 
-def list_presets() -> list[str]:
-    """Names of the paper's presets, sorted; each exists in both flavours."""
-    return [name.rpartition("/")[2] for name in list_official()]
-
-
 def load_preset(name: str, flavour: str = "paper") -> dict[str, Any]:
-    """Hyper-parameters of an experiment as a flat mapping (``tab:hyperparams_value``).
-
-    Args:
-        name: one of :func:`list_presets`, such as ``"alfworld_qwen2.5_7b"``; ``"alfworld"`` is its column.
-        flavour: ``"paper"`` for the values of the paper, ``"official"`` for those of the authors' published code.
-
-    Raises:
-        SpearError: the name or the flavour is unknown.
-    """
-    names = list_presets()
-    if name not in names:
-        near = difflib.get_close_matches(str(name), names, 1)
-        hint = f"did you mean {near[0]}? There are" if near else "choose one of"
-        raise SpearError(f"there is no preset {name!r}; {hint} {', '.join(names)}")
-    if flavour not in FLAVOURS:
-        raise SpearError(f"unknown flavour {flavour!r}; choose {' or '.join(FLAVOURS)}")
+    """Hyper-parameters of an experiment as a flat mapping; ``flavour``: ``paper``, or ``official`` (published code)."""
     return dict(_read_rows(f"{OFFICIAL}/{name}" if flavour == OFFICIAL else name))
 
 
 @cache
 def _read_rows(choice: str) -> dict[str, Any]:
-    from omegaconf import OmegaConf  # with Hydra, and torch for the settings' types
-
-    from spear_training.launch import compose_config
-
     # The user's choices would override the preset's.
     config = compose_config((f"preset={choice}", "cluster=8gpu"), Path(choice), check=False)
     rows = {row: OmegaConf.select(config, key) for row, key in KEY_OF_ROW.items()}

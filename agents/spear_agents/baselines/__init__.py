@@ -1,1 +1,0 @@
-"""Prompting baselines of the paper, over any engine: I/O, ReAct, Reflexion."""

@@ -1,1 +1,0 @@
-"""Pretrained models: known names, downloads and folders (``spear models``)."""

@@ -1,1 +1,0 @@
-"""Panels of tasks that anyone can play, and a ledger of results on them."""

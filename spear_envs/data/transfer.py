@@ -14,6 +14,7 @@ import httpx
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile, check_space, explain_full_disk
+from spear_sandbox.web.endpoints import Backoff
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -90,7 +91,8 @@ class Transfer:
                     farthest = max(farthest, self._size())
                     if failures >= self.patience.attempts:
                         raise RefusedError(str(error)) from error
-                    wait = error.wait if error.wait is not None else self.patience.first_wait * 2 ** (failures - 1)
+                    backoff = Backoff(self.patience.first_wait, self.patience.longest_wait, jitter=0)
+                    wait = backoff.choose_wait(failures) if error.wait is None else error.wait
                     time.sleep(min(wait, self.patience.longest_wait))
 
     def drop(self) -> None:

@@ -89,7 +89,7 @@ def test_an_index_of_an_earlier_version_names_the_command(
     with monkeypatch.context() as earlier:
         earlier.setattr(files, "VERSION", 2)
         build_bm25(corpus, tmp_path / "index", processes=1)
-    with pytest.raises(SpearError, match=r"of version 2, not 3: .*'spear index build'"):
+    with pytest.raises(SpearError, match=r"version is 2, not 3: .*'spear index build'"):
         open_index("bm25", corpus, tmp_path / "index")
     build_bm25(corpus, tmp_path / "index", processes=1)
     assert len(open_index("bm25", corpus, tmp_path / "index").rank(["river"], 5)[0]) == 5

@@ -135,7 +135,7 @@ def change_manifest(index: Path, change: Callable[[dict[str, Any]], object]) -> 
     path = index / "dense" / MANIFEST
     content = json.loads(path.read_text("utf-8"))
     change(content)
-    path.write_text(json.dumps(content), "utf-8")
+    path.write_text(json.dumps(content | {"checksum": None}), "utf-8")
 
 
 def test_what_does_not_belong_together_is_refused(

@@ -86,7 +86,7 @@ def test_get_build_verify_and_play(
     records.write_bytes(records.read_bytes()[::-1])
     for where in (["--store", store], ["--size", size], []):
         code, out, err = run(capsys, "verify", "webshop", *where)
-        assert code == 1 and "records.bin has changed: build it again" in out and "webshop: not all" in err
+        assert code == 1 and "records.bin is damaged" in out and "webshop: not all" in err
 
 
 def test_get_from_a_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_half_a_surrogate_pair_survives() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "other"}', "\udcff"])
 def test_a_broken_manifest(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(SpearError, match=r"manifest\.json (cannot be read|is not the manifest)"):
+    with pytest.raises(SpearError, match=r"manifest\.json (cannot be read|is not of a WebShop store)"):
         open_catalog(copy)
 
 
@@ -162,10 +162,10 @@ def test_a_broken_manifest(copy: Path, text: str) -> None:
 def test_truncated_and_missing_files(copy: Path, name: str) -> None:
     path = copy / name
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(SpearError, match=f"{name} has .* bytes instead of .*: build it again"):
+    with pytest.raises(SpearError, match=f"{name} is damaged, it has .* bytes instead of .*: build it again"):
         open_catalog(copy)
     path.unlink()
-    with pytest.raises(SpearError, match=f"lacks {name}: build it again"):
+    with pytest.raises(SpearError, match=f"{name} is missing: build it again"):
         open_catalog(copy)
 
 
@@ -177,7 +177,7 @@ def test_damage_within_a_file(copy: Path) -> None:
     with pytest.raises(SpearError, match=r"record \d+ of the store .* is damaged"):
         for number in range(len(catalog)):
             catalog.product(number)
-    with pytest.raises(SpearError, match=r"records\.bin has changed: build it again"):
+    with pytest.raises(SpearError, match=r"records\.bin is damaged"):
         check_store(copy)
 
 

@@ -129,5 +129,5 @@ def test_written_games_are_an_official_folder(tmp_path: Path) -> None:
 @needs_alfworld
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpearError, match=r"cannot be written .*: name another folder"):
+    with pytest.raises(SpearError, match=r"cannot be written"):
         write_synthetic_game("pick", 0, tmp_path / "file")

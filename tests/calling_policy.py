@@ -1,7 +1,5 @@
 """A tiny policy that says one of a few things, calls of tools among them, for trainings that others' trainers run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The project's services as a user starts them: the real command in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

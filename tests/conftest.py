@@ -1,7 +1,5 @@
 """What all tests have in common: fixtures, hypothesis profiles, and an environment that reaches no network."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

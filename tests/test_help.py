@@ -1,7 +1,5 @@
 """Every command shows in its help how it is called, with arguments and options that it has."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

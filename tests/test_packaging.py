@@ -1,7 +1,5 @@
 """What the wheel holds and what the environment is made of."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """What stands around the code agrees with it: workflows, versions, the pages of the four rooms."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

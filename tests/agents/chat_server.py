@@ -1,7 +1,5 @@
 """A local server of chat completions that answers from a script, as badly as servers do."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """A tiny untrained model with its tokenizer, and the corridor under a gymnasium id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

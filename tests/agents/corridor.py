@@ -1,7 +1,5 @@
 """A small environment for tests of the agents: walk along a corridor to its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """What a program leaves behind on the machine: processes and shared memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,16 +1,20 @@
-from __future__ import annotations
+"""``spear eval`` as a command, what a server charged for, and the metrics that a training left."""
 
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
-from spear_agents.significance import compare
+from spear_agents.engines.base import Finish, Served
+from spear_agents.records import METRICS_FOLDER, measure_metrics, read_history, sum_usage
+from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
@@ -26,26 +30,6 @@ def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: P
     for words in ("won %", "CI95", "(random)", "(expert)", "100.0", summary["fingerprint"], *summary["subtasks"]):
         assert words in result.output
     assert set(summary["baselines"]) == {"random", "expert"}
-
-
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_figures_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
-    outs = [str(tmp_path / name) for name in ("a-rather-long-name-of-a-folder", "b")]
-    shown = ""
-    for out in outs:
-        shown += CliRunner().invoke(evaluate, [*SOKOBAN, "--out", out], env={"COLUMNS": str(width)}).output
-    shown += CliRunner().invoke(compare, outs, env={"COLUMNS": str(width)}).output
-    whole = " ".join(shown.split())
-    tables = [line for line in shown.splitlines() if re.fullmatch(r"[\s\d.–\[\],+-]*", line)]
-    assert "61.0–100.0" in whole and "[61.0, 100.0]" in whole and "[-48.3, +48.3]" in whole
-    assert max(map(len, tables)) <= width
-
-
-def test_only_environments_of_the_paper_have_its_columns(corridor_id: str) -> None:
-    register_env(corridor_id, SplitCorridor)
-    assert "the paper's columns" in CliRunner().invoke(evaluate, SOKOBAN).output
-    plain = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert"]).output
-    assert "paper" not in plain and "tasks" in plain
 
 
 def test_a_broken_environment_is_told_with_file_and_line(corridor_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +48,6 @@ def test_faults_are_told_by_their_kind(corridor_id: str, monkeypatch: pytest.Mon
     result = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert", "--tasks", "2"])
     assert "won %" in result.output
     assert str(result.exception) == "2 of 2 episodes were lost to faults (2 door_stuck)" and result.exit_code == 1
-
-
-def test_a_model_is_evaluated(tiny_model: Path) -> None:
-    # The corridor's words are unknown to Sokoban: every response is malformed, and that is a result, not an error.
-    arguments = ["spear/Sokoban-v1", "--model", str(tiny_model), "--env", "modality=text", "--tasks", "2"]
-    result = CliRunner().invoke(evaluate, arguments)
-    assert result.exit_code == 0, result.output
-    assert "0.0" in result.output
 
 
 def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
@@ -113,3 +89,109 @@ def test_scripted_policies_need_no_torch(root: Path) -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
+
+
+def turn(prompt: int, response: int, cached: int | None = None, served: Served | None = None) -> Turn:
+    ids = (0,) * response
+    return Turn((0,) * prompt, ids, (0.0,) * response, "", "", "", True, True, "", 0.0, Finish.STOP, served, 0, cached)
+
+
+def episode(*turns: Turn, layout: Layout = Layout.CONVERSATION) -> Trajectory:
+    if layout is Layout.CONVERSATION:
+        turns = tuple(replace(turn, follows=place - 1 if place else None) for place, turn in enumerate(turns))
+    return Trajectory("e", "t", "s", "", "f", layout, turns, {}, 0.0, 0.0, False, 0, StopReason.FAILED)
+
+
+def test_tokens_from_a_local_cache_are_counted() -> None:
+    played = episode(turn(300, 10, 0), turn(40, 10, 256), turn(40, 10, 256))
+    usage = sum_usage([played])
+    assert (usage.prompt_tokens, usage.completion_tokens) == (300 + 350 + 400, 30)
+    assert usage.cached_tokens == 512
+    assert usage.cacheable_tokens == (310 - 32) + (360 - 32)
+    assert usage.cached_share == pytest.approx(512 / 1050) and not usage.is_thrashing
+    assert Trajectory.from_json(played.to_json()).turns[1].cached_tokens == 256, "the record keeps it"
+    assert usage.to_json()["cached_tokens"] == 512
+    whole = sum_usage([episode(turn(300, 10, 128), turn(340, 10, 0), layout=Layout.PER_TURN)])
+    assert (whole.prompt_tokens, whole.cached_tokens, whole.is_thrashing) == (640, 128, False)
+
+
+def test_a_cache_that_forgets_what_comes_next_is_told() -> None:
+    turns = [turn(300, 10, 0), turn(40, 10, 100), turn(40, 10, 0)]
+    assert sum_usage([episode(*turns)]).is_thrashing
+    short = [turn(20, 10, 0), turn(40, 10, 0)]
+    assert not sum_usage([episode(*short)]).is_thrashing, "less than a block cannot be kept"
+
+
+def test_engines_without_a_cache_say_nothing() -> None:
+    plain = episode(turn(300, 10), turn(40, 10))
+    usage = sum_usage([plain, replace(plain, tokens=TokenKind.BYTES)])
+    assert (usage.cached_tokens, usage.cached_share, usage.is_thrashing) == (0, None, False)
+    assert "cached_tokens" not in plain.to_json()
+    served = Served(prompt_tokens=200, completion_tokens=5, cached_tokens=50)
+    assert sum_usage([episode(turn(9, 9, served=served))]).cached_share == 0.25
+
+
+def write_launch(out: Path, number: int, *records: tuple[int, dict[str, Any]], torn: bytes = b"") -> None:
+    """One launch as verl's file logger writes it: a JSON line a step."""
+    folder = out / METRICS_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"step": step, "data": data}).encode() + b"\n" for step, data in records]
+    (folder / f"{number:04d}.jsonl").write_bytes(b"".join(lines) + torn)
+
+
+def train(step: int, **data: Any) -> tuple[int, dict[str, Any]]:
+    return step, {"training/global_step": step, **data}
+
+
+def test_a_run_without_metrics_has_no_history(tmp_path: Path) -> None:
+    assert read_history(tmp_path) == []
+    assert read_history(tmp_path / "not there") == []
+    write_launch(tmp_path, 0)
+    assert read_history(tmp_path) == []
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 3, "da', b"{", b"\n\n", b'{"step": 3, "data": {"\xc3'])
+def test_a_torn_last_line_is_left_out(tmp_path: Path, torn: bytes) -> None:
+    write_launch(tmp_path, 0, train(1), train(2), torn=torn)
+    assert [record["step"] for record in read_history(tmp_path)] == [1, 2]
+
+
+def test_a_resumed_launch_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+    write_launch(tmp_path, 0, (0, {"val/a": 0}), *(train(step, launch=0) for step in range(1, 8)))
+    write_launch(tmp_path, 1, (5, {"val/a": 1}), train(6, launch=1))
+    history = read_history(tmp_path)
+    assert [(record["step"], record.get("launch")) for record in history] == [
+        (0, None),
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (4, 0),
+        (5, 0),
+        (6, 1),
+    ], "step 7 was lost with the weights it made"
+    # Validation at the checkpoint belongs to the step that made it.
+    assert history[5] == {"step": 5, "training/global_step": 5, "launch": 0, "val/a": 1}
+
+
+def test_launches_follow_each_other_by_number(tmp_path: Path) -> None:
+    for number in range(12):
+        write_launch(tmp_path, number, train(number + 1, launch=number), train(number + 2, launch=number))
+    history = read_history(tmp_path)
+    assert [(record["step"], record["launch"]) for record in history] == [
+        *((number + 1, number) for number in range(12)),
+        (13, 11),
+    ]
+
+
+def test_a_step_logged_in_two_parts_is_one_record(tmp_path: Path) -> None:
+    write_launch(tmp_path, 0, train(1, x=1), (1, {"val/a": 2}))
+    assert read_history(tmp_path) == [{"step": 1, "training/global_step": 1, "x": 1, "val/a": 2}]
+
+
+def test_the_size_grows_with_every_step_and_only_then(tmp_path: Path) -> None:
+    assert measure_metrics(tmp_path) == 0
+    sizes = []
+    for steps in (1, 2, 2):
+        write_launch(tmp_path, 0, *(train(t) for t in range(1, steps + 1)))
+        sizes.append(measure_metrics(tmp_path))
+    assert 0 < sizes[0] < sizes[1] == sizes[2]

@@ -1,7 +1,5 @@
 """What a task asked for, point by point, in the records of all environments."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

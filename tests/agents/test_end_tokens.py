@@ -1,34 +1,42 @@
-"""Responses of models whose files disagree about what ends one."""
-
-from __future__ import annotations
+"""Responses of models whose files disagree about what ends one, and of broken models."""
 
 import json
 import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.decoders import Fuse
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from tokenizers.decoders import Fuse  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from spear_agents.collect import collect_episodes
-from spear_agents.engines.base import Finish, find_end_ids, require_end_ids
-from spear_agents.engines.hf import HFModel, load_tokenizer
-from spear_agents.evaluation import run_evaluation
-from spear_agents.prompting import PromptBuilder
-from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.trajectory import Layout
-from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import CompactTemplate
-from spear_envs.core.registration import register_env
-from tests.agents.test_evaluation import SplitCorridor
-from tests.agents.test_prompting import see
+from spear_agents.chat import Chat  # noqa: E402
+from spear_agents.engines.base import (  # noqa: E402
+    Finish,
+    find_end_ids,
+    require_end_ids,
+)
+from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
+from spear_agents.evaluation import run_evaluation  # noqa: E402
+from spear_agents.prompting import PromptBuilder  # noqa: E402
+from spear_agents.records import EPISODES  # noqa: E402
+from spear_agents.settings import EvalSettings  # noqa: E402
+from spear_agents.trajectory import Layout, StopReason, read_trajectories  # noqa: E402
+from spear_envs.core.errors import SpearError  # noqa: E402
+from spear_envs.core.prompts import CompactTemplate  # noqa: E402
+from spear_envs.core.registration import register_env  # noqa: E402
+from spear_training.warmstart.policy import PolicyShape, make_model  # noqa: E402
+from tests.agents.test_evaluation import SplitCorridor  # noqa: E402
+from tests.agents.test_prompting import see  # noqa: E402
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -198,17 +206,76 @@ def test_whichever_end_token_a_model_samples_ends_the_response(
             assert turn.response == tokenizer.decode(list(turn.response_ids[:-1]))
 
 
-def test_data_for_a_model_ends_as_its_chat_template_does(corridor_id: str, tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(CHATML, "<|im_start|>")
-    tokenizer.save_pretrained(tmp_path / "model")
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    write_ends(tmp_path / "model", end, vocabulary=len(tokenizer))
+@pytest.fixture
+def settings(corridor_id: str, tiny_model: Path) -> EvalSettings:
     register_env(corridor_id, SplitCorridor)
-    settings = EvalSettings(corridor_id, EngineKind.EXPERT, layout=Layout.CONVERSATION, template="compact")
-    for split in ({}, {"layout": Layout.PER_TURN}):
-        path = tmp_path / f"data{len(split)}.jsonl"
-        collect_episodes(replace(settings, **split), path, tokenizer=str(tmp_path / "model"))
-        for line in path.read_text().splitlines():
-            sample = json.loads(line)
-            assert sample["input_ids"][-1] == end and sample["loss_mask"][-1] == 1
-            assert "<|im_end|><|im_end|>" not in tokenizer.decode(sample["input_ids"])
+    return EvalSettings(corridor_id, model=str(tiny_model), episodes_per_task=2)
+
+
+def test_broken_weights_are_faults_and_no_lost_episodes(
+    settings: EvalSettings, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = HFModel(tiny_model).model
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(float("nan"))
+    with quiet_transformers():
+        model.save_pretrained(tmp_path / "broken")
+    load_tokenizer(tiny_model).save_pretrained(tmp_path / "broken")
+    with pytest.raises(SpearError, match=r"failed 5 episodes in a row \(engine_nan"):
+        run_evaluation(replace(settings, model=str(tmp_path / "broken")), tmp_path / "out", concurrency=1)
+    played = list(read_trajectories(tmp_path / "out" / EPISODES))
+    assert {(t.stop, t.fault, t.reward) for t in played} == {(StopReason.FAULT, "engine_nan", 0.0)}
+    assert "NaN" not in (tmp_path / "out" / EPISODES).read_text()
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import torch, transformers, spear_agents.engines.hf
+from spear_envs.cli import main
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20,) * 2)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow  # two processes that import torch; and neither is quick without memory
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+def test_memory_that_runs_out_is_one_clear_error_and_the_run_goes_on_later(tiny_model: Path, tmp_path: Path) -> None:
+    # 28 prompts at a time need more than 300 MiB for the activations of a layer, two less than 100.
+    tokenizer = load_tokenizer(tiny_model)
+    model = make_model(PolicyShape(hidden=16, layers=1, heads=2, mlp=2**17), tokenizer, 64, seed=0)
+    with quiet_transformers():
+        model.save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+
+    keywords, out = {"modality": "text", "max_turns": 1}, tmp_path / "out"
+    wide = EvalSettings("spear/Sokoban-v1", model=str(tmp_path / "wide"), env_kwargs=keywords, max_tokens=2, tasks="4")
+    run_evaluation(wide, out, concurrency=2)
+
+    def evaluate(concurrency: int) -> subprocess.CompletedProcess[str]:
+        options = ["--env", "modality=text", "--env", "max_turns=1", "--max-tokens", "2", "--tasks", "32"]
+        options += ["--model", str(wide.model), "--out", str(out), "--concurrency", str(concurrency)]
+        command = [sys.executable, "-c", LIMITED, "eval", "spear/Sokoban-v1", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    before = (out / EPISODES).read_bytes()
+    many = evaluate(32)
+    assert many.returncode == 1
+    assert "out of memory with 28 responses at a time: play fewer (--concurrency)" in many.stderr
+    assert "Traceback" not in many.stderr
+    assert (out / EPISODES).read_bytes() == before, "what was played is still there"
+    assert evaluate(2).returncode == 0
+    played = Counter((t.task_id, t.seed) for t in read_trajectories(out / EPISODES))
+    assert len(played) == 32 and set(played.values()) == {1}
+
+
+def test_a_chat_template_that_loops_is_one_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spear_agents.chat.RENDER_S", 0.3)
+    tokenizer = load_tokenizer(tiny_model)
+    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
+    tokenizer.chat_template = loops + "{{ messages[0].content }}"
+    started = time.monotonic()
+    with pytest.raises(SpearError, match="template"):
+        Chat(tokenizer).render([{"role": "user", "content": "x"}])
+    assert time.monotonic() - started < 10

@@ -1,19 +1,34 @@
+"""One episode and many: records, faults, snapshots, places in the cache, and what is played again."""
+
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
+import random
+import re
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
+from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
+from spear_agents.records import sum_usage
+from spear_agents.rollout import CacheGate, Job, Retrying, play_many
+from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, Trajectory
-from spear_envs.core.env import RewardMode
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.env import ActionResult, RewardMode
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 from spear_envs.core.prompts import CompactTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv
 from tests.agents.test_prompting import PictureTemplate
@@ -97,11 +112,6 @@ def test_what_a_policy_writes_never_raises() -> None:
     assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
 
-def test_a_fault_is_recorded() -> None:
-    trajectory = play(CorridorEnv(), Script(*say("go", "break")))
-    assert (trajectory.stop, trajectory.fault, trajectory.reward) == (StopReason.FAULT, "collapse", 0.0)
-
-
 @pytest.mark.parametrize("fault", ["collapse", EngineFaultKind.UNREACHABLE.value])
 @pytest.mark.parametrize("reward", RewardMode)
 def test_a_fault_takes_back_what_was_paid(reward: RewardMode, fault: str) -> None:
@@ -139,11 +149,6 @@ def test_an_engine_s_error_names_task_and_turn() -> None:
     assert isinstance(caught.value.__cause__, MemoryError)
 
 
-def test_an_unknown_task_is_told() -> None:
-    with pytest.raises(UnknownTaskError, match="corridor/test/777"):
-        play(CorridorEnv(), Script(), "corridor/test/777")
-
-
 @pytest.mark.parametrize("layout", Layout)
 def test_the_context_limit_ends_an_episode(layout: Layout) -> None:
     engine = Script(*say("back", "back", "back", "back", "back", "back"))
@@ -169,16 +174,6 @@ def test_seeds_and_request_ids_are_those_of_the_turn() -> None:
     assert len(set(seeds)) == len(seeds)
     names = [call[2] for script in (first, other, elsewhere) for call in script.calls]
     assert names == sorted(names) and len(set(names)) == len(names)
-
-
-def test_a_conversation_sends_everything_and_records_what_is_new() -> None:
-    engine = Script(*say("go", "go"))
-    trajectory = play(CorridorEnv(), engine, layout=Layout.CONVERSATION)
-    first, second = trajectory.turns
-    assert engine.calls[0][0] == first.prompt_ids
-    assert engine.calls[1][0] == first.prompt_ids + first.response_ids + second.prompt_ids
-    (row,) = trajectory.rows()
-    assert row.prompt_ids + row.response_ids == engine.calls[1][0] + second.response_ids
 
 
 def test_a_blocking_environment_is_stepped_in_a_thread() -> None:
@@ -219,3 +214,365 @@ def test_pictures_go_with_prompts_that_name_them(layout: Layout, counts: list[in
     silent = Script(*words)
     play(Pictures(), silent, layout=layout)
     assert [call[3] for call in silent.calls] == [0, 0, 0, 0], "the words of an observation show no picture"
+
+
+ENVIRONMENTS = [
+    ("spear/Sokoban-v1", {"modality": "text"}),
+    ("spear/ALFWorld-v0", {"tool_reward": "distinct"}),
+    ("spear/WebShop-v0", {"tool_reward": "distinct"}),
+    ("spear/SearchR1-v0", {}),
+    ("spear/CodeInterpreter-v0", {}),
+]
+
+
+class Says:
+    """Gives one text after the other; keeps the prompts and the ids of the requests."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+        self.prompts: list[tuple[int, ...]] = []
+        self.requests: list[str] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        self.prompts.append(tuple(prompt_ids))
+        self.requests.append(request_id)
+        ids = (*ByteTokenizer().encode(self.texts[len(self.prompts) - 1]), 256)
+        return Generation(ids, (-0.5,) * len(ids), Finish.STOP)
+
+
+def play_snapshots(
+    env: Any, texts: Sequence[str], task: str, seed: int = 5, layout: str = "per_turn", **given: Any
+) -> tuple[Trajectory, Says]:
+    engine = Says(texts)
+    template = env.unwrapped.templates.get("default") or env.unwrapped.templates["compact"]
+    prompts = PromptBuilder(ByteTokenizer(), template, layout, history=2)
+    made = play_episode(
+        env, engine, prompts, task_id=task, sampling=Sampling(), seed=seed, env_id="e", **given
+    )  # fmt: skip
+    return asyncio.run(made), engine
+
+
+def find_responses(env: Any, task: str) -> list[str]:
+    """What an expert says who stumbles over a word at its second turn."""
+    core = env.unwrapped
+    core.reset(seed=5, options={"task": task})
+    respond = core.templates["default"].respond
+    texts: list[str] = []
+    while not core.done and len(texts) < 8:
+        texts.append("hm" if len(texts) == 1 else respond(core.expert_plan()[0]))
+        core.step(texts[-1])
+    return texts
+
+
+@pytest.mark.parametrize(("env_id", "keywords"), ENVIRONMENTS)
+def test_an_episode_goes_on_from_any_moment_as_if_nothing_had_happened(env_id: str, keywords: dict[str, Any]) -> None:
+    first, other = make_env(env_id, "train", keywords), make_env(env_id, "train", keywords)
+    task = first.unwrapped.tasks[3].id
+    texts = find_responses(first, task)
+    whole, engine = play_snapshots(first, texts, task, snapshots=True)
+    assert len(whole.turns) >= 2 and whole.began is None
+    other.reset(seed=9)  # it was elsewhere
+    for turn in range(len(whole.turns)):
+        moment = whole.turns[turn].snapshot
+        assert moment is not None and moment.turn == turn and len(moment.history) == min(turn, 2)
+        rest, again = play_snapshots(other, texts[turn:], task, begin=pickle.loads(pickle.dumps(moment)))
+        assert again.prompts == engine.prompts[turn:], "token by token"
+        assert again.requests == engine.requests[turn:], "turns go on counting"
+        assert rest.turns == whole.turns[turn:] and rest.began == turn
+        assert replace(rest, turns=whole.turns, began=None) == whole, "what the environment counted stays counted"
+    first.close()
+    other.close()
+
+
+class Slippery(CorridorEnv):
+    """Every second step slips."""
+
+    def _act(self, action: str) -> ActionResult:
+        return super()._act(action if self.np_random.random() < 0.5 else "stay")
+
+
+def test_members_of_a_group_have_random_streams_of_their_own() -> None:
+    env, task = Slippery(max_turns=30), "corridor/test/002"
+    say = ["<think></think><action>go</action>"] * 30
+    whole, _ = play_snapshots(env, say, task, snapshots=True)
+    begin = whole.turns[1].snapshot
+    ends = [play_snapshots(env, say, task, seed=seed, begin=begin)[0] for seed in range(12)]
+    assert len({len(end.turns) for end in ends}) > 2, "the world is random, and not the same for all"
+    assert ends == [play_snapshots(env, say, task, seed=seed, begin=begin)[0] for seed in range(12)]
+    assert len({end.turns[0].prompt_ids for end in ends}) == 1, "and all begin in one state"
+
+
+def test_what_is_left_of_the_turns_is_played() -> None:
+    env, task = CorridorEnv(max_turns=4), "corridor/test/002"
+    say = ["<think></think><action>back</action>"] * 9
+    whole, _ = play_snapshots(env, say, task, snapshots=True)
+    rest, _ = play_snapshots(env, say, task, begin=whole.turns[3].snapshot)
+    assert len(whole.turns) == 4 and len(rest.turns) == 1 and rest.stop is whole.stop
+
+
+def test_a_conversation_is_refused() -> None:
+    env, task = CorridorEnv(), "corridor/test/002"
+    say = ["<think></think><action>go</action>"] * 9
+    begin = play_snapshots(env, say, task, snapshots=True)[0].turns[0].snapshot
+    with pytest.raises(SpearError, match="use layout per_turn"):
+        play_snapshots(env, say, task, layout=Layout.CONVERSATION.value, begin=begin)
+
+
+class Oops:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("oops",)
+
+
+def test_a_tampered_state_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = CorridorEnv()
+    env.reset(seed=0)
+    with pytest.raises(SpearError, match=r"holds posix\.mkdir: a snapshot keeps plain values"):
+        Snapshot(0, pickle.dumps({"world": Oops()}), ()).restore(env)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), Layout.PER_TURN, len, re])
+def test_a_state_that_is_not_plain_is_refused(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    env = CorridorEnv()
+    env.reset(seed=0)
+    monkeypatch.setattr(env, "get_state", lambda: {"np_random": {}, "world": value})
+    with pytest.raises(SpearError, match="get_state\\(\\) may return numbers, texts"):
+        Snapshot.take(env, ())
+
+
+HUGE = b"\x8e" + b"\xff" * 8, b"\x8e" + (1 << 60).to_bytes(8, "little")
+"""Texts that say they have so many bytes."""
+
+
+@pytest.mark.parametrize("packed", [b"", b"\x80\x05K\x01.", b"hello", pickle.dumps({"a": 1})[:-3], *HUGE])
+def test_a_damaged_state_is_said_to_be_one(packed: bytes) -> None:
+    env = CorridorEnv()
+    env.reset(seed=0)
+    with pytest.raises(SpearError, match="damaged"):
+        Snapshot(0, packed, ()).restore(env)
+
+
+TEMPLATE = CorridorEnv.templates["compact"]
+JOBS = [Job(f"corridor/test/{i % 3:03d}", i) for i in range(10)]
+
+
+class Counted(CorridorEnv):
+    """Counts how many are open."""
+
+    opened: list[Counted] = []  # noqa: RUF012
+    closed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened.append(self)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+async def walk(requests: list[Request]) -> list[Generation]:
+    ids = (*ByteTokenizer().encode(TEMPLATE.respond("go")), 256)
+    return [Generation(ids, (0.0,) * len(ids), Finish.STOP) for _ in requests]
+
+
+def play_rollout(engine_for: Any, jobs: Sequence[Job] = JOBS, **options: Any) -> list[Trajectory]:
+    return asyncio.run(
+        play_many(
+            jobs,
+            engine_for=engine_for,
+            prompts=PromptBuilder(ByteTokenizer(), TEMPLATE),
+            sampling=Sampling(),
+            env_id="corridor",
+            **({"make_env": CorridorEnv, "concurrency": 4} | options),
+        )
+    )
+
+
+@pytest.mark.parametrize(("tries", "faults"), [(1, 10), (2, 10), (3, 0)])
+def test_faults_are_played_again_with_the_same_seed(tries: int, faults: int) -> None:
+    seeds: list[int] = []
+
+    async def play_third(env: Any, engine: Any, prompts: Any, **job: Any) -> Trajectory:
+        seeds.append(job["seed"])
+        played = await play_episode(env, engine, prompts, **job)
+        broken = seeds.count(job["seed"]) < 3
+        return replace(played, stop=StopReason.FAULT, fault="down") if broken else played
+
+    retrying = Retrying(play_third, tries, wait_s=0.0)
+    played = play_rollout(lambda env: ScriptedEngine(lambda *_: TEMPLATE.respond("go")), play=retrying)
+    assert sum(one.stop is StopReason.FAULT for one in played) == faults
+    assert sorted(seeds) == sorted(tries * [job.seed for job in JOBS])
+    assert retrying.retried == 10 * (tries - 1)
+    assert retrying.discarded == (tries - 1) * sum(len(one.turns) for one in played)
+
+
+def test_results_come_in_the_order_of_the_jobs_and_callbacks_in_that_of_the_ends() -> None:
+    ended: list[Trajectory] = []
+    engine = MicroBatcher(walk, max_wait_s=3600)
+    trajectories = play_rollout(lambda env: engine, on_done=ended.append)
+    assert [(t.task_id, t.seed) for t in trajectories] == [(job.task_id, job.seed) for job in JOBS]
+    assert sorted(ended, key=lambda t: t.seed) == trajectories
+    # The shortest corridor ends first although it shares its batches.
+    assert [t.seed for t in ended[:2]] == [0, 3]
+    assert all(t.won for t in trajectories)
+    assert engine.live == 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 100])
+def test_batches_are_full_and_the_number_of_places_does_not_matter(concurrency: int) -> None:
+    sizes: list[int] = []
+
+    async def watched(requests: list[Request]) -> list[Generation]:
+        sizes.append(len(requests))
+        return await walk(requests)
+
+    engine = MicroBatcher(watched, max_wait_s=3600, deterministic=True)
+    trajectories = play_rollout(lambda env: engine, concurrency=concurrency)
+    assert trajectories == play_rollout(lambda env: ScriptedEngine(lambda prompt, dice: TEMPLATE.respond("go")))
+    assert sum(sizes) == sum(len(t.turns) for t in trajectories)
+    assert sizes[0] == min(concurrency, len(JOBS))
+
+
+def test_environments_are_reused_and_closed() -> None:
+    Counted.opened, Counted.closed = [], 0
+    engine = MicroBatcher(walk)
+    play_rollout(lambda env: engine, make_env=Counted)
+    assert len(Counted.opened) == Counted.closed == 4
+    assert sum(env.resets for env in Counted.opened) == len(JOBS)
+
+
+def test_one_error_ends_all_and_leaves_nothing_behind() -> None:
+    Counted.opened, Counted.closed = [], 0
+
+    async def fail_later(requests: list[Request]) -> list[Generation]:
+        if any(request.request_id.endswith("0002") for request in requests):
+            raise RuntimeError("out of memory")
+        return await walk(requests)
+
+    engine = MicroBatcher(fail_later)
+    with pytest.raises(SpearError, match="out of memory"):
+        play_rollout(lambda env: engine, make_env=Counted)
+    assert Counted.closed == 4
+    assert engine.live == 0
+
+
+GROWTH = 50
+
+
+class LeastRecentlyUsed:
+    """An engine that remembers contexts up to a number of tokens, and says how much of each prompt it remembered."""
+
+    def __init__(self, room: int, cache_tokens: int | None = None) -> None:
+        self.room = room
+        self.cache_tokens = cache_tokens
+        self.kept: OrderedDict[str, int] = OrderedDict()
+        self.live: dict[str, int] = {}
+        self.most = 0
+        self.asked = self.found = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        name = request_id.rpartition("#")[0]
+        found = min(self.kept.pop(name, 0), len(prompt_ids))
+        self.asked, self.found = self.asked + len(prompt_ids), self.found + found
+        ids = (*ByteTokenizer().encode(CorridorEnv.templates["compact"].respond("go")), 256)
+        self.kept[name] = len(prompt_ids) + len(ids)
+        while sum(self.kept.values()) > self.room:
+            self.kept.popitem(last=False)
+        await asyncio.sleep(0)
+        return Generation(ids, (0.0,) * len(ids), Finish.STOP, cached_tokens=found)
+
+
+async def talk(gate: CacheGate, engine: Any, name: str, turns: int) -> None:
+    with gate.admit(engine) as seat:
+        for turn in range(1, turns + 1):
+            await seat.generate((0,) * (GROWTH * turn), Sampling(), request_id=f"{name}#{turn}")
+
+
+def play_admission(
+    engine: LeastRecentlyUsed, gate: CacheGate, conversations: int, places: int, turns: int = 20
+) -> None:
+    async def fill(names: list[str]) -> None:
+        dice = random.Random(names[-1])
+        while names:
+            await talk(gate, engine, names.pop(), dice.randint(turns // 2, turns))
+
+    async def run() -> None:
+        names = [str(number) for number in range(conversations)]
+        await asyncio.gather(*(fill(names) for _ in range(places)))
+
+    asyncio.run(run())
+
+
+def test_what_fits_is_read_once() -> None:
+    """32 conversations of 1,000 tokens at a time, room for ten."""
+    open_to_all, gated = LeastRecentlyUsed(10_000), LeastRecentlyUsed(10_000)
+    play_admission(open_to_all, CacheGate(10**9), 96, 32)
+    play_admission(gated, CacheGate(10_000), 96, 32)
+    shares = [engine.found / engine.asked for engine in (open_to_all, gated)]
+    assert shares[0] < 0.5 and shares[1] > 0.85
+
+
+@pytest.mark.parametrize("capacity", [1, 60, 1000])
+def test_a_conversation_that_no_cache_holds_is_played_all_the_same(capacity: int) -> None:
+    engine = LeastRecentlyUsed(10_000)
+    gate = CacheGate(capacity)
+    play_admission(engine, gate, 12, 5)
+    assert not gate._contexts and not gate._waiting
+
+
+def test_a_conversation_that_is_given_up_leaves_its_place() -> None:
+    async def run() -> list[str]:
+        engine, gate, done = LeastRecentlyUsed(1000), CacheGate(100), []
+
+        async def one(name: str, turns: int) -> None:
+            await talk(gate, engine, name, turns)
+            done.append(name)
+
+        tasks = [asyncio.create_task(one(name, turns)) for name, turns in (("a", 10**6), ("b", 3), ("c", 3))]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert done == [], "the oldest fills the cache alone"
+        tasks[1].cancel()  # while it waits
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # while it is answered
+        await asyncio.wait_for(tasks[2], 10)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not gate._contexts and not gate._waiting
+        return done
+
+    assert asyncio.run(run()) == ["c"]
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_episodes_wait_where_the_engine_says_what_its_cache_holds(layout: Layout, capacity: int | None) -> None:
+    class Watched(LeastRecentlyUsed):
+        async def generate(self, *args: Any, request_id: str, **options: Any) -> Generation:
+            self.live[request_id] = 1
+            self.most = max(self.most, len(self.live))
+            try:
+                return await super().generate(*args, request_id=request_id, **options)
+            finally:
+                del self.live[request_id]
+
+    engine = Watched(10**9, capacity)
+    jobs = [Job(f"corridor/test/{i % 3:03d}", i) for i in range(10)]
+    trajectories = asyncio.run(
+        play_many(
+            jobs,
+            make_env=CorridorEnv,
+            engine_for=lambda env: engine,
+            prompts=PromptBuilder(ByteTokenizer(), CorridorEnv.templates["compact"], layout),
+            sampling=Sampling(),
+            env_id="corridor",
+            concurrency=5,
+        )
+    )
+    assert [(t.task_id, t.seed) for t in trajectories] == [(job.task_id, job.seed) for job in jobs]
+    assert engine.most == (1 if capacity and layout is Layout.CONVERSATION else 5)
+    assert sum_usage(trajectories).cached_tokens == engine.found

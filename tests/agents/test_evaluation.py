@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import importlib.util
-import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from spear_agents.engines import vllm_options
-from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation import play_baseline, run_evaluation
 from spear_agents.records import EPISODES
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.trajectory import Layout, Trajectory, read_trajectories
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.registration import register_env
 from tests.agents.corridor import CorridorEnv
@@ -80,38 +76,6 @@ def test_prompts_stay_within_the_context_of_the_model(settings: EvalSettings, ti
         run_evaluation(replace(long, max_tokens=10_000))
 
 
-def test_an_interrupted_evaluation_plays_only_what_is_missing(settings: EvalSettings, tmp_path: Path) -> None:
-    whole = run_evaluation(replace(settings, episodes_per_task=4), tmp_path / "whole")
-
-    class Stop(Exception):
-        pass
-
-    def stop_early(done: int, total: int, trajectory: Trajectory | None) -> None:
-        if done == 5:
-            raise Stop
-
-    out = tmp_path / "cut"
-    with pytest.raises(Stop):
-        run_evaluation(replace(settings, episodes_per_task=4), out, concurrency=2, observer=stop_early)
-    assert not (out / SUMMARY).exists()
-    data = (out / EPISODES).read_bytes()
-    (out / EPISODES).write_bytes(data[:-20])  # a kill in the middle of a write
-    seen: list[int] = []
-    resumed = run_evaluation(
-        replace(settings, episodes_per_task=4), out, observer=lambda done, total, trajectory: seen.append(done)
-    )
-    assert 4 <= seen[0] < 12 and seen[1:] == list(range(seen[0] + 1, 13))
-    assert resumed.trajectories == whole.trajectories
-    assert len(list(read_trajectories(out / EPISODES))) == 12
-    assert (
-        json.loads((out / SUMMARY).read_text())["overall"]
-        == json.loads((tmp_path / "whole" / SUMMARY).read_text())["overall"]
-    )
-    again: list[int] = []
-    run_evaluation(replace(settings, episodes_per_task=4), out, observer=lambda done, *rest: again.append(done))
-    assert again == [12]
-
-
 def test_more_samples_may_join_but_other_settings_may_not(settings: EvalSettings, tmp_path: Path) -> None:
     run_evaluation(replace(settings, tasks="2"), tmp_path)
     more = run_evaluation(replace(settings, episodes_per_task=2), tmp_path)
@@ -141,29 +105,6 @@ def test_retrained_weights_in_the_same_folder_are_not_mixed(
     weights.write_bytes(data)
     with pytest.raises(SpearError, match="model_digest"):
         run_evaluation(mine, tmp_path / "out")
-
-
-def test_two_runs_are_compared(settings: EvalSettings, tmp_path: Path) -> None:
-    mine = replace(settings, episodes_per_task=10)
-    run_evaluation(replace(mine, engine=EngineKind.RANDOM), tmp_path / "random")
-    run_evaluation(mine, tmp_path / "expert")
-    found = compare_runs(tmp_path / "random", tmp_path / "expert")
-    assert found.after.mean == 1.0 and found.difference.mean > 0.2
-    assert found.lost == 0
-
-
-def test_the_summary_says_what_it_is_about(settings: EvalSettings, tmp_path: Path) -> None:
-    found = run_evaluation(settings, tmp_path)
-    summary = json.loads((tmp_path / SUMMARY).read_text())
-    assert summary["fingerprint"] == found.fingerprint
-    assert summary["settings"]["env_id"] == settings.env_id
-    assert summary["overall"]["success"] == {
-        "mean": 1.0,
-        "ci95_low": pytest.approx(0.4385, abs=1e-3),
-        "ci95_high": 1.0,
-        "tasks": 3,
-    }
-    assert sorted(os.listdir(tmp_path)) == ["episodes.jsonl", "settings.json", "summary.json"]
 
 
 def test_vllm_that_is_not_installed_names_its_own_extra(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,14 +152,6 @@ def test_a_running_conversation_leaves_the_chat_template_out(finish: Finish) -> 
         assert tokenizer.decode(second.new_ids) == "o2"
 
 
-def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
-    from spear_agents.engines.hf import load_tokenizer
-
-    measure = PromptBuilder(load_tokenizer(tiny_model), CompactTemplate()).measure
-    assert measure is not None and measure("PPP_P_") == 1
-    assert PromptBuilder(ByteTokenizer(), CompactTemplate()).measure is None
-
-
 def test_a_template_that_drops_history_begins_a_row_at_every_turn(caplog: pytest.LogCaptureFixture) -> None:
     builder = PromptBuilder(Forgetful(), CompactTemplate(), Layout.CONVERSATION)
     assert builder.rewrites and "rewrites earlier responses" in caplog.text
@@ -191,15 +181,6 @@ def test_the_history_window_and_the_context(window: int) -> None:
     assert contexts[-1].turn == 4 and contexts[-1].max_turns == 9 and contexts[-1].observation == "o4"
 
 
-def test_too_long_a_prompt_is_none() -> None:
-    builder = PromptBuilder(ByteTokenizer(), CompactTemplate(), Layout.CONVERSATION, max_prompt_tokens=12)
-    dialogue = builder.begin()
-    assert dialogue.next(**see("1234567")) is not None  # "walk\n" and seven
-    dialogue.add("1234567", "go", (65,), Finish.STOP)
-    assert dialogue.next(**see("", 2)) is None
-    assert builder.begin().next(**see("12345678")) is None
-
-
 @pytest.mark.parametrize(("row", "room"), [(6, 2), (5, 1), (4, None), (3, None)])
 def test_a_conversation_ends_where_no_response_has_room(row: int, room: int | None) -> None:
     """Behind the first prompt come a response and a message of two tokens each."""
@@ -209,16 +190,6 @@ def test_a_conversation_ends_where_no_response_has_room(row: int, room: int | No
     dialogue.add("1234567", "go", (65, 256), Finish.STOP)
     second = dialogue.next(**see("89", 2))
     assert (second and second.room) == room
-
-
-def test_the_placeholder_of_a_picture_is_noticed() -> None:
-    for layout in Layout:
-        for template, shown in ((PictureTemplate(), True), (DefaultTemplate(), False)):
-            dialogue = PromptBuilder(ByteTokenizer(), template, layout).begin()
-            for turn in (1, 2):
-                prompt = dialogue.next(**see("board", turn))
-                assert prompt is not None and prompt.shows_image is shown
-                dialogue.add("board", "go", (65,), Finish.STOP)
 
 
 WORDS = st.lists(st.sampled_from([*"<image> \n", IMAGE, "<|in|>", "é"]), max_size=6).map("".join)
@@ -253,26 +224,6 @@ def test_only_the_template_s_own_place_becomes_the_picture(
             # Behind the history, where a mark that somebody else wrote would stand.
             assert text.index("This is step") - text.index("<|out|>") == len("<|out|>\n")
     assert sizes == [(2, 3, 3)] * 2 * is_shown
-
-
-def test_a_word_like_the_mark_of_a_place_is_broken_up() -> None:
-    builder = PromptBuilder(ByteTokenizer(), DefaultTemplate(), history=1)
-    dialogue = builder.begin()
-    dialogue.add("a page with <image>", "say <image>", (65,), Finish.STOP)
-    prompt = dialogue.next(**see("more of <image>", 2))
-    assert prompt is not None and not prompt.shows_image
-    text = builder.decode(prompt.ids)
-    assert all(words in text for words in ("a page with < image>", "say < image>", "more of < image>"))
-    assert "of < image>" in builder.decode(builder.ask("outside of <image> too"))
-
-
-def test_a_template_with_two_places_is_refused() -> None:
-    class Twice(PictureTemplate):
-        def render(self, context: PromptContext) -> str:
-            return IMAGE + super().render(context)
-
-    with pytest.raises(SpearError, match="'default' marks 2 places of a picture"):
-        PromptBuilder(ByteTokenizer(), Twice()).begin().next(**see("board"))
 
 
 def test_only_a_closing_stop_token_is_dropped_from_a_response() -> None:
@@ -345,11 +296,6 @@ def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) ->
     assert "< |in|> here" in text
 
 
-def test_a_negative_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="history"):
-        PromptBuilder(ByteTokenizer(), CompactTemplate(), history=-1)
-
-
 THINKING = (
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{ '\nwalk' }}{% endif %}"
@@ -387,19 +333,3 @@ def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: A
     tokenizer.chat_template = THINKING
     with pytest.raises(SpearError, match=message):
         PromptBuilder(tokenizer, CompactTemplate(), template_kwargs=keywords)
-
-
-def test_bytes_have_no_chat_template_that_takes_keywords() -> None:
-    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model"):
-        PromptBuilder(ByteTokenizer(), CompactTemplate(), template_kwargs={"enable_thinking": False})
-
-
-def test_the_stock_template_shows_the_picture_of_any_environment() -> None:
-    context = PromptContext("Win.", "a board", None, (), 1, 5, picture=True)
-    assert "You see:\n<image>\na board\n" in DefaultTemplate().render(context)
-    prompts = PromptBuilder(ChatBytes(), DefaultTemplate())
-    seen = {"instruction": "Win.", "admissible_actions": None, "turn": 1, "max_turns": 5}
-    with_it = prompts.begin().next(**seen, observation="a board", picture=np.zeros((2, 3, 3), np.uint8))
-    without = prompts.begin().next(**seen, observation="a <image> board")
-    assert with_it is not None and with_it.shows_image
-    assert without is not None and not without.shows_image

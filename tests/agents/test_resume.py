@@ -1,8 +1,5 @@
 """Evaluations that are killed, that lose their engine, their disk or their company, and go on."""
 
-from __future__ import annotations
-
-import errno
 import json
 import resource
 import signal
@@ -20,15 +17,13 @@ import pytest
 from hypothesis import strategies as st
 
 from spear_agents import settings as policies
-from spear_agents.baselines import Method
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation, Served
-from spear_agents.engines.openai import Server
 from spear_agents.engines.scripted import ScriptedEngine
-from spear_agents.evaluation import FAULTS_IN_A_ROW, SUMMARY, compare_runs, run_evaluation
+from spear_agents.evaluation import FAULTS_IN_A_ROW, SUMMARY, run_evaluation
 from spear_agents.records import EPISODES, SETTINGS, open_log, read_last
 from spear_agents.replay.runs import Run
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
@@ -148,57 +143,6 @@ def test_an_engine_that_is_gone_stops_the_run_and_leaves_what_was_played(
     assert seen[0] == won and seen[-1] == 12
 
 
-def test_log_probabilities_that_are_no_numbers_are_faults_of_the_engine(settings: EvalSettings, tmp_path: Path) -> None:
-    class NoNumbers(ScriptedEngine):
-        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
-            found = await super().generate(*args, **kwargs)
-            return replace(found, log_probs=(float("nan"), *found.log_probs[1:]))
-
-    with mock.patch.object(policies, "ScriptedEngine", NoNumbers), pytest.raises(SpearError, match="engine_nan"):
-        run_evaluation(settings, tmp_path)
-    assert {t.fault for t in read_trajectories(tmp_path / EPISODES)} == {"engine_nan"}
-    assert "NaN" not in (tmp_path / EPISODES).read_text()
-
-
-def test_an_engine_out_of_memory_stops_the_run_and_leaves_what_was_played(
-    settings: EvalSettings, tmp_path: Path
-) -> None:
-    calls = 0
-
-    class Full(ScriptedEngine):
-        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
-            nonlocal calls
-            calls += 1
-            if calls > 12:
-                raise MemoryError("out of memory")
-            return await super().generate(*args, **kwargs)
-
-    with mock.patch.object(policies, "ScriptedEngine", Full), pytest.raises(SpearError, match="out of memory"):
-        run_evaluation(settings, tmp_path, concurrency=1)
-    assert len(list(read_trajectories(tmp_path / EPISODES))) == 4
-    assert run_evaluation(settings, tmp_path).overall.episodes == 12
-
-
-def test_a_full_disk_stops_the_run_and_leaves_what_was_played(settings: EvalSettings, tmp_path: Path) -> None:
-    written = 0
-    write = TrajectoryWriter.write
-
-    def fill_up(self: TrajectoryWriter, trajectory: Trajectory) -> None:
-        nonlocal written
-        written += 1
-        if written > 4:
-            assert self._file is not None
-            self._file.write(b'{"half": ')
-            raise SpearError(f"{self.path} cannot be written ({errno.ENOSPC})")
-        write(self, trajectory)
-
-    with mock.patch.object(TrajectoryWriter, "write", fill_up), pytest.raises(SpearError, match="cannot be written"):
-        run_evaluation(settings, tmp_path, concurrency=3)
-    seen: list[int] = []
-    run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
-    assert seen == list(range(4, 13))
-
-
 def test_a_file_that_may_not_grow_is_one_clear_error_and_the_run_goes_on_later(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -245,40 +189,6 @@ def test_the_summary_says_what_it_takes_to_repeat_it(settings: EvalSettings, tmp
     assert summary["table"][-1]["heading"] == "All"
     assert summary["usage"]["responses"] == 36 and summary["usage"]["uncounted"] == 36
     assert json.loads((tmp_path / SETTINGS).read_text())["tokenizer"] == "bytes"
-
-
-def test_the_hash_is_of_everything_that_figures_depend_on(settings: EvalSettings, tmp_path: Path) -> None:
-    def read_hash(changed: EvalSettings, name: str) -> str:
-        run_evaluation(changed, tmp_path / name)
-        return str(json.loads((tmp_path / name / SUMMARY).read_text())["settings_hash"])
-
-    first = read_hash(settings, "a")
-    assert read_hash(replace(settings, tasks="2"), "b") == first
-    assert read_hash(replace(settings, env_kwargs={"max_turns": 7}), "c") != first
-    assert read_hash(replace(settings, seed=1), "d") != first
-
-
-def test_comparing_needs_the_same_tasks(settings: EvalSettings, tmp_path: Path) -> None:
-    run_evaluation(settings, tmp_path / "a")
-    run_evaluation(replace(settings, env_kwargs={"lengths": [5, 5]}), tmp_path / "b")
-    with pytest.raises(SpearError, match="same task set"):
-        compare_runs(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(SpearError, match="does not exist"):
-        compare_runs(tmp_path / "a", tmp_path / "absent")
-
-
-def test_settings_that_do_not_go_together_are_refused(corridor_id: str) -> None:
-    server = Server("http://127.0.0.1:9/v1", "name")
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"engine": EngineKind.OPENAI, "model": "name"}, "--base-url"),
-        ({"engine": EngineKind.OPENAI, "model": "other", "server": server}, "--model"),
-        ({"engine": EngineKind.EXPERT, "method": Method.IO}, "takes no prompt"),
-        ({"engine": EngineKind.EXPERT, "trials": 3}, "reflexion"),
-        ({"engine": EngineKind.EXPERT, "episodes_per_task": 0}, "episodes per task"),
-    ]
-    for changes, words in wrong:
-        with pytest.raises(SpearError, match=words):
-            EvalSettings(corridor_id, **changes)
 
 
 def test_lines_of_other_tasks_are_refused_and_the_last_of_a_job_counts(settings: EvalSettings, tmp_path: Path) -> None:

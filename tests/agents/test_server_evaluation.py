@@ -1,25 +1,20 @@
 """``spear eval`` of a model behind a server, and ``spear compare`` of what it left."""
 
-from __future__ import annotations
-
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from spear_agents.cli import evaluate
-from spear_agents.engines.base import ChatByteTokenizer, Finish, Generation, Served
+from spear_agents.engines.base import ChatByteTokenizer
 from spear_agents.evaluation import run_evaluation
 from spear_agents.panels import rescore_run
 from spear_agents.records import EPISODES
 from spear_agents.replay.runs import describe_episode
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.significance import compare
-from spear_agents.tables import watch_episodes
+from spear_agents.shortcuts import compare
 from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say
@@ -79,14 +74,6 @@ def test_a_server_that_dies_leaves_what_was_played(script: Script, tmp_path: Pat
     assert len(script.requests) - asked == 11 * 15
 
 
-def test_a_server_that_never_answers_is_an_error_and_no_figure(script: Script, tmp_path: Path) -> None:
-    script.answers = [say({}, 500)]
-    result = run(script, "--tries", "1", "--out", str(tmp_path / "out"))
-    assert isinstance(result.exception, SpearError) and "no episode could be played" in str(result.exception)
-    assert "engine_server_error" in str(result.exception)
-    assert not (tmp_path / "out" / "summary.json").exists()
-
-
 @pytest.mark.parametrize(("method", "form"), [("io", "{}"), ("react", "Thought: so\nAction: {}")])
 def test_an_episode_of_another_form_is_played_again_in_it(
     script: Script, tmp_path: Path, method: str, form: str
@@ -117,20 +104,6 @@ def test_methods_are_played_over_a_server(script: Script, tmp_path: Path, method
     # Earlier trials and the notes after them cost as much.
     assert summary["usage"]["requests"] == len(script.requests)
     assert summary["usage"]["prompt_tokens"] == 1000 * len(script.requests)
-
-
-def test_reflexion_resumes_between_its_trials(script: Script, tmp_path: Path) -> None:
-    answer = say(complete("Thought: hm\nAction: up"))
-    options = ["--method", "reflexion", "--tasks", "1", "--out", str(tmp_path / "out")]
-    # Trial 1 and its note; within trial 2 the key is refused.
-    script.answers = [*[answer] * 20, say({"error": {"message": "expired"}}, 401)]
-    result = run(script, *options)
-    assert isinstance(result.exception, SpearError) and "expired" in str(result.exception)
-    script.answers = [answer]
-    asked = len(script.requests)
-    assert run(script, *options).exit_code == 0
-    assert len(script.requests) - asked == 15 + 1 + 15
-    assert [t.trial for t in read_trajectories(tmp_path / "out" / EPISODES)] == [1, 2, 3]
 
 
 def test_prompts_that_are_too_long_drop_their_history_and_say_so(script: Script, tmp_path: Path) -> None:
@@ -167,18 +140,6 @@ def test_options_that_do_not_go_together_are_one_clear_error(script: Script, opt
     result = run(script, *options)
     assert isinstance(result.exception, SpearError) and words in str(result.exception)
     assert "\n" not in str(result.exception)
-
-
-def test_prompts_that_never_fit_are_no_figure(script: Script) -> None:
-    script.answers = [say({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, 400)]
-    result = run(script)
-    assert result.exit_code == 1 and "every prompt was too long" in str(result.exception)
-
-
-def test_that_nothing_is_kept_is_said_before_it_is_paid_for(script: Script, tmp_path: Path) -> None:
-    script.answers = [say({"error": {"message": "no key"}}, 401)]
-    assert "--out FOLDER keeps it" in run(script).output
-    assert "--out" not in run(script, "--out", str(tmp_path)).output
 
 
 def test_the_report_names_what_the_server_refused_and_withheld(script: Script, tmp_path: Path) -> None:
@@ -246,23 +207,6 @@ def test_episodes_at_a_time_are_as_many_as_requests(script: Script) -> None:
     assert asked[1][0] == 1 and asked[1][1] <= 2 * 15
     with pytest.raises(SpearError, match="concurrency=0: play 1 or more"):
         run_evaluation(settings, concurrency=0)
-
-
-def test_the_progress_counts_turns_tokens_and_costs_before_an_episode_ends(script: Script) -> None:
-    script.answers = [say(complete("<think>x</think><action>up</action>"))]
-    screen = io.StringIO()
-    with watch_episodes("openai", Console(file=screen, force_terminal=True, width=120)) as bar:
-        bar.observe(0, 6, None)
-        generation = Generation((1,), (0.0,), Finish.STOP, Served(prompt_tokens=1000, completion_tokens=100, cost=0.25))
-        bar.on_response(generation)
-        bar.on_response(generation)
-    assert "0/6" in screen.getvalue() and "2 turns, 2,200 tokens, cost 0.5000" in screen.getvalue()
-    heard: list[Generation] = []
-    settings = EvalSettings(
-        "spear/Sokoban-v1", EngineKind.OPENAI, "name", {"modality": "text"}, tasks="1", server=script.server()
-    )
-    played = run_evaluation(settings, on_response=heard.append)
-    assert [one.served for one in heard] == [turn.served for turn in played.trajectories[0].turns]
 
 
 def test_responses_that_never_reached_the_environment_are_told(script: Script) -> None:

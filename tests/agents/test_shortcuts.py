@@ -1,26 +1,25 @@
-"""``evaluate`` in scripts and in notebooks."""
-
-from __future__ import annotations
+"""``evaluate`` in scripts and in notebooks, and the picture of an episode."""
 
 import asyncio
 import builtins
-import io
 import os
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
+from PIL import Image
 
 from spear_agents import compare, evaluate, load, view
 from spear_agents.cli import evaluate as command
+from spear_agents.evaluation import run_evaluation
 from spear_agents.panels import OFFICIAL
-from spear_agents.settings import EngineKind
-from spear_agents.tables import watch_episodes
+from spear_agents.replay_gif import render_episode_gif, replay_frames
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 
 SOKOBAN = "spear/Sokoban-v1"
@@ -45,32 +44,6 @@ def test_it_runs_where_a_loop_runs_already() -> None:
     assert found.trajectories == evaluate(SOKOBAN, engine="random", tasks=2).trajectories
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_notebook_without_widgets_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spear_agents.tables.find_spec", lambda name: None)
-    console = Console(force_jupyter=True, file=io.StringIO())
-    with watch_episodes("random", console) as bar:  # rich warns where it cannot draw one
-        bar.observe(1, 2, None)
-
-
-def test_a_shell_cell_of_a_notebook_gets_colours_but_no_bar() -> None:
-    command_line = [sys.executable, "-m", "spear_envs.cli", "eval", SOKOBAN, "--engine", "random", "--tasks", "2"]
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    done = subprocess.run(
-        command_line, env={**environment, "FORCE_COLOR": "1", "TERM": "xterm"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "\x1b[1m" in done.stdout
-    assert done.stderr == "" and "\x1b[2K" not in done.stdout
-
-
-def test_an_error_in_a_notebook_is_the_same_one() -> None:
-    async def cell() -> None:
-        evaluate(SOKOBAN, engine="random", tasks=2, out="/dev/null/x")
-
-    with pytest.raises(SpearError, match="cannot be written"):
-        asyncio.run(cell())
-
-
 def test_tasks_may_be_ids_and_a_panel_decides_them() -> None:
     first = evaluate(SOKOBAN, engine="expert", tasks=2, progress=False)
     ids = [trajectory.task_id for trajectory in first.trajectories]
@@ -85,16 +58,6 @@ def test_it_is_shown_as_a_table_and_as_a_line() -> None:
     assert repr(result).startswith("Evaluation(spear/Sokoban-v1 test, expert: won 100.0 % [")
     page = result._repr_html_()
     assert page.count("<tr>") == len(result.subtasks) + 2 and "<td>all</td><td>5</td>" in page
-
-
-def test_an_episode_and_a_turn_are_shown_short() -> None:
-    (episode,) = evaluate(SOKOBAN, engine="expert", tasks=1).trajectories
-    for shown in (episode, episode.turns[0], [episode]):
-        assert len(repr(shown)) < 300 and "\n" not in repr(shown)
-    assert "won" in repr(episode) and "action" in repr(episode.turns[0])
-    page = episode._repr_html_()
-    assert page.count("<details>") == len(episode.turns) and episode.instruction in page
-    assert "<think>" not in page and "&lt;think&gt;" in page
 
 
 def test_a_kept_evaluation_is_read_compared_and_shown(tmp_path: Path) -> None:
@@ -173,13 +136,41 @@ def test_bad_input_is_one_clear_error(keywords: dict[str, Any], words: str) -> N
     assert words in str(caught.value)
 
 
-def test_none_is_the_default() -> None:
-    none: dict[str, Any] = dict.fromkeys(("temperature", "seed", "history", "split"))
-    assert evaluate(SOKOBAN, engine="random", tasks=1, **none).settings.seed == 0
+ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 
 
-def test_importing_the_package_imports_nothing_of_it() -> None:
-    import subprocess
+@pytest.fixture(scope="module")
+def episode() -> Trajectory:
+    settings = EvalSettings(ENV, EngineKind.EXPERT, env_kwargs=KEYWORDS, tasks="1")
+    return run_evaluation(settings).trajectories[0]
 
-    code = "import spear_agents, sys; print(any(name.startswith('spear_agents.') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+def test_a_gif_shows_every_turn_and_holds_the_last(episode: Trajectory, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "episode.gif"
+    count = render_episode_gif(ENV, KEYWORDS, episode, path)
+    assert count == len(episode.turns) + 1
+    with Image.open(path) as gif:
+        assert gif.n_frames == count
+        assert gif.size == (288, 312)
+        durations = []
+        for i in range(count):
+            gif.seek(i)
+            durations.append(gif.info["duration"])
+        last = np.asarray(gif.convert("RGB"))[:288]
+    assert durations == [500] * (count - 1) + [2500]
+    frame = replay_frames(ENV, KEYWORDS, episode)[-1]
+    enlarged = frame.repeat(3, 0).repeat(3, 1)
+    assert np.abs(last.astype(int) - enlarged).max() <= 8  # one palette of 256 colours for all frames
+    assert os.listdir(path.parent) == ["episode.gif"]
+
+
+def test_an_episode_of_another_environment_is_noticed(episode: Trajectory, tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="ends differently"):
+        render_episode_gif(ENV, KEYWORDS, replace(episode, won=False), tmp_path / "x.gif")
+    with pytest.raises(SpearError, match="Unknown task"):
+        render_episode_gif(ENV, {**KEYWORDS, "boxes": 2, "room": "7x7"}, episode, tmp_path / "x.gif")
+    with pytest.raises(SpearError, match="does not name a split"):
+        render_episode_gif(ENV, KEYWORDS, replace(episode, task_id="1"), tmp_path / "x.gif")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match="cannot be written"):
+        render_episode_gif(ENV, KEYWORDS, episode, tmp_path / "file" / "x.gif")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from spear_agents.statistics import Part, summarise

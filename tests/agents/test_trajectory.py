@@ -1,16 +1,16 @@
-from __future__ import annotations
+"""Records of episodes on disk, and files that are whole or the old ones."""
 
-import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_agents.engines.base import Finish, Served
+from spear_agents.models import digest_model, has_words
 from spear_agents.trajectory import (
     Layout,
     Row,
@@ -22,6 +22,7 @@ from spear_agents.trajectory import (
     read_trajectories,
 )
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import write_json
 
 texts = st.text(st.characters(), max_size=12)
 floats = st.floats(allow_nan=False)
@@ -187,14 +188,6 @@ def test_a_long_file_is_opened_without_reading_it(tmp_path: Path) -> None:
     assert path.stat().st_size == (1 << 32) + 1
 
 
-def test_a_file_of_one_torn_line_becomes_empty(tmp_path: Path) -> None:
-    path = tmp_path / "episodes.jsonl"
-    path.write_text('{"env_id": "' + "x" * 100_000)
-    with TrajectoryWriter(path):
-        pass
-    assert path.read_bytes() == b""
-
-
 @pytest.mark.parametrize(
     "line",
     ["{}", "[]", "null", "no json", "[" * 100_000, json.dumps({"turns": [{}], "layout": "x", "stop": "won"})],
@@ -260,13 +253,6 @@ def test_unreadable_and_unwritable_places_are_one_line(tmp_path: Path) -> None:
         TrajectoryWriter(tmp_path / "x.jsonl").write(make_trajectory())
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    with TrajectoryWriter(tmp_path / "x.jsonl") as writer:
-        full = mock.Mock(write=mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-        with mock.patch.object(writer, "_file", full), pytest.raises(SpearError, match="No space left"):
-            writer.write(make_trajectory())
-
-
 def test_per_turn_rows_are_the_turns() -> None:
     trajectory = make_trajectory()
     assert trajectory.rows() == [
@@ -291,3 +277,54 @@ def test_records_without_the_newer_fields_are_read() -> None:
     for turn in old["turns"]:
         del turn["served"], turn["dropped_turns"]
     assert Trajectory.from_json(json.dumps(old)) == make_trajectory()
+
+
+def test_a_json_file_is_whole_or_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+    with pytest.raises(SpearError, match="cannot be written"):
+        write_json(path / "below", {})
+    with pytest.raises(SpearError, match="is a folder"):
+        write_json(path.parent, {})
+    assert os.listdir(path.parent) == ["x.json"]
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SpearError, match="is a device or a pipe: name a file"):
+        write_json(pipe, {})
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "far" / "x.json")
+    for value in (1, 2):
+        write_json(link, value)
+        assert link.is_symlink() and (tmp_path / "far" / "x.json").read_text() == f"{value}\n"
+    assert os.listdir(tmp_path / "far") == ["x.json"]
+
+
+def test_a_model_s_digest_follows_its_weights_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    first = digest_model(tmp_path)
+    (tmp_path / "warmstart.json").write_text("notes")
+    assert digest_model(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20 - 1) + b"x")
+    assert digest_model(tmp_path) != first
+
+
+def test_a_tokenizer_of_words_is_told_from_one_that_builds_them(tmp_path: Path, tiny_model: Path) -> None:
+    assert has_words(tiny_model)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}')
+    assert not has_words(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
+    assert has_words(tmp_path)
+    for damaged in ("", "[]", '{"model": null}', "[" * 9999):
+        (tmp_path / "tokenizer.json").write_text(damaged)
+        assert not has_words(tmp_path)

@@ -1,7 +1,5 @@
 """In a conversation a model is asked what it would be asked when it is served, for the chat templates in use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks of a few lines, to be run as the real ones are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HEAD = '''"""{summary}"""

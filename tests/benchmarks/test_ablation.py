@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +8,10 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
-from benchmarks._ablation_plots import COLOURS
-from benchmarks._ablation_report import make_tables, print_report, write_report
-from benchmarks._ablation_results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
+from benchmarks._ablation_report import make_tables
+from benchmarks._ablation_results import compare_arms, pool_seeds, read_arms
 from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
 from benchmarks.ablation import RESULTS
-from spear_agents.statistics import estimate_difference
 from spear_training.launch import compose_config
 
 SOKOBAN = SCENARIOS["sokoban"]
@@ -108,29 +104,6 @@ def test_tuning_comes_first_and_reported_trials_follow_the_chosen_rate(tmp_path:
     assert names == ["grpo-lr1e-4-seed0", "grpo_spear-lr3e-4-seed0", "grpo-lr1e-4-seed1", "grpo_spear-lr3e-4-seed1"]
 
 
-def test_no_rate_is_chosen_before_all_candidates_are_recorded(tmp_path: Path) -> None:
-    record_trial(tmp_path, SMALL.list_tuning("grpo")[0], {"a": 1.0})
-    assert choose_rates(tmp_path, SMALL) == {}
-    record_trial(tmp_path, SMALL.list_tuning("grpo")[1], {"a": 1.0})
-    assert choose_rates(tmp_path, SMALL) == {"grpo": "1e-4"}, "the first of equals"
-
-
-def test_one_candidate_needs_no_tuning(tmp_path: Path) -> None:
-    single = replace(SMALL, rates=("2e-4",))
-    assert choose_rates(tmp_path, single) == {"grpo": "2e-4", "grpo_spear": "2e-4"}
-    assert {trial.seed for trial in list_trials(single, choose_rates(tmp_path, single))} == {0, 1}
-
-
-def test_the_difference_is_paired_by_task() -> None:
-    before = {"a": 0.0, "b": 0.5, "c": 1.0}
-    after = ArmResult("grpo", "1e-4", [{"seed": 0, "test_panel": {"won": {"c": 1.0, "a": 0.5, "b": 1.0}}}])
-    difference = compare_with_start(before, after)
-    assert difference.mean == pytest.approx(1 / 3)
-    assert difference == estimate_difference([0.5, 0.5, 0.0])
-    with pytest.raises(ValueError, match="same tasks"):
-        compare_with_start({"a": 1.0}, after)
-
-
 def test_the_recorded_gains_over_seeds_and_tasks() -> None:
     found = {}
     arms = {name: read_arms(SCENARIOS[name], RESULTS) for name in ("sokoban", "alfworld", "webshop")}
@@ -162,51 +135,6 @@ def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
     spear = next(line for line in make_tables(SMALL, tmp_path).splitlines() if line.startswith("| GRPO + SI + IR"))
     # Of seed 0 alone: 100 % beside 50 %.
     assert "+50.0 [" in spear and "(GRPO, seeds 0 of both)" in spear
-
-
-def test_every_arm_has_a_colour_of_its_own() -> None:
-    assert COLOURS.keys() == ARMS.keys() and len(set(COLOURS.values())) == len(ARMS)
-
-
-def test_the_report_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_report([SMALL], tmp_path, Console())
-    assert "No result" in capsys.readouterr().out
-
-
-def test_a_page_gets_its_tables_and_pictures(tmp_path: Path) -> None:
-    results, page = tmp_path / "results", tmp_path / "docs" / "results.md"
-    record_all(results, SMALL)
-    page.parent.mkdir()
-    page.write_text("before\n<!-- ablation sokoban -->\nold\n<!-- end -->\nafter\n")
-    write_report([SMALL], results, page)
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n") and "old" not in text
-    for name in ("ablation-sokoban.png", "ablation-sokoban-curves.png"):
-        assert f"](images/{name})" in text and (page.parent / "images" / name).stat().st_size > 10_000
-    write_report([SMALL], results, page)
-    assert page.read_text() == text
-    page.write_text("nothing")
-    with pytest.raises(ValueError, match="no place for sokoban"):
-        write_report([SMALL], results, page)
-
-
-def test_two_calls_share_the_work(tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    first, second = (Ablation(tmp_path / "out", tmp_path / "results", [SMALL], console) for _ in range(2))
-    with first._claim(SMALL, "trial") as mine:
-        assert mine
-        with second._claim(SMALL, "trial") as free:
-            assert not free
-    with second._claim(SMALL, "trial") as free:
-        assert free
-
-
-def test_what_is_recorded_is_finished(tmp_path: Path) -> None:
-    ablation = Ablation(tmp_path / "out", tmp_path / "results", [SMALL], Console(quiet=True))
-    assert not ablation.finished
-    record_all(tmp_path / "results", SMALL)
-    assert ablation.finished
-    ablation.run(0.0)
 
 
 @pytest.mark.nightly

@@ -3,8 +3,6 @@
 Run as a program it does that: ``python -m tests.docs.blocks PAGE`` with the numbers of the blocks' lines.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

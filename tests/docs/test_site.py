@@ -1,7 +1,5 @@
 """The site: what is generated for it, and the whole of it, as a reader without a network gets it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

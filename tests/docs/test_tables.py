@@ -1,8 +1,8 @@
-"""What pages repeat from pyproject.toml and the code: extras, commands, messages of errors."""
+"""What pages repeat: extras, commands, errors, loops, and the matrix of GPUs."""
 
-from __future__ import annotations
-
+import importlib.util
 import re
+from pathlib import Path  # noqa: F401
 
 import pytest
 
@@ -56,3 +56,40 @@ def test_errors_of_an_algorithm_of_ones_own_are_those_shown() -> None:
 
 def f(rows: object, settings: object) -> list[float]:
     return [0.0] * 3
+
+
+def test_the_tables_of_loops_on_the_pages_are_those_that_are_measured() -> None:
+    spec = importlib.util.spec_from_file_location("farming", ROOT / "scripts" / "farming.py")
+    assert spec is not None and spec.loader is not None
+    farming = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(farming)
+    for page in farming.PAGES:
+        table = farming.make_table(page)
+        assert f"<!-- farming -->\n{table}\n<!-- end -->" in (ROOT / "docs" / page).read_text(encoding="utf-8"), page
+
+
+PAGE, REPORTS = ROOT / "docs" / "gpu.md", ROOT / "benchmarks" / "results" / "gpu"
+COLUMNS = ("composed", "checked by verl", "run on a CPU", "run on a GPU")
+
+
+def read_matrix() -> dict[str, dict[str, str]]:
+    """Cells by path and column."""
+    _, _, table = PAGE.read_text("utf-8").partition("| path |")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:] if line]
+    return {path: dict(zip(COLUMNS, cells, strict=True)) for path, *cells in rows}
+
+
+def list_tests() -> set[str]:
+    files = (ROOT / "tests").rglob("test_*.py")
+    return {name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)}
+
+
+def test_every_cell_names_a_test_that_exists() -> None:
+    matrix, known = read_matrix(), list_tests()
+    assert len(matrix) > 12
+    for path, cells in matrix.items():
+        for column in COLUMNS[:3]:
+            named = re.findall(r"`(test_\w+)`", cells[column])
+            assert set(named) <= known, (path, column)
+            assert named or cells[column] == "–" or cells[column].startswith("refused"), (path, column)
+        assert any(cells[column] != "–" for column in COLUMNS[:3]), path

@@ -1,7 +1,5 @@
 """Interpreters of this machine, wheels of the checkout, and fresh environments that have them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

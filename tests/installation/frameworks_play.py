@@ -1,7 +1,5 @@
 """Agents of openai-agents and of LangGraph play an episode each, as programs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

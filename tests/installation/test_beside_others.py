@@ -1,9 +1,8 @@
 """The four distributions in one environment with packages of others that our users have, ``openai-agents`` first."""
 
-from __future__ import annotations
-
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +87,19 @@ def test_versions_are_one(crowded: Environment) -> None:
     code = "from importlib.metadata import version as v; import sys; print(*map(v, sys.argv[1:]))"
     assert crowded.run("-c", code, *FOLDERS).stdout.split() == [version] * len(FOLDERS)
     assert crowded.call("spear", "--version").stdout == f"spear {version}\n"
+
+
+FRAMEWORKS = ("openai-agents>=0.24", "langgraph", "langchain-openai")
+
+
+def test_agents_of_frameworks_play(tmp_path: Path) -> None:
+    """Each wins, and its calls, written as the template writes them, are one row."""
+    if find_python(PYTHON) is None:
+        pytest.skip(say_what_is_missing(PYTHON))
+    environment = make_environment(tmp_path / "environment", PYTHON)
+    wheels = build_wheels(environment, ("spear-sandbox", "spear-envs", "spear-agents"), tmp_path)
+    environment.install(*wheels.values(), *FRAMEWORKS, "fastapi", "uvicorn")
+    script = ROOT / "tests" / "installation" / "frameworks_play.py"
+    report = json.loads(environment.run(str(script), str(ROOT)).stdout.splitlines()[-1])
+    assert len(report) == 3
+    assert all(played == [True, None, ["go", "go"], [None, 0], 1] for played in report.values()), report

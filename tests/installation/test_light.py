@@ -1,7 +1,5 @@
 """The sandbox and the environments, from wheels and alone, on every Python they promise."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -26,7 +24,6 @@ MOST_PACKAGES = 15
 ENVIRONMENTS = ("Sokoban", "ALFWorld", "WebShop", "CodeInterpreter", "SearchR1")
 USER = '''"""What a user writes."""
 
-from __future__ import annotations
 
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pretrained chat model through every command: what a tiny policy cannot show."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Files as a stranger, a torn transfer or a bad disk would leave them."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

@@ -4,8 +4,6 @@ Started by ``test_full_disk.py`` as ``python -m tests.resilience.full_disk FOLDE
 FOLDER.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

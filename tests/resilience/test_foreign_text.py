@@ -1,7 +1,5 @@
 """Text of others in what commands, services and logs show: no control of the terminal, forged line or key."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

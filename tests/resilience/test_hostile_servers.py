@@ -1,7 +1,5 @@
 """Servers that answer to do harm: whatever a client of ours asks, it reads a bounded answer and names the fault."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

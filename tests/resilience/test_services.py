@@ -1,7 +1,5 @@
 """What holds for every service, whatever it serves: who may ask, how much, and that paths lead nowhere."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """A pool for all tests of this folder that run programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ A program in ``attacks/`` says ``ESCAPED`` when it got what it must not get, and
 same program as a plain process, with smaller numbers. All of it is bounded, and nothing leaves this machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

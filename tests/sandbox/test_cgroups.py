@@ -1,7 +1,5 @@
 """Control groups: what a container may hold, whom the kernel killed for memory, and groups of runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """``spear sandbox``: start, signals, ports, tokens, refusal, death of the server; single files; the check-up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -254,31 +252,6 @@ class TestFailedStarts:
         sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
         assert found == (1, "", f"Error: {sentence}: choose another --port.\n")
 
-    def test_a_missing_package_is_named_with_its_extra(self) -> None:
-        code = "import sys; sys.modules['uvicorn'] = None; from spear_envs import cli; cli.main(['sandbox', 'serve'])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 1 and "uvicorn" in done.stderr and "'spear-sandbox[server]'" in done.stderr
-        assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("--port", "70000"),
-            ("--isolation", "none"),
-            ("--isolation", "magic"),
-            ("--allow-weak-isolation", "bwrap"),
-            ("--max-running", "0"),
-            ("--queue-wait", "-1"),
-            ("--max-run-timeout", "0"),
-            ("--memory-mb", "1"),
-        ],
-    )
-    def test_bad_arguments_are_usage_errors(
-        self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        code, _, err = call(capsys, "serve", *arguments)
-        assert code == 2 and arguments[0] in err
-
     def test_a_token_that_no_header_carries_is_refused(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -315,17 +288,6 @@ class TestRun:
             assert (found, out) == (code, "out\n") and sentence in err
             found, out, err = call(capsys, "run", str(program), "--url", running.url, "--json")
             assert (found, err) == (code, "") and outcome.items() <= json.loads(out).items()
-
-    def test_on_a_service(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        program = tmp_path / "program.py"
-        program.write_text("hello")
-        with run_scripted() as (running, _):
-            assert call(capsys, "run", str(program), "--url", running.url) == (0, "hello", "")
-        code, _, err = call(capsys, "run", str(program), "--url", running.url)
-        assert code == 70 and err.startswith("Error: ") and err.count("\n") == 1
-        code, _, err = call(capsys, "run", str(program), "--url", "nonsense")
-        assert code == 1 and "write, for instance" in err
-        assert call(capsys, "run", str(tmp_path / "missing.py"))[0] == 2
 
 
 @pytest.mark.slow

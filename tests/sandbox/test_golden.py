@@ -1,7 +1,5 @@
 """The recorded list of hostile programs, played against the service by its own harness."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

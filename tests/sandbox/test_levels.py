@@ -1,15 +1,18 @@
-"""Which isolation is taken, what its self-test asks, and that nothing weaker is taken in silence."""
-
-from __future__ import annotations
+"""Levels of isolation, and the files that deploy a service."""
 
 import asyncio
+import hashlib
+import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.local import IsolationRefusedError, LocalExecutor, choose_backend, examine
 from spear_sandbox.protocol import Isolation, KillReason, Limits, RunStatus
+from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,3 +225,176 @@ def test_without_root(pool: BlockingExecutor, tmp_path: Path) -> None:
     finally:
         shutil.rmtree(copy)
     assert (done.stdout, done.stderr) == ("12345\n", "")
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "spear_sandbox" / "deploy"
+UPSTREAM = "https://raw.githubusercontent.com/moby/profiles/main/seccomp/default.json"
+DEFAULT = "9da637d2ab0a204fcbd91bd88f1be9e004a3acab61c571a9f5b8870e588a17d2"
+ADDED = ["clone", "mount", "mount_setattr", "pivot_root", "sethostname", "umount2", "unshare"]
+
+
+def read_manifests() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra 'train'")
+    documents = list(yaml.safe_load_all((FOLDER / "k8s.yaml").read_text("utf-8")))
+    return {document["kind"]: document for document in documents}
+
+
+def digest(profile: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(profile, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class TestAppArmor:
+    def test_it_can_be_read(self) -> None:
+        parser = shutil.which("apparmor_parser", path=f"{os.environ['PATH']}:/sbin:/usr/sbin")
+        if parser is None:
+            pytest.skip("apparmor_parser is not installed")
+        command = [parser, "--skip-kernel-load", "--skip-cache", str(FOLDER / "apparmor.profile")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+class TestProfile:
+    @pytest.fixture
+    def profile(self) -> dict[str, Any]:
+        profile = json.loads((FOLDER / "seccomp.json").read_text("utf-8"))
+        assert isinstance(profile, dict)
+        return profile
+
+    def test_it_is_dockers_default_and_one_entry_more(self, profile: dict[str, Any]) -> None:
+        *default, ours = profile["syscalls"]
+        assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+        assert (ours["names"], ours["action"]) == (ADDED, "SCMP_ACT_ALLOW")
+        assert ours["comment"].startswith("Added to Docker's default")
+        assert not {"args", "includes", "excludes"} & set(ours)
+        # Docker's default in one line, so that no other change is made to it; the nightly test below compares the two.
+        assert digest({**profile, "syscalls": default}) == DEFAULT
+
+    def test_what_it_allows(self, profile: dict[str, Any]) -> None:
+        free = [rule for rule in profile["syscalls"] if not rule.get("includes") and rule["action"] == "SCMP_ACT_ALLOW"]
+        always = {name for rule in free if not rule.get("args") for name in rule["names"]}
+        assert not always & {"bpf", "kexec_load", "init_module", "setns", "keyctl", "userfaultfd", "socket"}
+        assert not [name for name in always if name.startswith("io_uring")]
+        assert {"read", "execve", "futex", "openat", "seccomp", "prctl", *ADDED} <= always
+
+        def takes(family: int) -> bool:
+            rules = [rule["args"][0] for rule in free if rule["names"] == ["socket"]]
+            compare = {"SCMP_CMP_EQ": int.__eq__, "SCMP_CMP_LT": int.__lt__, "SCMP_CMP_GT": int.__gt__}
+            return any(compare[rule["op"]](family, rule["value"]) for rule in rules)
+
+        assert takes(socket.AF_UNIX) and takes(socket.AF_INET) and takes(socket.AF_INET6) and takes(socket.AF_NETLINK)
+        assert not takes(socket.AF_VSOCK) and not takes(socket.AF_ALG)
+
+    @pytest.mark.nightly
+    def test_it_is_still_dockers_default(self) -> None:
+        """Fails when moby changes it: take the new one, and its digest."""
+        try:
+            with urllib.request.urlopen(UPSTREAM, timeout=30) as answer:
+                theirs = json.load(answer)
+        except OSError as error:
+            pytest.skip(f"{UPSTREAM} cannot be reached: {error}")
+        assert digest(theirs) == DEFAULT
+
+    def test_clone3_is_unknown_so_that_flags_of_clone_can_be_seen(self, profile: dict[str, Any]) -> None:
+        rules = [
+            rule
+            for rule in profile["syscalls"]
+            if "clone3" in rule["names"] and "SYS_ADMIN" not in str(rule.get("includes"))
+        ]
+        assert rules and all(rule["action"] == "SCMP_ACT_ERRNO" for rule in rules)
+
+
+class TestKubernetes:
+    def test_the_pod_has_no_privileges(self) -> None:
+        pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"]["type"] == "Localhost"
+        assert pod["securityContext"]["appArmorProfile"]["type"] != "RuntimeDefault", "it denies the mounts of runs"
+        assert pod["automountServiceAccountToken"] is False
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]} and "privileged" not in context
+        assert set(container["resources"]["limits"]) == {"cpu", "memory"}
+
+    def test_nothing_goes_out_and_only_named_pods_come_in(self) -> None:
+        policy = read_manifests()["NetworkPolicy"]["spec"]
+        assert policy["egress"] == [] and set(policy["policyTypes"]) == {"Ingress", "Egress"}
+        peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+        assert len(peers) == 3 and all(peer["podSelector"]["matchLabels"] for peer in peers)
+
+    def test_the_token_is_a_file(self) -> None:
+        pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        (variable,) = container["env"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert variable == {"name": f"{TOKEN_VARIABLE}_FILE", "value": f"{mounts['token']}/token"}
+        (secret,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "token"]
+        assert secret["secretName"] == "spear-sandbox"
+
+    def test_its_arguments_are_the_commands(self) -> None:
+        pytest.importorskip("click")
+        from spear_sandbox.cli import sandbox
+
+        (container,) = read_manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+        name, *arguments = container["args"]
+        context = sandbox.commands[name].make_context(name, arguments)
+        assert context.params["host"] == "0.0.0.0" and context.params["max_running"] == 8
+
+
+SCRIPT = """
+import json, sys, time, urllib.request
+import ray
+from ray import serve
+from spear_sandbox.deploy.ray_serve import build
+
+try:
+    build({"replica": 2})
+except ValueError as error:
+    assert "unknown" in str(error)
+else:
+    raise AssertionError
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+serve.run(build({"replicas": "2", "max_running": 2}))
+url = f"http://127.0.0.1:{sys.argv[1]}"
+
+def ask(path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + path, data), timeout=60) as reply:
+        return json.load(reply)
+
+assert ask("/v1/ping") == "pong"
+outputs = [ask("/run_code", {"code": f"print({i})", "language": "python"}) for i in range(12)]
+assert [reply["run_result"]["stdout"] for reply in outputs] == [f"{i}\\n" for i in range(12)], outputs
+assert outputs[0]["sandbox"]["level"] in ("namespaces", "bwrap")
+pools = set()
+for _ in range(40):
+    health = ask("/health")
+    assert health["status"] == "ok" and health["max_running"] == 2
+    pools.add(health["runs"])
+print("RUNS", json.dumps(sorted(pools)))
+serve.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_replicas_under_ray_serve() -> None:
+    pytest.importorskip(
+        "ray.serve", reason="Ray Serve is not installed: pip install 'spear-sandbox[serve]'", exc_type=ImportError
+    )
+    pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
+    from tests.sandbox.service import find_free_port, need_isolation
+
+    need_isolation()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(find_free_port())],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "SPEAR_SANDBOX_TOKEN": "", "PYTHONPATH": str(FOLDER.parents[1])},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RUNS "))
+    runs = json.loads(line.removeprefix("RUNS "))
+    assert runs in ([6], [12]) or (len(runs) == 2 and sum(runs) == 12), "two pools, each of which counts its own runs"

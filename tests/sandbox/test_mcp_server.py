@@ -1,7 +1,5 @@
 """``spear sandbox mcp``, asked by the official client."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

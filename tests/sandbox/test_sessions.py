@@ -1,7 +1,5 @@
 """Sessions: what cells do, what a session keeps, when it ends, and the same over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

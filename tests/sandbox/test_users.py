@@ -1,7 +1,5 @@
 """A user of the kernel for each run: what one holds there is not taken from another."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,6 +1,4 @@
-"""Warm interpreters: which one a program gets, what happens when one dies, wears out, or loses the pool."""
-
-from __future__ import annotations
+"""Warm interpreters, their packages, and languages beside Python."""
 
 import asyncio
 import contextlib
@@ -21,7 +19,7 @@ from spear_sandbox import backends as warm
 from spear_sandbox.backends import WarmBackend
 from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.guest.zygote import FAILED, SPAWNED, STARVED
-from spear_sandbox.installation import Installation, Warmth, find_installation, list_kinds
+from spear_sandbox.installation import Installation, find_installation, list_kinds
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import FaultKind, SandboxFault
 from spear_sandbox.zygotes import Zygote
@@ -47,35 +45,11 @@ def test_kind_by_the_words_of_a_program(code: str, kind: int) -> None:
     assert Installation("python", "/usr", "guest", {}, {}, kinds).choose_kind(code) == kind
 
 
-def test_kinds_of_what_is_installed() -> None:
-    assert list_kinds([]) == (Warmth(),)
-    assert [kind.modules for kind in list_kinds(["numpy"])] == [(), ("numpy",)]
-    assert [kind.words for kind in list_kinds(["scipy"])] == [(), ("scipy", "lambdify")]
-
-
 def test_installation_is_outside_of_virtual_environments() -> None:
     found = find_installation(("numpy", "no_such_package"))
     assert os.path.exists(found.interpreter) and found.prefix == os.path.realpath(sys.base_prefix)
     assert "no_such_package" not in found.packages
     assert all(os.path.exists(path) for path in found.packages.values())
-
-
-def test_a_package_is_found_whose_distribution_has_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As most wheels of today, it lacks a top_level.txt."""
-    for name, place, needs in (
-        ("odd-name", "odd_module.py", "Requires-Dist: odd-helper\n"),
-        ("odd-helper", "helper/__init__.py", ""),
-    ):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).touch()
-        facts = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
-        (facts / "RECORD").write_text(f"{place},,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert {"odd_module.py", "helper"} <= find_installation(("odd_module",)).packages.keys()
 
 
 def play(test: Callable[[LocalExecutor], Awaitable[None]], **options: int) -> None:

@@ -1,7 +1,5 @@
 """Requests and replies as SandboxFusion writes them, and everything that is none."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

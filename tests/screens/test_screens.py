@@ -25,7 +25,7 @@ from spear_agents.replay.runs import Run
 from spear_agents.replay.server import export_page
 from tests.agents.replay.chromium import PROGRAM, Chromium
 from tests.agents.replay.conftest import serve
-from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_cli import train, write_launch
 
 pytestmark = pytest.mark.nightly
 

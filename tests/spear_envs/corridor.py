@@ -1,7 +1,5 @@
 """A whole environment on one page: walk along a corridor to the door. Tests use it, and it shows how one is written."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 from typing import Any, ClassVar

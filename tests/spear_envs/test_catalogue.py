@@ -1,11 +1,7 @@
 """``spear envs``: it says of an environment what the environment itself says, and data is here when it opens."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +10,13 @@ import pytest
 
 from spear_envs import SpearError, cli
 from spear_envs.alfworld.official import OFFICIAL_COUNTS
-from spear_envs.catalogue import find_collections, list_envs, list_module_envs, list_unreadable
+from spear_envs.catalogue import find_collections, list_envs
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.registration import ENVIRONMENTS
 from spear_envs.data.cli import Collection
 from tests.spear_envs.alfworld.game_files import write_trial
 from tests.spear_envs.webshop.catalogs import make_entry, make_record
 
-ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = "tests.spear_envs.corridor"
 
 
@@ -91,20 +86,6 @@ def test_data_is_here_when_the_environment_opens_it(
     assert [one.name for one in find_collections(env_id) if one.here] == [name], "and nothing else is"
 
 
-def test_the_large_catalogue_is_built_before_it_is_here(data: Path) -> None:
-    def find() -> Collection:
-        return next(one for one in find_collections("spear/WebShop-v0") if one.name == "full")
-
-    assert find() == Collection("full", False, "spear data get webshop --size full")
-    (data / "webshop" / "full" / "raw").mkdir(parents=True)
-    for name in ("items_shuffle.json", "items_ins_v2.json"):
-        (data / "webshop" / "full" / "raw" / name).write_text("[]")
-    assert find() == Collection("full", False, "spear data build webshop --size full")
-    (data / "webshop" / "full" / "store").mkdir()
-    (data / "webshop" / "full" / "store" / "manifest.json").write_text("{}")
-    assert find().here
-
-
 def test_what_is_put_together_is_here_with_its_last_part(data: Path) -> None:
     def find() -> Collection:
         return next(one for one in find_collections("spear/CodeInterpreter-v0") if one.name == "dapo-aime")
@@ -115,10 +96,6 @@ def test_what_is_put_together_is_here_with_its_last_part(data: Path) -> None:
         (data / "code" / name).mkdir()
         (data / "code" / name / "rows.jsonl").write_text("")
     assert find().here and find().packages == (), "no table is among the files"
-
-
-def test_modules_that_are_missing_are_told() -> None:
-    assert list_unreadable(Collection("x", True, "", ("json", "no_such_package"))) == ["no_such_package"]
 
 
 def test_every_environment_is_described() -> None:
@@ -139,44 +116,6 @@ def test_extras_are_in_the_metadata() -> None:
     assert {listing.extra.requirement for listing in list_envs() if listing.extra} <= read_requirements().keys()
 
 
-def test_an_extra_that_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from spear_envs import catalogue
-
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(catalogue, "find_version", {"scipy": "1"}.get)
-    _, out, _ = run(capsys)
-    assert "webshop: the authors' tagger (not installed)" in out
-    _, out, _ = run(capsys, "--json")
-    (found,) = (one for one in json.loads(out)["environments"] if "WebShop" in one["id"])
-    assert found["extra"]["missing"] == ["spacy"]
-
-
-def test_ids_are_those_of_a_fresh_process(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "--json")
-    assert (code, err) == (0, "")
-    ids = [one["id"] for one in json.loads(out)["environments"]]
-    program = f"import gymnasium; print(*[gymnasium.make(id).spec.id for id in {ids!r}])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [entry.id for entry in ENVIRONMENTS]
-
-
-@pytest.mark.parametrize("columns", [80, 160])
-def test_the_table_fits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    write_aime(data)
-    code, out, err = run(capsys)
-    assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= columns
-    words = " ".join(out.split())
-    for entry in ENVIRONMENTS:
-        assert f"spear_envs:{entry.id}" in words
-    if columns > 80:
-        assert "code: aime-2024 here" in words and "alfworld: embedded tasks only" in words
-        assert all(entry.summary in words for entry in ENVIRONMENTS)
-
-
 def test_environments_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--module", CORRIDOR, "--json")
     found = json.loads(out)["environments"][len(ENVIRONMENTS) :]
@@ -186,36 +125,6 @@ def test_environments_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert corridor["splits"] == ["train", "valid", "test"]
     assert (corridor["extra"], corridor["dataset"], corridor["collections"]) == (None, None, [])
     assert isinstance(gym.make(corridor["id"]), gym.Env)
-
-
-@pytest.fixture
-def registered() -> Iterator[Callable[[str, str], None]]:
-    """Registers environments for the length of a test."""
-    ids: list[str] = []
-
-    def register(id: str, entry_point: str) -> None:
-        ids.append(id)
-        gym.register(id, entry_point=entry_point)
-
-    yield register
-    for id in ids:
-        gym.registry.pop(id, None)
-
-
-def test_environments_of_another_kind_are_left_out(registered: Callable[[str, str], None]) -> None:
-    registered("tests/Plain-v0", f"{__name__}:Plain")
-    assert list_module_envs(__name__) == []
-
-
-@pytest.mark.parametrize("entry_point", [f"{__name__}:NoSuchClass", f"{__name__}.no_such_module:X", f"{__name__}.x"])
-def test_an_entry_point_that_leads_nowhere(registered: Callable[[str, str], None], entry_point: str) -> None:
-    registered("tests/Gone-v0", entry_point)
-    with pytest.raises(SpearError, match=r"there is no environment 'tests/Gone-v0' \("):
-        list_module_envs(__name__)
-
-
-class Plain(gym.Env[Any, Any]):
-    """Not one of ours."""
 
 
 @pytest.mark.parametrize(
@@ -233,18 +142,3 @@ def test_bad_modules_are_one_clear_error(
 ) -> None:
     found, out, err = run(capsys, "--module", module)
     assert (found, out) == (code, "") and words in err and "Traceback" not in err
-
-
-def test_the_current_folder_goes_before_installed_packages(tmp_path: Path) -> None:
-    """An editable installation may have put it at the end of the path, where another package of the name wins."""
-    (tmp_path / "rich").mkdir()  # a name that is installed
-    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('the one of the current folder')\n")
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; sys.path.append(sys.argv.pop()); from spear_envs.cli import *; main()",
-    ]
-    done = subprocess.run(
-        [*command, "envs", "--module", "rich", str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert "the one of the current folder" in done.stderr

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import importlib
 import os
@@ -17,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from spear_envs import __version__, cli
+from spear_envs import cli
 from spear_envs.core.errors import SpearError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,17 +75,11 @@ def spawn(*args: str, **more: Any) -> subprocess.Popen[str]:
 
 @pytest.mark.usefixtures("commands")
 class TestGroup:
-    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run(capsys, "--version") == (0, f"spear {__version__}\n", "")
-
     def test_help_lists_commands_and_imports_none(self, capsys: pytest.CaptureFixture[str]) -> None:
         code, out, _ = run(capsys, "--help")
         assert code == 0
         assert "check  Test that an environment keeps the contract." in out
         assert "gone   From no_such_package.cli." in out
-
-    def test_a_command_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run(capsys, "act", "well") == (0, "did well\n", "")
 
     def test_unknown_command_suggests_the_nearest(self, capsys: pytest.CaptureFixture[str]) -> None:
         code, _, err = run(capsys, "chek")
@@ -101,19 +93,9 @@ class TestGroup:
         assert code == 1 and err.startswith("Error: No such file or directory: /no/such/folder/file. Check the path")
         assert err.count("\n") == 1
 
-    def test_interrupted(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, _, err = run(capsys, "act", "interrupt")
-        assert code == 130 and err.strip() == "Interrupted."
-
     def test_a_bug_keeps_its_traceback(self) -> None:
         with pytest.raises(RuntimeError, match="a bug"):
             cli.main(["act", "bug"])
-
-    def test_commands_that_cannot_be_loaded(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, _, err = run(capsys, "gone")
-        assert code == 1 and "'spear gone' is not in this installation" in err
-        code, _, err = run(capsys, "text")
-        assert code == 1 and "'spear text' is not a command" in err
 
     @pytest.mark.parametrize(
         ("module", "requirement"),

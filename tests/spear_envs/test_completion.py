@@ -1,7 +1,5 @@
 """Completion as a shell asks for it: click's protocol in a process of its own, and a bash at a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select
@@ -58,12 +56,6 @@ def test_the_protocol() -> None:
     assert ask("spear data g") == ["plain,get"] and ask("spear data get web") == ["plain,webshop"]
 
 
-def test_other_shells_hear_what_each_is() -> None:
-    assert ask("spear chec", shell="zsh") == ["plain", "check", "Test that an environment keeps the contract."]
-    found = ask("spear check spear/Sok", shell="zsh")
-    assert found == ["plain", "spear/Sokoban-v1", next(one.summary for one in ENVIRONMENTS if "Sokoban" in one.id)]
-
-
 @pytest.mark.parametrize("command", ["check", "serve", "eval", "collect", "play", "warmstart"])
 def test_every_command_that_takes_an_environment_offers_them(command: str) -> None:
     if command == "warmstart":
@@ -109,19 +101,6 @@ def test_what_is_offered_for_an_environment() -> None:
     assert complete("mine/") == []
 
 
-def test_an_environment_arrives_as_it_is_registered() -> None:
-    for given in ("spear/Sokoban-v1", "spear_envs:spear/Sokoban-v1"):
-        assert ENV.convert(given, None, None) == "spear/Sokoban-v1"
-    assert ENV.convert("mine:mine/X-v0", None, None) == "mine:mine/X-v0"
-
-
-def test_splits_are_those_of_the_environment() -> None:
-    assert ask_line("spear eval spear/ALFWorld-v0 --split ") == ["train", "valid_seen", "valid_unseen"]
-    assert ask_line("spear play spear_envs:spear/WebShop-v0 --split e") == ["eval"]
-    assert ask_line("spear play my_package:mine/X-v0 --split t") == ["train", "test"]
-    assert ask_line("spear collect --split ") == ["train", "valid", "test"]
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -135,16 +114,6 @@ def test_splits_are_those_of_the_environment() -> None:
 )
 def test_bash_is_given_the_part_that_it_replaces(line: str, offered: list[str]) -> None:
     assert ask_line(line) == offered
-
-
-def test_where_bash_does_not_cut_it_is_given_the_whole_word() -> None:
-    given = {"COMP_LINE": "spear eval spear/WebShop-v0 --split=te", "_SPEAR_COMPLETE": "bash_complete"}
-    assert run({**given, "COMP_WORDBREAKS": " \t\n"}) == ["plain,--split=test"]
-
-
-@pytest.mark.parametrize("line", ["spear no-such-command ", "spear check 'half a quo", "spear eval --tasks "])
-def test_a_line_that_makes_no_sense_is_met_in_silence(line: str) -> None:
-    ask_line(line)  # asserts that nothing is said
 
 
 def test_a_fault_while_completing_stays_out_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,37 +170,3 @@ def terminal(command_folder: Path) -> Iterator[Terminal]:
     opened = Terminal(command_folder)
     yield opened
     opened.close()
-
-
-@pytest.mark.skipif(BASH is None, reason="needs bash")
-def test_bash_knows_the_function(command_folder: Path) -> None:
-    script = "source <(_SPEAR_COMPLETE=bash_source spear); complete -p spear; declare -F _spear_completion"
-    done = subprocess.run(
-        [BASH or "", "--norc", "-c", script],
-        env={**os.environ, "PATH": f"{command_folder}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
-    assert done.stdout == "complete -o nosort -F _spear_completion spear\n_spear_completion\n"
-
-
-@pytest.mark.skipif(BASH is None, reason="needs bash")
-@pytest.mark.parametrize(
-    ("typed", "becomes"),
-    [
-        ("spear chec", "spear check "),
-        ("spear check spear/Sok", "spear check spear/Sokoban-v1 "),
-        ("spear check spear_envs:spear/Sok", "spear check spear_envs:spear/Sokoban-v1 "),
-        ("spear eval spear/WebShop-v0 --split=te", "spear eval spear/WebShop-v0 --split=test "),
-        ("true; spear check spear/Sok", "true; spear check spear/Sokoban-v1 "),
-    ],
-)
-def test_a_bash_completes_the_word(terminal: Terminal, typed: str, becomes: str) -> None:
-    terminal.type("\x15")
-    terminal.type(f"{typed}\t")
-    terminal.read_until(becomes)
-    # The line is what it looks like: bash itself says so, and nothing is run.
-    terminal.type("\x01echo '<\x05>'\n")
-    assert f"\n<{becomes}>" in terminal.read_until(f"<{becomes}>\r\n").replace("\r", "")

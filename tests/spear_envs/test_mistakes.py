@@ -1,10 +1,10 @@
-"""Mistakes in an environment of one's own: each is one line that says what to change."""
+"""Mistakes in an environment of ones own, what an import changes, and thoughts of reasoning models."""
 
-from __future__ import annotations
-
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from spear_envs.cli import main
 from spear_envs.core import SpearError
 from spear_envs.core.making import find_creator, make_env
+from spear_envs.core.registration import ENVIRONMENTS
 
 CORRIDOR = (Path(__file__).parent / "corridor.py").read_text()
 Write = Callable[[str, str, str], str]
@@ -84,12 +85,80 @@ def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.C
     assert "--module a_colon cannot be imported: SyntaxError: expected ':' (a_colon.py, line" in capsys.readouterr().err
 
 
-def test_one_cause_of_many_failures_is_told_once(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def run_python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_changes_no_global_state() -> None:
+    program = (
+        "import os, random, logging, warnings, numpy\n"
+        "def look(): return (dict(os.environ), random.getstate(), str(numpy.random.get_state()),"
+        " list(logging.root.handlers), list(warnings.filters))\n"
+        "import gymnasium; before = look(); import spear_envs; print(look() == before)"
+    )
+    assert run_python(program).strip() == "True"
+
+
+def test_the_prefix_registers_without_an_import() -> None:
+    program = (
+        "import gymnasium; env = gymnasium.make('spear_envs:spear/Sokoban-v1');"
+        "env.reset(seed=0); print(env.unwrapped.task.id.split('/')[0])"
+    )
+    assert run_python(program).strip() == "sokoban-v1"
+
+
+OPENED = "I look.\n</think>\n\n"
+BEFORE = "<think>\nFirst I look.\n</think>\n\n"
+
+
+def play(env_id: str, native: str, asked: str | None, **keywords: Any) -> tuple[str, dict[str, Any], Any]:
+    """Play the expert's first action after a native thought and the thought that the prompt asks for."""
+    env = make_env(env_id, keywords=keywords)
+    env.reset(seed=0)
+    action = env.expert_plan()[0]
+    written = env.parser.respond(action, "t") if asked else env.parser.respond(action).replace("<think></think>", "")
+    *_, info = env.step(native + written)
+    return action, info, env
+
+
+@pytest.mark.parametrize("env_id", [entry.id for entry in ENVIRONMENTS])
+@pytest.mark.parametrize(("native", "asked"), [(OPENED, None), (OPENED, "t"), (BEFORE, "t"), ("\n</think>\n\n", None)])
+def test_a_response_around_a_native_thought_is_well_formed(env_id: str, native: str, asked: str | None) -> None:
+    action, info, _ = play(env_id, native, asked)
+    assert (info["action"], info["format_ok"], info["native_thought"]) == (action, True, True)
+    assert info["reward_terms"]["format"] > 0
+
+
+@pytest.mark.parametrize("env_id", [entry.id for entry in ENVIRONMENTS])
+@pytest.mark.parametrize("response_format", ["tags", "plain"])
+def test_a_response_as_the_prompt_asks_has_none(env_id: str, response_format: str) -> None:
+    _, info, _ = play(env_id, "", "t", response_format=response_format)
+    assert info["format_ok"]
+    assert info["native_thought"] == (env_id == "spear/CodeInterpreter-v0" and response_format == "tags")
+
+
+@pytest.mark.parametrize("env_id", [entry.id for entry in ENVIRONMENTS])
+@pytest.mark.parametrize("native", [OPENED, BEFORE])
+def test_a_bare_action_may_follow_a_native_thought(env_id: str, native: str) -> None:
+    action, info, _ = play(env_id, native, None, response_format="plain")
+    assert (info["action"], info["format_ok"], info["native_thought"]) == (action, True, True)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "on_malformed", "played"),
+    [
+        ("spear/Sokoban-v1", "explain", "up"),
+        ("spear/Sokoban-v1", "peer", "down"),
+        ("spear/ALFWorld-v0", "explain", "up"),
+        ("spear/ALFWorld-v0", "peer", "down"),
+    ],
+)
+@pytest.mark.parametrize("behind", ["", "."])
+def test_an_action_rehearsed_in_a_native_thought_is_played_by_verl_agent_alone(
+    env_id: str, on_malformed: str, played: str, behind: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    write("a_result", "-> ActionResult:\n", "-> ActionResult:\n        return True, 0.0\n")
-    with pytest.raises(SystemExit):
-        main(["check", "a_result/Corridor-v0", "--module", "a_result", "--resets", "10"])
-    told = capsys.readouterr().out
-    assert told.count("returned a tuple") == 1 and told.count("as info") >= 3
+    env = make_env(env_id, keywords={"on_malformed": on_malformed})
+    env.reset(seed=0)
+    *_, info = env.step(f"Is <action>down</action> right?\n</think>\n\n<action>up</action>{behind}")
+    strict = behind and on_malformed == "explain" and "Sokoban" in env_id
+    assert info["action"] == ("" if strict else played)

@@ -1,7 +1,5 @@
 """A model folder that costs nothing: enough for everything that only looks whether there is one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hand-made episodes: their records and rows, for what comes after a rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

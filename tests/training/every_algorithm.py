@@ -4,8 +4,6 @@ Starting verl takes the better part of a minute and an algorithm is settings alo
 two steps: rollouts, workers, queue, buffers and metrics are those of any training.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An S3 server on this machine, over HTTP and with signatures, whose buckets are folders."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A network on this machine that stops to carry anything, as one that drops packets: no connection is ended."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

@@ -1,24 +1,34 @@
-"""Algorithms: each row of the paper's tables is a file, and what it changes is what the paper says it is."""
+"""Algorithms as files, dry runs of presets, reward functions of users, and the environments of a training."""
 
-from __future__ import annotations
-
+import asyncio
 import json
-from dataclasses import asdict, replace
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
+pytest.importorskip("omegaconf", reason="needs the extra 'train'")
 
+from omegaconf import DictConfig, OmegaConf
+
+from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import Aggregation, SpearSettings, VoidFilter
-from spear_training.catalogue import algorithms, presets
+from spear_envs.core.registration import register_env
+from spear_envs.core.tasks import ListTaskSet, Task
+from spear_training.algorithms import SpearSettings
 from spear_training.choices import ORDER, check_choice, find_files, list_algorithms
-from spear_training.cli import train
+from spear_training.custom_reward import CUSTOM, CustomReward, read_custom_reward, resolve_custom_reward
+from spear_training.environments import EnvironmentSettings, inspect_environment, make_environment
 from spear_training.launch import compose_config
+from spear_training.runs import choose_warm_start
 from spear_training.settings import RunSettings
+from spear_training.warmstart import WarmStartSettings
+from tests.spear_envs.corridor import CorridorEnv
+from tests.training.test_review import make_episode
 
 ADDITIONS = ("", "_sil", "_spear")
 NAMES = [f"{base}{addition}" for base in ORDER for addition in ADDITIONS]
@@ -65,49 +75,6 @@ def test_additions_change_nothing_else(settings: dict[str, SpearSettings], base:
     assert replace(imitating, sil=plain.sil) == plain and replace(whole, reward=plain.reward) == imitating
 
 
-def test_plain_baselines_have_none_of_the_tricks(settings: dict[str, SpearSettings]) -> None:
-    estimators = {
-        "grpo": ("grpo", True),
-        "rloo": ("rloo", False),
-        "ppo": ("gae", False),
-        "gigpo": ("gigpo", True),
-        "gigpo_nostd": ("gigpo", False),
-    }
-    for name, (estimator, normalized) in estimators.items():
-        one = settings[name]
-        assert (one.advantage.estimator, one.advantage.normalize_std) == (estimator, normalized)
-        assert (one.clip.low, one.clip.high) == (0.2, 0.2)
-        assert one.loss.aggregation is Aggregation.TOKEN_MEAN
-        assert (one.filter.groups, one.filter.void) == (1.0, VoidFilter.OFF)
-        assert not (one.filter.overlong or one.filter.repetition or one.cov.on_policy)
-        assert replace(one, advantage=settings["grpo"].advantage) == settings["grpo"]
-
-
-def test_drbot_has_all_of_them(settings: dict[str, SpearSettings]) -> None:
-    one = settings["drbot"]
-    assert (one.kl.coefficient, one.clip.high, one.clip.dual) == (0.0, 0.28, 10.0)
-    assert not one.advantage.normalize_std and one.loss.aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
-    assert (one.filter.groups, one.filter.void) == (0.75, VoidFilter.TRAJECTORY)
-    assert one.filter.overlong and one.filter.repetition
-    other = settings["drbot_gigpo"]
-    assert other.advantage.estimator == "gigpo" and not other.advantage.normalize_std
-    assert replace(other, advantage=one.advantage) == one
-
-
-def test_ppo_alone_has_a_critic_which_is_the_actors_network(configs: dict[str, Any]) -> None:
-    for name, config in configs.items():
-        assert config.critic.enable == name.startswith("ppo")
-        assert not config.actor_rollout_ref.actor.use_kl_loss
-    config = compose("ppo_spear", "actor_rollout_ref.model.path=/some/model", "trainer.max_actor_ckpt_to_keep=7")
-    assert config.critic.model.path == "/some/model" and config.critic.optim.lr == 1e-5
-    assert config.critic.strategy == config.actor_rollout_ref.actor.strategy
-    assert config.trainer.max_critic_ckpt_to_keep == 7
-
-
-def test_a_kl_term_brings_the_reference_policy() -> None:
-    assert compose("grpo", "spear.kl.coefficient=0.01").actor_rollout_ref.actor.use_kl_loss
-
-
 def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
     switches = {
         "kl": {"coefficient": 0.01},
@@ -125,26 +92,11 @@ def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
     assert found == {node: {**values, **switches.get(node, {})} for node, values in plain.items()}
 
 
-def test_a_user_has_the_last_word() -> None:
-    assert RunSettings.from_config(compose("grpo", "spear.clip.high=0.3")).algorithm.clip.high == 0.3
-
-
 @pytest.mark.parametrize(("name", "near"), [("gigpo-spear", "gigpo_spear"), ("grppo", "grpo")])
 def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(SpearError, match=f"did you mean {near}"):
         check_choice("algorithm", name)
     check_choice("algorithm", near)
-
-
-def test_the_command_lists_them_all() -> None:
-    result = CliRunner().invoke(algorithms, [], env={"COLUMNS": "160"})
-    assert result.exit_code == 0
-    assert all(f"\n{name} " in result.output for name in NAMES)
-
-
-def test_the_command_gives_them_as_json() -> None:
-    result = CliRunner().invoke(algorithms, ["--json"])
-    assert json.loads(result.output) == {"algorithms": [asdict(algorithm) for algorithm in list_algorithms()]}
 
 
 # ---- a user's own ----------------------------------------------------------------------------------------------------
@@ -185,18 +137,6 @@ def test_a_file_of_ones_own_is_an_algorithm(own: Path, monkeypatch: pytest.Monke
     assert compose_config(given, Path("x"), check=False) == config
 
 
-def test_commands_list_what_is_ones_own(own: Path) -> None:
-    listed = CliRunner().invoke(algorithms, ["--config-dir", str(own)], env={"COLUMNS": "160"}).output
-    assert "mine " in listed and "GRPO with a wide clip" in listed
-    by_variable = CliRunner().invoke(algorithms, ["--json"], env={"SPEAR_CONFIG_DIR": str(own)}).output
-    assert json.loads(by_variable)["algorithms"][-1]["title"] == "Mine"
-    found = json.loads(CliRunner().invoke(presets, ["--json", "--config-dir", str(own)]).output)["presets"]
-    (mine,) = (preset for preset in found if preset["name"] == "small_sokoban")
-    assert (mine["model"], mine["environment"], mine["of_paper"]) == ("small", "sokoban", False)
-    whole = CliRunner().invoke(train, ["algorithm=mine", "--config-dir", str(own), "--print-config"]).output
-    assert "high: 0.5" in whole
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -214,12 +154,198 @@ def test_a_file_that_cannot_be_is_told_in_one_line(own: Path, text: str, expecte
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_names_are_not_taken_twice_and_a_missing_folder_is_told(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpearError, match="did you mean mine"):
-        check_choice("algorithm", "mne", own)
-    (own / "algorithm" / "grpo.yaml").write_text(MINE)
-    with pytest.raises(SpearError, match=r"grpo\.yaml has the name of an existing choice"):
-        list_algorithms(own)
-    monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own / "none"))
-    with pytest.raises(SpearError, match=r"folder of configurations .*none .*does not exist"):
-        list_algorithms()
+def compose_dry_run(*overrides: str) -> Any:
+    return compose_config(overrides, Path("runs/x"), check=False)
+
+
+def test_the_policy_of_a_dry_run_is_made_for_its_environment() -> None:
+    config = compose_dry_run("preset=math_qwen3_32b_16k", "model=tiny", "spear.warm_start.episodes=9")
+    settings = choose_warm_start(RunSettings.from_config(config))
+    assert isinstance(settings, WarmStartSettings)
+    assert settings.env_id == "spear/CodeInterpreter-v0" and settings.env_kwargs == dict(config.spear.env.kwargs)
+    assert (settings.layout, settings.template) == (Layout.CONVERSATION, "compact")
+    assert (settings.episodes, settings.panel_tasks) == (9, 0)
+    assert settings.learning_rate == 2e-3, "the rest is the environment's recipe"
+
+
+def test_pictures_have_a_policy_that_sees_them() -> None:
+    from spear_training.warmstart.vision import TinyVisionSettings
+
+    config = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl"), Path("runs/x"))
+    assert config.actor_rollout_ref.model.path == str(Path("runs/x/policy").resolve())
+    settings = choose_warm_start(RunSettings.from_config(config))
+    assert isinstance(settings, TinyVisionSettings)
+    assert settings.env_kwargs["modality"] == "image" and (settings.template, settings.steps) == ("default", 70)
+
+
+TASKS = ListTaskSet(
+    [
+        Task("t/train/0", "train", "easy", "add", {"answer": "42"}),
+        Task("t/train/1", "train", "easy", "ask", {"golden_answers": ["a", "b"]}),
+        Task("t/train/2", "train", "easy", "walk", {"board": 1}),
+    ],
+)
+
+
+def configure(path: Any = None, **node: Any) -> DictConfig:
+    return OmegaConf.create({"reward": {"custom_reward_function": {"path": path and str(path), **node}}})
+
+
+def load(tmp_path: Path, text: str, **node: Any) -> CustomReward:
+    path = tmp_path / "reward.py"
+    path.write_text(text)
+    reward = read_custom_reward(configure(path, **node))
+    assert reward is not None
+    return reward
+
+
+def play(number: int) -> Trajectory:
+    episode = replace(make_episode(number), task_id=f"t/train/{number}", reward_terms={"outcome": -1.0})
+    return replace(episode, turns=(*episode.turns, replace(episode.turns[0], response="stop")))
+
+
+def score(reward: CustomReward, *episodes: Trajectory) -> list[Trajectory]:
+    return asyncio.run(reward.score_all(episodes, TASKS, "train"))
+
+
+SEEN = """
+seen = []
+{0}def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    seen.append((data_source, solution_str, ground_truth, extra_info, kwargs))
+    return {1}
+"""
+
+
+@pytest.mark.parametrize("kind", ["", "async "])
+@pytest.mark.parametrize("answer", ["0.5", "{'score': 0.5, 'acc': 1}", "__import__('numpy').float32(0.5)"])
+def test_the_function_is_called_as_verl_calls_it(tmp_path: Path, kind: str, answer: str) -> None:
+    reward = load(tmp_path, SEEN.format(kind, answer), reward_kwargs={"bonus": 2})
+    scored = score(reward, play(0), play(1), play(2))
+    assert [episode.reward_terms for episode in scored] == [{"outcome": -1.0, CUSTOM: 0.5}] * 3
+    assert scored[0] == replace(play(0), reward_terms=scored[0].reward_terms), "nothing else of an episode changes"
+    calls = sorted(reward.function.__globals__["seen"], key=lambda call: call[3]["task_id"])
+    assert [call[2] for call in calls] == ["42", ["a", "b"], None]
+    source, solution, _, extra, keywords = calls[0]
+    assert (source, solution, keywords) == ("env", "go\nstop", {"bonus": 2})
+    assert extra == {
+        "task_id": "t/train/0",
+        "split": "train",
+        "reward_terms": {"outcome": -1.0},
+        "won": True,
+        "num_turns": 2,
+        "turns": [{"observation": "_P_", "response": word, "action": "go"} for word in ("go", "stop")],
+    }
+
+
+def test_an_episode_that_a_fault_cut_short_is_not_scored(tmp_path: Path) -> None:
+    broken = replace(play(0), fault="backend", stop=StopReason.FAULT)
+    assert score(load(tmp_path, SEEN.format("", "1")), broken, play(1))[0] is broken
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def helper(t):\n    return int(t)\ndef compute_score(solution_str, **_): return helper(solution_str)",
+            "reward.py, line 2, in helper: ValueError: invalid literal for int() with base 10: 'go\\nstop' (task t/tr",
+        ),
+        ("def compute_score(text):\n    return 1", "reward.py, compute_score: TypeError: compute_score() got an unexp"),
+        ("async def compute_score(**_):\n\n    raise KeyError('a\\nb')", "reward.py, line 3, in compute_score: KeyErr"),
+        ("def compute_score(**_):\n    return next(iter([]))", "line 2, in compute_score: RuntimeError: Stop"),
+        ("def compute_score(**_): return None", "compute_score returned None for task t/train/0, which is neither"),
+        ("def compute_score(**_): return {'acc': 1}", "nor a dict with one under 'score'"),
+        ("def compute_score(**_): return float('nan')", "returned nan for task t/train/0"),
+    ],
+)
+def test_an_error_of_the_function_names_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        score(load(tmp_path, text), play(0))
+    assert message in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "message"),
+    [
+        ("x = 1\n1 / 0", {}, "reward.py, line 2 cannot be loaded: ZeroDivisionError: division by zero"),
+        ("def compute_score(:", {}, "reward.py cannot be loaded: SyntaxError: invalid syntax (reward.py, line 1)"),
+        ("x = 1", {}, "reward.py has no function 'compute_score': see reward.custom_reward_function.name"),
+        ("x = 1", {"name": "x"}, "has no function 'x'"),
+        ("x = 1", {"nam": "x"}, "unknown key reward.custom_reward_function.nam; known are path, name, reward_kwargs"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_before_anything_starts(
+    tmp_path: Path, text: str, node: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(text)
+    with pytest.raises(SpearError) as caught:
+        resolve_custom_reward(configure(path, **node))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_composed_training_knows_the_function(tmp_path: Path, model_folder: Path) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    from spear_training.launch import compose_config
+
+    path = tmp_path / "reward.py"
+    path.write_text("def mine(bonus, **_): return bonus")
+    overrides = (
+        "preset=demo",
+        f"actor_rollout_ref.model.path={model_folder}",
+        f"custom_reward_function.path={path}",
+        "custom_reward_function.name=mine",
+        "+custom_reward_function.reward_kwargs.bonus=3",
+    )
+    reward = read_custom_reward(compose_config(overrides, tmp_path / "run"))
+    assert reward is not None and (reward.name, reward.kwargs) == ("mine", {"bonus": 3})
+    with pytest.raises(SpearError, match="is not a file"):
+        compose_config((*overrides[:2], "reward.custom_reward_function.path=missing.py"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        ({"templat": "x"}, "spear.env.templat is not a setting; did you mean spear.env.template?"),
+        ({"qqq": 1}, "spear.env.qqq is not a setting; there are id, kwargs"),
+        ({1: 1}, "spear.env.1 is not a setting"),
+        ({"layout": "flat"}, "spear.env.layout: input should be 'per_turn' or 'conversation' (it is 'flat')"),
+        ({"layout": None}, "spear.env.layout: "),
+        ({"layout": ["per_turn"]}, "it is ['per_turn']"),
+    ],
+)
+def test_a_wrong_key_or_layout_is_told(mapping: dict[Any, Any], expected: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        EnvironmentSettings.from_mapping(mapping)
+    assert expected in str(caught.value)
+
+
+def test_an_environment_of_a_split_is_made_without_the_checker() -> None:
+    settings = EnvironmentSettings("spear/Sokoban-v1", kwargs={"modality": "text"})
+    env = make_environment(settings, split="valid")
+    core: Any = env.unwrapped
+    assert core.tasks.split == "valid"
+    assert "PassiveEnvChecker" not in str(env)
+    _, info = env.reset(options={"task": core.tasks[0].id})
+    assert info["task_id"] == core.tasks[0].id
+    env.close()
+
+
+def test_an_environment_whose_states_cannot_be_kept_says_why() -> None:
+    corridor = EnvironmentSettings("tests.spear_envs.corridor:tests/Corridor-v0", template="compact")
+    assert inspect_environment(corridor, branches=True).obstacle is None
+    for name, expected in (("Far", "requests to other processes"), ("Odd", "holds numpy.*snapshot keeps plain values")):
+        obstacle = inspect_environment(replace(corridor, id=f"{__name__}:tests/{name}-v0"), branches=True).obstacle
+        assert obstacle is not None and re.search(expected, obstacle) and not obstacle.endswith(".")
+
+
+class Far(CorridorEnv):
+    restores = False
+
+
+class Odd(CorridorEnv):
+    def _world(self) -> Any:
+        return np.asarray(super()._world())
+
+
+for made in (Far, Odd):
+    register_env(f"tests/{made.__name__}-v0", f"{__name__}:{made.__name__}")

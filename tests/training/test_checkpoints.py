@@ -1,14 +1,16 @@
-from __future__ import annotations
+"""Checkpoints on disk, and ``spear prove-gpu`` at small sizes."""
 
 import json
 import os
 import pickle
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
@@ -26,12 +28,14 @@ from spear_training.checkpoints import (
     check_origin,
     describe_code,
     finish_checkpoint,
-    is_finished,
     keep_best,
     read_best,
     read_state,
     write_state,
 )
+from spear_training.launch import compose_config
+from spear_training.proving import REPORT, Prover, prove_gpu
+from spear_training.verl_plugin import proofs
 from tests.training.trainings import save_small_checkpoint
 
 
@@ -57,12 +61,6 @@ def test_nested_state_comes_back_with_its_tensors_and_arrays(tmp_path: Path) -> 
     assert found["numbers"] == state["numbers"]
     assert torch.equal(found["deep"]["tensor"], torch.arange(3)) and isinstance(found["deep"]["array"], np.ndarray)
     assert found["deep"]["empty"].numel() == 0 and torch.equal(found["rows"][0]["tensor"], torch.ones(2, 2))
-
-
-def test_a_whole_checkpoint_passes(tmp_path: Path) -> None:
-    folder = save_small_checkpoint(tmp_path, 3)
-    assert is_finished(folder)
-    check_files(folder)
 
 
 @pytest.mark.parametrize("name", ["actor/model.pt", "data.pt", STATE, TENSORS, MANIFEST])
@@ -124,14 +122,6 @@ def test_another_configuration_is_told_with_the_override(tmp_path: Path) -> None
     check_origin(folder, {"a.b": 2, "c": 0}, Resume.CHANGED, changeable=["free"])
 
 
-def test_other_code_is_told_with_the_override(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints" / "global_step_3"
-    write_state(folder, {"format": FORMAT, "config": {}, "code": {"version": "0.0.1", "source": "abc"}})
-    with pytest.raises(SpearError, match=r"version 0\.0\.1, sources abc.*spear\.resume=changed"):
-        check_origin(folder, {}, Resume.EXACT, changeable=[])
-    check_origin(folder, {}, Resume.CHANGED, changeable=[])
-
-
 def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     assert read_best(checkpoints) is None
@@ -144,8 +134,64 @@ def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None
     assert keep_best(save_small_checkpoint(tmp_path, 5), "score", 0.1), "by another metric"
 
 
-def test_a_manifest_lists_all_files(tmp_path: Path) -> None:
-    folder = save_small_checkpoint(tmp_path, 3)
-    listed = json.loads((folder / MANIFEST).read_text())["files"]
-    assert set(listed) == {"actor/model.pt", "data.pt", STATE, TENSORS}
-    assert all(entry["bytes"] > 0 and len(entry["sha256"]) == 64 for entry in listed.values())
+KIT = Path(__file__).parents[2] / "scripts" / "gpu_kit.sh"
+
+
+def read(out: Path) -> dict[str, Any]:
+    report = json.loads((out / REPORT).read_text())
+    return {step["name"]: step for step in report["steps"]} | {"packages": report["packages"]}
+
+
+@pytest.mark.parametrize("name", list(proofs.PROOFS))
+def test_a_device_gives_what_the_cpu_gives(name: str) -> None:
+    figures = proofs.PROOFS[name]("cpu", "small")
+    assert figures and all(value is False or value >= 0 for value in figures.values())
+
+
+def test_a_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = proofs.run_packed
+    monkeypatch.setattr(proofs, "run_packed", lambda network, rows, kind: whole(network, rows, kind).roll(1, 0))
+    with pytest.raises(SystemExit, match="spear_packed differs from rows alone by"):
+        proofs.compare_attention("cpu", "small")
+
+
+def test_a_step_that_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("no memory")
+
+    steps = {"a": fail, "b": lambda: {"x": 1.5}}
+    monkeypatch.setattr(Prover, "list_steps", lambda self: steps)
+    result = CliRunner().invoke(prove_gpu, ["--device", "cpu", "--out", str(tmp_path)])
+    assert result.exit_code == 1 and "no memory" in result.output and "x 1.5" in result.output
+    report = read(tmp_path)
+    assert report["a"]["verdict"] == "failed" and report["b"]["verdict"] == "ok" and "torch" in report["packages"]
+
+
+def test_a_machine_without_a_gpu_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SpearError, match="torch sees no GPU"):
+        CliRunner().invoke(prove_gpu, ["--out", str(tmp_path)], catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SpearError, match="no step 'x': choose attention, log-probs"):
+        CliRunner().invoke(prove_gpu, ["--only", "x"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("engine", ["spear_hf", "vllm"])
+def test_the_training_on_a_gpu_can_be_composed(engine: str, tmp_path: Path, model_folder: Path) -> None:
+    overrides = Prover(tmp_path, "cuda").list_command(engine, tmp_path / "run")[3:-2]
+    overrides = [word for word in overrides if not word.startswith("actor_rollout_ref.model.path=")]
+    config = compose_config((*overrides, f"actor_rollout_ref.model.path={model_folder}"), tmp_path / "run")
+    assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == engine
+    assert config.actor_rollout_ref.rollout.dtype == "bfloat16" and not config.spear.deterministic
+
+
+@pytest.mark.nightly
+def test_a_training_is_killed_and_resumed(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--out", str(tmp_path), "--only", "policy", "--only", "training"]
+    result = CliRunner().invoke(prove_gpu, arguments)
+    assert result.exit_code == 0, result.output
+    assert read(tmp_path)["training"]["figures"]["rollout_log_probs_diff_max"] < 1e-4
+
+
+def test_the_kit_is_a_script_that_runs() -> None:
+    assert os.stat(KIT).st_mode & stat.S_IXUSR

@@ -1,22 +1,29 @@
-from __future__ import annotations
+"""``spear train`` and its neighbours: mistakes, exports, completion, and earlier folders."""
 
-import subprocess
-import sys
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
+pytest.importorskip("omegaconf", reason="needs the extra 'train'")
 
+import torch
 import yaml
-from rich.console import Console
+from safetensors.torch import save_file
 
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from spear_training import runs
-from tests.agents.test_metrics import train, write_launch
+from spear_training.checkpoints import finish_checkpoint, keep_best
+from spear_training.computing import load_earlier
+from spear_training.runs import read_progress
+from spear_training.store import export_policy
+from tests.agents.test_cli import train, write_launch
+from tests.spear_envs.test_completion import ask_line
 from tests.training.trainings import save_small_checkpoint
 
 MODEL = "actor_rollout_ref.model.path"
@@ -31,23 +38,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 # ---- spear train -----------------------------------------------------------------------------------------------------
-def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "train", f"{MODEL}=x")
-    assert code == 2 and err.strip().endswith("Error: name a run folder: --out runs/NAME")
-
-
-def test_help_names_the_configurations(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "train", "--help")
-    assert code == 0 and "KEY=VALUE" in out and "demo" in out
-
-
-def test_the_choices_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "train", "--list")
-    assert code == 0
-    for name in ("webshop_qwen2.5_1.5b", "drbot_gigpo_spear", "tiny", "4x8gpu", "official/NAME"):
-        assert name in out
-    described = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
-    assert all(len(line) == 2 for line in described), "each file begins with a sentence about it"
 
 
 @pytest.mark.parametrize(
@@ -81,12 +71,6 @@ def test_a_mistake_is_one_line_and_exit_code_1(
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
-def test_a_taken_place_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    code, _, err = call(capsys, "train", "preset=demo", "--out", str(tmp_path / "file"), f"{MODEL}={model_folder}")
-    assert code == 1 and "cannot be written" in err and err.count("\n") == 1
-
-
 @pytest.mark.parametrize("choices", [(), ("preset=demo",), ("preset=math_qwen3_32b_16k", "cluster=4x8gpu")])
 def test_the_configuration_can_be_printed_without_a_model(
     capsys: pytest.CaptureFixture[str], choices: tuple[str, ...]
@@ -96,16 +80,6 @@ def test_the_configuration_can_be_printed_without_a_model(
     config = yaml.safe_load(out)
     assert config["spear"]["seed"] == 7
     assert {"spear", "actor_rollout_ref", "trainer", "data"} <= set(config)
-
-
-def test_the_console_script_says_the_same(tmp_path: Path) -> None:
-    arguments = ["-m", "spear_training", "--out", str(tmp_path / "run"), "spear.sil.gama=1"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.splitlines()[-1].endswith("did you mean spear.sil.gamma?")
-    assert "Traceback" not in done.stderr
 
 
 # ---- what the command does around the training -----------------------------------------------------------------------
@@ -204,19 +178,80 @@ def test_a_failure_of_the_training_reaches_the_user(tmp_path: Path, model_folder
 
 
 # ---- spear demo ------------------------------------------------------------------------------------------------------
-def test_the_demo_takes_its_steps_from_the_environment_too(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SPEAR_DEMO_STEPS", raising=False)
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr("spear_training.demo.run_demo", lambda out, **options: calls.append({"out": out, **options}))
-    call(capsys, "demo", "--out", str(tmp_path), "--seed", "3")
-    monkeypatch.setenv("SPEAR_DEMO_STEPS", "5")
-    call(capsys, "demo", "--out", str(tmp_path))
-    assert [(made["steps"], made["seed"]) for made in calls] == [(60, 3), (5, 0)]
-    assert {made["out"] for made in calls} == {tmp_path}
 
 
-def test_a_demo_of_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "demo", "--steps", "0")
-    assert code == 2 and "--steps" in err
+def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:
+    """A checkpoint whose policy is whole, as on a CPU."""
+    folder = save_small_checkpoint(run, step)
+    whole = folder / "actor" / "huggingface"
+    whole.mkdir()
+    save_file({"a": torch.full((2, 3), value), "b": torch.ones(4)}, whole / "model.safetensors")
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "dtype": "bfloat16"}))
+    finish_checkpoint(folder)
+    return folder
+
+
+def test_the_latest_the_best_or_a_given_step_is_exported(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in (1, 2, 3):
+        keep_best(save_policy(run, step), "success/all", {1: 0.2, 2: 0.9, 3: 0.5}[step])
+    for number, (options, step) in enumerate((({}, 3), ({"best": True}, 2), ({"step": 1}, 1))):
+        made = export_policy(run, tmp_path / f"out{number}", **options)
+        assert (made.step, made.parameters, made.dtypes) == (step, 10, ("F32",))
+        assert {path.name for path in made.folder.iterdir()} == {"model.safetensors", "config.json"}
+        assert json.loads((made.folder / "config.json").read_text()) == {"model_type": "qwen3", "dtype": "float32"}
+
+
+def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    with pytest.raises(SpearError, match="a complete checkpoint yet"):
+        export_policy(run, out)
+    with pytest.raises(SpearError, match="does not contain a best checkpoint"):
+        export_policy(run, out, best=True)
+    folder = save_policy(run, 2)
+    with pytest.raises(SpearError, match="of step 7, only of 2"):
+        export_policy(run, out, step=7)
+    with pytest.raises(SpearError, match="exists: choose another"):
+        export_policy(run, run)
+    (folder / "actor" / "huggingface" / "config.json").unlink()
+    with pytest.raises(SpearError, match="is missing"):
+        export_policy(run, out)
+    finish_checkpoint(folder)
+    with pytest.raises(SpearError, match=r"lacks weights in safetensors or config\.json"):
+        export_policy(run, out)
+    (folder / "actor" / "huggingface" / "model.safetensors").write_bytes(b"torn")
+    (folder / "actor" / "huggingface" / "config.json").write_text("{}")
+    finish_checkpoint(folder)
+    with pytest.raises(SpearError, match="cannot be read"):
+        export_policy(run, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_is_ones_own_is_completed(tmp_path: Path) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "zeal.yaml").write_text("# @package _global_\n# Zeal: mine.\nspear: {}\n")
+    assert ask_line(f"spear train --config-dir {tmp_path} algorithm=ze") == ["zeal"]
+
+
+@pytest.mark.parametrize("text", ["", "null", "a: 1", "actor: {}"])
+def test_a_folder_of_another_kind_of_run_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("actor: {tokens: 5}")
+    assert load_earlier(path, "actor.tokens").actor.tokens == 5
+    path.write_text(text)
+    with pytest.raises(SpearError, match=r"lacks actor\.tokens, so .* not of this kind of run: name another"):
+        load_earlier(path, "actor.tokens")
+
+
+@pytest.mark.parametrize("content", [b"[", b"\xff\xfe", b"a: b: c", b"[1]"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(SpearError, match=r"config\.yaml (cannot be read|is not) .*: name another folder") as found:
+        load_earlier(tmp_path / "config.yaml", "actor")
+    assert "\n" not in str(found.value)
+
+
+def test_the_progress_is_that_of_the_last_step() -> None:
+    assert read_progress([{"step": 0}]) is None
+    steps = [{"step": n, "training/global_step": n, "success/all": n / 10, "perf/step_seconds": n} for n in (1, 2)]
+    assert read_progress([{"val/success/all": 0.5}, *steps]) == (2, "success 20% · valid 50% · 2.0 s/step")

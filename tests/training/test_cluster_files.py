@@ -1,10 +1,7 @@
 """The files for clusters: Slurm's is run with real nodes of Ray on this machine, KubeRay's is read."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +13,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 SLURM, KUBERAY = ROOT / "scripts/cluster/slurm.sh", ROOT / "scripts/cluster/kuberay.yaml"
-SCRIPTS = [SLURM, ROOT / "scripts/gpu_kit.sh"]
 
 FAKES = {
     "scontrol": "printf 'first\\nsecond\\n'\n",
@@ -29,16 +25,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_can_be_run(script: Path) -> None:
-    assert os.access(script, os.X_OK)
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", str(script)], check=True)
-    told = subprocess.run(["bash", str(script)], capture_output=True, text=True)
-    assert told.returncode and "name the " in told.stderr
 
 
 def test_the_job_of_kuberay_is_four_machines_of_the_cluster_it_names() -> None:

@@ -1,7 +1,5 @@
 """The demo with scripted players for policies and a function for the training: its stages, and what comes out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -12,16 +10,14 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 
-from omegaconf import OmegaConf
 from PIL import Image
 from rich.console import Console
 
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
 from spear_training import demo
-from spear_training.environments import EnvironmentSettings
 from spear_training.launch import compose_config
-from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_cli import train, write_launch
 from tests.training.conftest import TINY_CONFIG
 
 TASKS = 10
@@ -120,14 +116,3 @@ def test_a_second_call_repeats_nothing_and_a_longer_training_is_evaluated(tmp_pa
 
     with pytest.raises(SpearError, match="more than 4 steps"):
         play(out, steps=4)
-
-
-def test_the_settings_of_an_evaluation_are_those_of_the_training(tmp_path: Path) -> None:
-    config = compose_config(("preset=demo",), tmp_path, check=False)
-    settings = demo._settings(tmp_path, 1.0)
-    env = config.spear.env
-    assert (settings.env_id, settings.env_kwargs) == (env.id, env.kwargs)
-    assert (settings.template, settings.history, settings.layout.value) == (env.template, env.history, env.layout)
-    splits = EnvironmentSettings.from_mapping(OmegaConf.to_container(env))
-    assert (splits.train_split, splits.valid_split, settings.split) == ("train", "valid", "test")
-    assert demo.TEMPERATURES[0] == 1.0 == config.actor_rollout_ref.rollout.val_kwargs.temperature

@@ -4,8 +4,6 @@ One run goes through; another is interrupted, loses a worker, is killed, and mus
 verl takes the better part of a minute, so that all tests share these two.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """A training of two steps whose passages come from a file of indexes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

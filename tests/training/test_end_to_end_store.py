@@ -1,7 +1,5 @@
 """A real training whose disk is lost goes on from an S3 server exactly as from its own folder, then on more ranks."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Three starts of vLLM, half a minute each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

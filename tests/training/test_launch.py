@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import io
 import json
 import os
 import shutil
@@ -11,12 +8,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-import gymnasium as gym
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import MANIFEST, repair_tracker
 from spear_training.inputs import TASKS_FILE, describe_inputs
 from spear_training.launch import (
@@ -27,7 +21,6 @@ from spear_training.launch import (
     compose_training,
     prepare_run,
 )
-from spear_training.settings import RunSettings
 from spear_training.supervise import LOCK_FILE, lock_run
 from tests.training.trainings import save_small_checkpoint
 
@@ -83,72 +76,6 @@ def test_missing_data_is_told_before_the_hub_is_asked(tmp_path: Path, monkeypatc
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], model_folder: Path, name: str) -> None:
-    config = composed[name]
-    assert config.actor_rollout_ref.model.path == str(model_folder)
-    assert Path(config.trainer.default_local_dir) == Path("runs/x").resolve() / "checkpoints"
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-    assert plain["data"]["spear_env"] == plain["spear"]["env"]
-    assert plain["data"]["train_files"] == "train" and plain["data"]["val_files"] == ON_TEXTS.get(name, "valid")
-    assert plain["trainer"]["v1"]["trainer_mode"] == "spear"
-
-
-def test_every_setting_of_spear_is_in_the_configuration_with_its_default(composed: dict[str, Any]) -> None:
-    assert RunSettings.from_config(composed["none"]).algorithm == SpearSettings()
-    assert RunSettings.from_config(composed["demo"]).algorithm.replay.capacity == 1024
-
-
-def test_the_cpu_configuration_needs_no_gpu(composed: dict[str, Any]) -> None:
-    config = composed["none"]
-    assert config.trainer.device == "cpu" and config.actor_rollout_ref.rollout.name == "spear_hf"
-    assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node == 1, "logical ones"
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_verls_own_check_accepts_each_configuration(composed: dict[str, Any], name: str) -> None:
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    config = composed[name].copy()
-    OmegaConf.set_struct(config, True)
-    assert not need_critic(config) and not need_reference_policy(config)
-    validate_config(config, use_reference_policy=False, use_critic=False)
-
-
-def test_overrides_reach_every_corner(model_folder: Path) -> None:
-    config = compose_config(
-        (
-            f"{MODEL}={model_folder}",
-            "spear.sil.warmup_steps=3",
-            "spear.filter.void=off",
-            "trainer.logger=[console]",
-            "trainer.n_gpus_per_node=2",
-            "spear.env.kwargs.modality=text",
-            "+actor_rollout_ref.model.override_config.attention_dropout=0.0",
-        ),
-        Path("runs/x"),
-    )
-    settings = RunSettings.from_config(config).algorithm
-    assert settings.sil.warmup_steps == 3 and settings.filter.void.value == "off"
-    assert config.trainer.logger == ["console"]
-    assert config.ray_kwargs.ray_init.num_gpus == 2, "interpolations follow"
-    assert config.data.spear_env.kwargs == {"modality": "text"}
-
-
-def test_keywords_of_an_environment_need_no_plus() -> None:
-    whole = compose_config(("spear.env.kwargs={modality: text, max_turns: 7}",), Path("x"), check=False)
-    assert whole.spear.env.kwargs == {"modality": "text", "max_turns": 7}
-
-
-def test_the_home_folder_may_be_abbreviated(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "model").mkdir()
-    shutil.copy(model_folder / "config.json", tmp_path / "model")
-    config = compose_config((f"{MODEL}=~/model", TEXT), Path("x"))
-    assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
 
 
 # ---- errors of overrides ---------------------------------------------------------------------------------------------
@@ -179,26 +106,7 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
     assert expected in fail(override)
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ("cluster=cpuu", "there is no cluster 'cpuu'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm"),
-        ("cluster=tpu-pod", "there is no cluster 'tpu-pod'; choose 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm"),
-        ("preset=alfworld_qwen2.5_72b", "did you mean alfworld_qwen2.5_7b? There are alfworld, alfworld_qwen2.5_1.5b,"),
-        ("preset=official/demo", "there is no preset 'official/demo'; did you mean demo?"),
-        ("model=", "there is no model ''; choose qwen2.5_1.5b"),
-        ("algorithm=drbot_sper", "there is no algorithm 'drbot_sper'; did you mean drbot_spear?"),
-    ],
-)
-def test_an_unknown_choice_is_told_with_those_there_are(choice: str, expected: str) -> None:
-    assert expected in fail(choice)
-
-
 # ---- errors of models ------------------------------------------------------------------------------------------------
-def test_a_run_without_a_model_is_told_where_to_get_one() -> None:
-    message = fail(check=True)
-    assert message.startswith(f"no model: pass {MODEL}=FOLDER") and "spear warmstart" in message
-    assert fail(f"{MODEL}=null", check=True) == message
 
 
 def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,29 +122,6 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "runs" / "bert" / "config.json").write_text('{"architectures": ["BertModel"]}')
     for name in ("runs/bert", "./runs/bert"):
         assert "holds a BertModel" in fail(f"{MODEL}={name}", check=True)
-
-
-def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
-    fetched = tmp_path / "models" / "smollm2-135m"
-    shutil.copytree(model_folder, fetched)
-    for override in ("model=smollm2-135m", f"{MODEL}=smollm2-135m"):
-        training = compose_training((override, TEXT), Path("x"))
-        assert training.config.actor_rollout_ref.model.path == str(fetched)
-        assert training.fit is not None and not training.fit.describe()
-    monkeypatch.setenv("SPEAR_OFFLINE", "1")
-    shutil.rmtree(fetched)
-    assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2-135m", TEXT, check=True)
-
-
-def test_a_hub_id_is_left_to_verl() -> None:
-    config = compose_config(("cluster=1gpu", f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT), Path("x"))
-    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
-    # The transformers rollouts of a CPU read a folder.
-    message = fail(f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT, check=True)
-    assert "spear models get" in message
 
 
 # ---- errors of settings ----------------------------------------------------------------------------------------------
@@ -324,16 +209,6 @@ def test_a_run_that_cannot_branch_is_refused(
 
 
 # ---- environments ----------------------------------------------------------------------------------------------------
-def test_a_launch_makes_the_environment_of_each_split_once(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    make = gym.make
-    monkeypatch.setattr(gym, "make", lambda *given, **named: made.append(named["split"]) or make(*given, **named))
-    training = compose_training((f"{MODEL}={model_folder}", TEXT), tmp_path)
-    prepare_run(training, tmp_path)
-    assert sorted(made) == ["train", "valid"]
-    assert training.environment.max_turns == 15 and not training.environment.shows_picture
 
 
 # ---- run folders -----------------------------------------------------------------------------------------------------
@@ -451,15 +326,6 @@ def test_files_that_values_files_and_modules_name_are_inputs(
     assert {place for place in before if before[place] != after[place]} == {os.path.realpath(name)}
 
 
-def test_checkpoints_that_are_not_complete_are_named(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare(composed["none"], tmp_path)
-    (tmp_path / "checkpoints" / "global_step_4" / "actor").mkdir(parents=True)
-    console = Console(file=io.StringIO(), width=200)
-    training = compose_training((f"{MODEL}={composed['none'].actor_rollout_ref.model.path}", TEXT), tmp_path)
-    assert prepare_run(training, tmp_path, console) is None
-    assert "no complete checkpoint" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])
 def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
     assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
@@ -469,29 +335,12 @@ def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[
     assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
 
 
-def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare(composed["none"], tmp_path)
-    assert prepare(change(composed["none"], spear__seed=9), tmp_path) is None
-    assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
-
-
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
     prepare(composed["none"], tmp_path)
     before = (tmp_path / CONFIG_FILE).read_text()
     with lock_run(tmp_path), pytest.raises(SpearError, match="another process trains in"):
         prepare(change(composed["none"], spear__seed=9), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
-
-
-def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
-    for place in ("here", "there"):
-        if place == "there":
-            (tmp_path / "here").rename(tmp_path / "there")
-        out = tmp_path / place
-        config = compose_config((f"{MODEL}={model_folder}", TEXT), out)
-        assert prepare(config, out) == (None if place == "here" else 4)
-        if place == "here":
-            save_small_checkpoint(out, 4)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
@@ -503,25 +352,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
     assert taken.read_text() == "mine"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(SpearError, match="cannot be written"):
-        prepare(composed["none"], tmp_path / "run")
-
-
 # ---- trackers --------------------------------------------------------------------------------------------------------
-def test_no_checkpoint_no_step(tmp_path: Path) -> None:
-    assert repair_tracker(tmp_path / "checkpoints") is None
-    (tmp_path / "checkpoints").mkdir()
-    assert repair_tracker(tmp_path / "checkpoints") is None
-
-
-def test_a_whole_tracker_is_believed(tmp_path: Path) -> None:
-    save_small_checkpoint(tmp_path, 5)
-    save_small_checkpoint(tmp_path, 10, tracked=False)  # killed just before the tracker was written
-    assert repair_tracker(tmp_path / "checkpoints") == 5
-    assert (tmp_path / "checkpoints" / TRACKER).read_text() == "5"
 
 
 @pytest.mark.parametrize("torn", [None, "", "1\x00", "ten", "15"])
@@ -539,24 +370,10 @@ def test_a_torn_tracker_is_mended_to_the_newest_whole_checkpoint(tmp_path: Path,
     assert (checkpoints / TRACKER).read_text() == "10"
 
 
-def test_a_tracker_without_any_whole_checkpoint_goes(tmp_path: Path) -> None:
-    half = save_small_checkpoint(tmp_path, 5)
-    (half / MANIFEST).unlink()
-    assert repair_tracker(tmp_path / "checkpoints") is None
-    assert not (tmp_path / "checkpoints" / TRACKER).exists(), "verl would look for the folder it names"
-
-
 def test_a_checkpoint_whose_weights_were_cleared_away_does_not_count(tmp_path: Path) -> None:
     # verl removes the oldest weights and leaves the rest of their folder.
     old = save_small_checkpoint(tmp_path, 5)
     (old / "actor" / "model.pt").unlink()
     (old / "actor").rmdir()
     save_small_checkpoint(tmp_path, 10, tracked=False)
-    assert repair_tracker(tmp_path / "checkpoints") == 10
-
-
-def test_a_users_copy_of_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    best = save_small_checkpoint(tmp_path, 5)
-    best.rename(best.with_name("global_step_5_best"))
-    save_small_checkpoint(tmp_path, 10)
     assert repair_tracker(tmp_path / "checkpoints") == 10

@@ -1,22 +1,28 @@
-"""Each rule about the metrics of a run speaks where it should and names what to change."""
-
-from __future__ import annotations
+"""What a run says of itself: advice, curves, and recorded episodes."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from omegaconf import OmegaConf
-from rich.console import Console
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
+pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 
-from spear_agents.records import METRICS_FOLDER
+import numpy as np
+from PIL import Image
+
+from spear_agents.engines.base import Finish
+from spear_agents.records import PANELS
+from spear_agents.replay.runs import Run
+from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
+from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
-from spear_training.launch import CONFIG_FILE, compose_config
-from spear_training.review import WINDOW, advise, review_history, watch_metrics
+from spear_training.review import WINDOW, review_history
+from spear_training.runs import plot_curves
+from spear_training.settings import EpisodeRecorder, RecordSettings
+from tests.agents.test_cli import train, write_launch
 
 QUIET = {
     "entropy/token-mean": 1.0,
@@ -88,19 +94,116 @@ def test_a_healthy_or_young_run_is_not_reported(records: list[dict[str, Any]], n
     assert review_history(records, SpearSettings.from_mapping(nodes)) == {}
 
 
-def test_a_finding_is_printed_once() -> None:
-    console, seen = Console(record=True, width=400), []
-    observe = watch_metrics(lambda history: seen.append(len(history)), SpearSettings(), console)
-    for count in (3, 7, 8):
-        observe(run(count, mask__void=0.9))
-    assert len(seen) == 3 and console.export_text().count("spear.filter.void=off") == 1
+def write_run(out: Path, steps: int = 12) -> None:
+    """A run whose every curve has something to show, not at every step."""
+    random = np.random.default_rng(0)
+    keys = [key for _, series in PANELS for key, _ in series if not key.startswith("val/")]
+    records: list[tuple[int, dict[str, Any]]] = [(0, {"val/success/all": 0.1})]
+    for step in range(1, steps + 1):
+        data: dict[str, Any] = {key: float(random.random()) for key in keys}
+        if step % 4:
+            data.pop("replay/drawn")
+        else:
+            data["val/success/all"] = step / steps
+        records.append(train(step, **data))
+    write_launch(out, 0, *records)
 
 
-def test_a_run_is_reviewed_by_its_folder(tmp_path: Path) -> None:
-    assert "folder of a training" in str(CliRunner().invoke(advise, [str(tmp_path)]).exception)
-    OmegaConf.save(compose_config(("preset=demo",), Path("x"), check=False), tmp_path / CONFIG_FILE)
-    assert CliRunner().invoke(advise, [str(tmp_path)]).output == "nothing stands out\n"
-    (tmp_path / METRICS_FOLDER).mkdir()
-    lines = [json.dumps({"step": record["step"], "data": record}) + "\n" for record in run(mask__void=0.9)[1:]]
-    (tmp_path / METRICS_FOLDER / "0000.jsonl").write_text("".join(lines))
-    assert "spear.filter.void=off" in CliRunner().invoke(advise, [str(tmp_path)]).output
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_a_picture_of_all_curves(tmp_path: Path, suffix: str) -> None:
+    write_run(tmp_path)
+    path = plot_curves(tmp_path, tmp_path / f"curves.{suffix}", title="a run: spear/Sokoban-v1")
+    assert path == tmp_path / f"curves.{suffix}"
+    if suffix == "png":
+        with Image.open(path) as picture:
+            assert picture.format == "PNG" and picture.width > 1000
+            colours = picture.convert("RGB").getcolors(2**24)
+            assert colours is not None and len(colours) > 50, "not an empty sheet"
+    else:
+        assert path.read_bytes().startswith(b"%PDF")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["metrics", path.name]), "no temporary file stays"
+
+
+def test_a_run_of_one_step_with_missing_and_broken_numbers_is_drawn(tmp_path: Path) -> None:
+    # verl's logger writes null where a number is not finite.
+    write_launch(tmp_path, 0, train(1, **{"success/all": 0.5, "entropy/token-mean": None}))
+    assert plot_curves(tmp_path, tmp_path / "c.png").stat().st_size > 10_000
+
+
+IDENTITY = {"env_id": "env", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
+
+
+def make_episode(seed: int) -> Trajectory:
+    turn = Turn((1, 2), (3,), (-0.5,), "go", "go", "_P_", True, True, "a", 0.0, Finish.STOP)
+    return Trajectory("env", "task", "easy", "walk", "f", Layout.PER_TURN, (turn,), {}, 1.0, 1.0, True, 0,
+                      StopReason.WON, seed=seed)  # fmt: skip
+
+
+def read_steps(out: Path) -> list[tuple[int | None, int]]:
+    return [(t.step, t.seed) for t in read_trajectories(out / "rollouts" / "episodes.jsonl")]
+
+
+def test_episodes_are_kept_of_the_first_step_and_every_few_after_it() -> None:
+    assert [step for step in range(1, 30) if RecordSettings().count(step)] == [1, 11, 21]
+    assert [RecordSettings(every=1, episodes=8).count(step) for step in (1, 2)] == [8, 8]
+    assert not any(RecordSettings(episodes=0).count(step) for step in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"evry": 1}, "spear.record.evry is not a setting; did you mean spear.record.every"),
+        ({"every": 0}, "spear.record.every: input should be greater than or equal to 1"),
+        ({"episodes": -1}, "spear.record.episodes: "),
+        ({"episodes": 2.5}, "integer"),
+        ({"every": True}, "must be a whole number"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_said(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SpearError, match=expected):
+        RecordSettings.from_mapping(values)
+
+
+def test_recorded_episodes_stand_on_the_page_with_their_steps(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path, IDENTITY)
+    recorder.resume_after(0)
+    assert recorder.write(1, []) == 0 and not (tmp_path / "rollouts").exists()
+    assert recorder.write(1, [make_episode(0), make_episode(1)]) == 2
+    assert recorder.write(3, [make_episode(7)]) == 1
+    assert read_steps(tmp_path) == [(1, 0), (1, 1), (3, 7)]
+    assert json.loads((tmp_path / "rollouts" / "settings.json").read_text()) == IDENTITY
+    rows = Run(tmp_path).rows()
+    assert [(row["source"], row["step"], row["counts"]) for row in rows] == [
+        ("rollouts", 1, True),
+        ("rollouts", 1, True),
+        ("rollouts", 3, True),
+    ]
+
+
+def test_a_resumed_training_holds_no_episode_twice(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path, IDENTITY)
+    for step in (1, 2, 3):
+        recorder.write(step, [make_episode(step)])
+    with (tmp_path / "rollouts" / "episodes.jsonl").open("a") as file:
+        file.write('{"step": 1, "torn')
+    again = EpisodeRecorder(tmp_path, IDENTITY)
+    again.resume_after(2)
+    assert read_steps(tmp_path) == [(1, 1), (2, 2)]
+    again.write(3, [make_episode(3)])
+    assert read_steps(tmp_path) == [(1, 1), (2, 2), (3, 3)]
+    before = (tmp_path / "rollouts" / "episodes.jsonl").stat().st_ino
+    again.resume_after(3)
+    assert (tmp_path / "rollouts" / "episodes.jsonl").stat().st_ino == before, "nothing to forget"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, which is always full")
+def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder, path = EpisodeRecorder(tmp_path, IDENTITY), tmp_path / "rollouts" / "episodes.jsonl"
+    path.parent.mkdir()
+    path.symlink_to("/dev/full")
+    with caplog.at_level(logging.WARNING):
+        assert recorder.write(4, [make_episode(0)]) == 0
+    (message,) = caplog.messages
+    assert "the episodes of step 4 are not recorded, the training continues" in message and "No space left" in message
+    path.unlink()
+    assert recorder.write(5, [make_episode(0)]) == 1, "once there is room again"

@@ -1,10 +1,7 @@
 """Checkpoints in an object store: over HTTP, killed in the middle, damaged, unreachable."""
 
-from __future__ import annotations
-
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -248,12 +245,6 @@ def test_addresses_that_mean_nothing(address: str, message: str) -> None:
     with pytest.raises(SpearError, match=message) as caught:
         CheckpointStore(address)
     assert "word" not in str(caught.value)
-
-
-def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spear_training.store.find_spec", lambda name: None if name == "obstore" else os)
-    with pytest.raises(SpearError, match=r"pip install 'spear-training\[store\]'"):
-        CheckpointStore("s3://bucket/run")
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------

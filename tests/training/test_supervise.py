@@ -1,9 +1,6 @@
 """The supervisor, with a script instead of the training: what it watches, what it reports, and what it ends."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,17 +17,14 @@ pytest.importorskip("psutil", reason="needs the extra 'train'")
 
 import psutil
 
-from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import supervise
 from spear_training.supervise import (
-    LOCK_FILE,
     LOG_FILE,
     MARK,
     _end_all,
     _find_error,
     build_environment,
-    hold_run,
     lock_run,
     supervise_training,
 )
@@ -132,25 +126,6 @@ def test_a_run_is_watched_to_its_end(out: Path, stand_in: StandIn) -> None:
     assert "some line of verl" in (out / LOG_FILE).read_text()
 
 
-def test_the_process_gets_the_run_folder_and_its_variables(out: Path, stand_in: StandIn) -> None:
-    stand_in(
-        """
-        print("'spear_training.verl_plugin.process'" in sys.argv[2], sys.argv[3:])
-        print(os.environ["VERL_USE_EXTERNAL_MODULES"], os.environ["SPEAR_CODE_FOLDER"], os.getsid(0) == os.getpid())
-        """
-    )
-    run(out)
-    expected = f"True ['{out}']\nspear_training.verl_plugin {os.getcwd()} True"
-    assert (out / LOG_FILE).read_text().strip() == expected
-
-
-def test_a_later_launch_adds_to_the_log(out: Path, stand_in: StandIn) -> None:
-    for number in range(2):
-        stand_in(f"print('launch {number}')")
-        run(out)
-    assert (out / LOG_FILE).read_text() == "launch 0\nlaunch 1\n"
-
-
 # ---- a run that fails ------------------------------------------------------------------------------------------------
 def test_a_failure_is_one_line_with_the_log(out: Path, stand_in: StandIn) -> None:
     stand_in("print('ValueError: an older one', flush=True); sys.exit(1)")
@@ -160,12 +135,6 @@ def test_a_failure_is_one_line_with_the_log(out: Path, stand_in: StandIn) -> Non
     with pytest.raises(SpearError) as caught:
         run(out)
     assert str(caught.value) == f"the training stopped: RuntimeError: no space (log: {out / LOG_FILE})"
-
-
-def test_a_killed_training_says_so(out: Path, stand_in: StandIn) -> None:
-    stand_in("os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(SpearError, match="the process was killed"):
-        run(out)
 
 
 @pytest.mark.parametrize(("acts", "words"), [("sys.exit(0)", "ended"), ("time.sleep(600)", "stopped")])
@@ -246,29 +215,6 @@ def test_an_interrupt_stops_everything_even_what_will_not_listen(out: Path, stan
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_a_termination_is_an_interrupt(out: Path, stand_in: StandIn) -> None:
-    stand_in("open(out + '/ready', 'w').close(); time.sleep(300)")
-
-    def terminate(history: list[dict[str, Any]]) -> None:
-        if (out / "ready").exists():
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(out, terminate)
-    assert find_marked() == []
-
-
-def test_an_error_of_the_observer_does_not_leave_the_run_alone(out: Path, stand_in: StandIn) -> None:
-    stand_in("time.sleep(300)")
-
-    def fail(history: list[dict[str, Any]]) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run(out, fail)
-    assert find_marked() == []
-
-
 @pytest.mark.parametrize("kind", ["plain", "deaf"])
 def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
     ours, other = start_child(kind, "mark-a"), start_child("plain", "mark-b")
@@ -303,37 +249,7 @@ def test_shared_memory_of_killed_processes_goes_too() -> None:
         holder.wait()
 
 
-def test_nothing_marked_nothing_to_do() -> None:
-    _end_all("no such mark")
-
-
 # ---- one run a folder ------------------------------------------------------------------------------------------------
-def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> None:
-    stand_in("")
-    with lock_run(out), pytest.raises(SpearError, match=r"another process trains in .*name another --out"):
-        run(out)
-    run(out)
-
-
-def test_who_is_refused_has_written_nothing(out: Path) -> None:
-    folder = out / "run"
-    with hold_run(folder):
-        (folder / "mine").write_text("x")
-        with pytest.raises(SpearError, match="another process"), hold_run(folder):
-            (folder / "mine").write_text("y")
-        assert {path.name for path in folder.iterdir()} == {"mine", LOCK_FILE}
-        assert (folder / "mine").read_text() == "x"
-    with pytest.raises(SpearError, match="wrong option"), hold_run(out / "new"):
-        raise SpearError("a wrong option")
-    assert not (out / "new").exists(), "a folder that stays empty goes"
-
-
-def test_metrics_of_a_launch_go_after_the_last_there_are(out: Path) -> None:
-    metrics = out / METRICS_FOLDER
-    metrics.mkdir(parents=True)
-    for name in ("0001.jsonl", "0003.jsonl", "mine.jsonl"):
-        (metrics / name).touch()
-    assert build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"].endswith("0004.jsonl")
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
@@ -355,11 +271,6 @@ def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
 
 
 # ---- the environment of the process ----------------------------------------------------------------------------------
-def test_each_launch_logs_into_a_file_of_its_own(out: Path) -> None:
-    first = Path(build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"])
-    assert first == out / METRICS_FOLDER / "0000.jsonl"
-    first.write_text("")
-    assert Path(build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"]).name == "0001.jsonl"
 
 
 def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,21 +282,6 @@ def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.
     assert "CUDA_VISIBLE_DEVICES" not in variables, "empty, it makes Ray refuse logical GPUs"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert build_environment(out, "cpu")["OMP_NUM_THREADS"] == "3"
-
-
-def test_a_cpu_run_joins_no_cluster_that_it_was_not_told_of(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "local"
-    assert "RAY_ADDRESS" not in build_environment(out, "cuda"), "several machines are one cluster first"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "10.0.0.1:6379"
-
-
-def test_a_gpu_run_keeps_the_devices_it_was_given(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    variables = build_environment(out, "cuda")
-    assert variables["CUDA_VISIBLE_DEVICES"] == "2,3" and "VERL_PLATFORM" not in variables
 
 
 # ---- what went wrong -------------------------------------------------------------------------------------------------
@@ -457,11 +353,3 @@ def test_the_error_is_found_in_the_log(tmp_path: Path, log: str, expected: str) 
     before = b"RuntimeError: of an earlier launch\n"
     path.write_bytes(before + log.encode() + b"\xff\xfe")
     assert _find_error(path, len(before)) == expected
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / supervise.LOG_FILE).write_bytes(b"")
-    assert "the process was killed" in supervise._explain_failure(tmp_path, 0)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: usage._replace(free=4096))
-    assert "is full: free it" in supervise._explain_failure(tmp_path, 0)

@@ -1,6 +1,4 @@
-"""Every key of verl is read here, or whoever changes it is told that it is not."""
-
-from __future__ import annotations
+"""Keys of verl: those that are read, refused, or stand for settings of ours."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
+pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -18,7 +17,12 @@ from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config, flatten_config
-from spear_training.verl_aliases import explain_alias
+from spear_training.rollout_correction import (
+    RolloutCorrection,
+    describe_staleness,
+    resolve_correction,
+)
+from spear_training.verl_aliases import ALIASES, ESTIMATOR_ALIASES, explain_alias, translate_overrides
 from spear_training.verl_keys import ADVICE, CHOICES, READERS, UNREAD, check_keys, find_advice, find_readers
 
 AR = "actor_rollout_ref"
@@ -108,13 +112,6 @@ def test_every_entry_speaks_of_a_key_of_verl(leaves: dict[str, Any], flat: dict[
     for pattern in patterns:
         assert any(key.startswith(f"{pattern.removesuffix('.*')}.") for key in known), pattern
     assert not NOT_COMPOSED & leaves.keys()
-
-
-def test_nothing_is_both_read_and_advised_against() -> None:
-    read = [pattern for readers in READERS for pattern in readers.list_patterns()]
-    assert not set(read) & set(ADVICE)
-    assert not any(explain_alias(key) for key in (*read, *ADVICE))
-    assert len(set(read)) == len(read), "a key stands once"
 
 
 def list_our_keys() -> Iterator[str]:
@@ -226,17 +223,6 @@ def test_a_share_that_verl_gives_as_a_whole_number_may_be_a_fraction(flat: dict[
         check_keys({**flat, key: 1}, {**flat, key: "most"})
 
 
-def test_a_key_that_is_taken_away_has_changed(flat: dict[str, Any]) -> None:
-    without = {key: value for key, value in flat.items() if not key.startswith("skip.")}
-    with pytest.raises(SpearError, match=r"^skip\._target_ cannot be changed here: nothing reads it"):
-        check_keys(flat, without)
-    check_keys(flat, {key: value for key, value in flat.items() if key != "ray_kwargs.timeline_json_file"})
-
-
-def test_the_settings_of_spear_are_checked_elsewhere(flat: dict[str, Any]) -> None:
-    check_keys(flat, {**flat, "spear.sil.enabled": 3, "spear.nonsense": 1})
-
-
 # ---- composed --------------------------------------------------------------------------------------------------------
 def test_a_composed_configuration_is_checked() -> None:
     with pytest.raises(SpearError, match=r"^actor_rollout_ref\.actor\.tau_pos cannot be changed here"):
@@ -245,19 +231,190 @@ def test_a_composed_configuration_is_checked() -> None:
         compose_config((TEXT, f"+{AR}.rollout.repetition_penalty=1.3"), Path("x"), check=False)
 
 
-def test_a_node_that_others_refer_to_may_be_taken_away_or_be_refused() -> None:
-    assert compose_config((TEXT, "~spear.seed"), Path("x"), check=False).data.train_files is not None
-    with pytest.raises(SpearError, match=r"trainer must be a mapping of settings, not 1"):
-        compose_config((TEXT, "trainer=1"), Path("x"), check=False)
+ACTOR = f"{AR}.actor"
+KL = "spear.kl.coefficient"
 
 
-def test_writing_out_what_holds_anyway_is_no_change() -> None:
-    same = ("algorithm.gamma=1.0", f"{AR}.actor.use_fused_kernels=false", f"{AR}.rollout.response_length=1024")
-    assert compose_config((TEXT, *same), Path("x"), check=False).algorithm.gamma == 1.0
+def compose_verl_aliases(*overrides: str) -> dict[str, Any]:
+    return flatten_config(compose_config(("spear.env.kwargs.modality=text", *overrides), Path("x"), check=False))
 
 
-def test_choices_may_set_what_a_user_may_not() -> None:
-    config = compose_config(
-        ("preset=demo", "algorithm=ppo", "cluster=8gpu", "critic.optim.lr=2e-5"), Path("x"), check=False
-    )
-    assert config.critic.optim.lr == 2e-5 and config.trainer.v1.trainer_mode == "spear"
+@pytest.mark.parametrize(
+    ("theirs", "ours", "estimator"),
+    [
+        (f"{ACTOR}.clip_ratio_low=0.1", "spear.clip.low=0.1", "grpo"),
+        (f"{ACTOR}.clip_ratio_high=0.31", "spear.clip.high=0.31", "grpo"),
+        (f"{ACTOR}.clip_ratio_c=4", "spear.clip.dual=4", "grpo"),
+        (f"{ACTOR}.clip_ratio=0.15", "spear.clip.low=0.15 spear.clip.high=0.15", "grpo"),
+        (f"{ACTOR}.clip_ratio=1 {ACTOR}.clip_ratio_high=0.3", "spear.clip.low=1 spear.clip.high=0.3", "grpo"),
+        (f"{ACTOR}.policy_loss.loss_mode=gspo", "spear.loss.policy=gspo", "grpo"),
+        (f"{ACTOR}.loss_agg_mode=token-mean", "spear.loss.aggregation=token-mean", "grpo"),
+        (f"{ACTOR}.loss_scale_factor=100", "spear.loss.scale_factor=100", "grpo"),
+        (f"{ACTOR}.kl_loss_coef=0.01", f"{KL}=0.01", "grpo"),
+        (f"{ACTOR}.use_kl_loss=False {ACTOR}.kl_loss_coef=0.01", f"{KL}=0.0", "grpo"),
+        (f"{ACTOR}.kl_loss_coef=0.01 {ACTOR}.kl_loss_type=low_var_kl", f"{KL}=0.01", "grpo"),
+        (f"{ACTOR}.kl_loss_coef=0.01 {ACTOR}.kl_loss_type=k3", f"{KL}=0.01", "grpo"),
+        ("algorithm.adv_estimator=rloo", "spear.advantage.estimator=rloo", "grpo"),
+        ("algorithm.norm_adv_by_std_in_grpo=True", "spear.advantage.normalize_std=True", "grpo"),
+        ("algorithm.filter_groups.enable=True", "spear.sampling.enabled=True", "grpo"),
+        ("algorithm.filter_groups.max_num_gen_batches=10", "spear.sampling.max_rounds=10", "grpo"),
+        ("algorithm.lam=0.9", "spear.critic.lam=0.9", "gae"),
+        ("algorithm.gamma=0.9", "spear.critic.gamma=0.9", "gae"),
+        ("algorithm.gamma=0.9", "spear.advantage.gamma=0.9", "gigpo"),
+        ("algorithm.adv_estimator=gae algorithm.gamma=1", "spear.advantage.estimator=gae spear.critic.gamma=1", "grpo"),
+        ("critic.cliprange_value=0.3", "spear.critic.clip=0.3", "gae"),
+        ("trainer.critic_warmup=0", "spear.critic.warmup=0", "gae"),
+        ("trainer.critic_warmup=20", "spear.critic.warmup=19", "gae"),
+        ("data.seed=7", "spear.seed=7", "grpo"),
+        (f"{ACTOR}.data_loader_seed=7 critic.data_loader_seed=7", "spear.seed=7 spear.seed=7", "grpo"),
+        (f"{ACTOR}.rollout_n=4", f"{AR}.rollout.n=4", "grpo"),
+        (f"{ACTOR}.qat.mode=w4a4", f"{ACTOR}.fsdp_config.qat.mode=w4a4", "grpo"),
+        ("custom_reward_function.path=a.py", "reward.custom_reward_function.path=a.py", "grpo"),
+        ("++critic.rollout_n=3", f"++{AR}.rollout.n=3", "grpo"),
+    ],
+)
+def test_an_override_is_translated(theirs: str, ours: str, estimator: str) -> None:
+    assert translate_overrides(theirs.split(), estimator) == ours.split()
+
+
+@pytest.mark.parametrize(
+    ("choices", "theirs", "ours"),
+    [
+        (
+            (),
+            f"{ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_c=4 {ACTOR}.loss_agg_mode=token-mean {ACTOR}.use_kl_loss=True "
+            f"{ACTOR}.kl_loss_coef=0.01 {ACTOR}.kl_loss_type=k3 algorithm.norm_adv_by_std_in_grpo=True data.seed=7 "
+            f"{ACTOR}.grad_clip=0.3 {AR}.rollout.prompt_length=99 {AR}.model.lora.rank=8 {ACTOR}.qat.mode=w4a4 "
+            "+custom_reward_function.reward_kwargs.a=1",
+            f"spear.clip.low=0.1 spear.clip.high=0.1 spear.clip.dual=4 spear.loss.aggregation=token-mean {KL}=0.01 "
+            f"spear.advantage.normalize_std=True spear.seed=7 {ACTOR}.optim.clip_grad=0.3 data.max_prompt_length=99 "
+            f"{AR}.model.lora_rank=8 {ACTOR}.fsdp_config.qat.mode=w4a4 "
+            "+reward.custom_reward_function.reward_kwargs.a=1",
+        ),
+        (("algorithm=gigpo",), "algorithm.gamma=0.9", "spear.advantage.gamma=0.9"),
+        (
+            (),
+            "algorithm.adv_estimator=gae algorithm.gamma=0.9 algorithm.lam=0.8 critic.cliprange_value=0.3 "
+            "trainer.critic_warmup=3 critic.ulysses_sequence_parallel_size=2",
+            "spear.advantage.estimator=gae spear.critic.gamma=0.9 spear.critic.lam=0.8 spear.critic.clip=0.3 "
+            "spear.critic.warmup=2 critic.fsdp.ulysses_sequence_parallel_size=2",
+        ),
+    ],
+)
+def test_verl_s_names_compose_to_the_configuration_of_ours(choices: tuple[str, ...], theirs: str, ours: str) -> None:
+    wanted = compose_verl_aliases(*choices, *ours.split())
+    assert wanted != compose_verl_aliases(*choices)
+    assert compose_verl_aliases(*choices, *theirs.split()) == wanted
+
+
+def test_every_alias_leads_to_a_setting() -> None:
+    flat = compose_verl_aliases()
+    coming = ("spear.loss.policy", "spear.sampling.enabled", "spear.sampling.max_rounds")
+    for key, target in (pair for table in (ALIASES, *ESTIMATOR_ALIASES.values()) for pair in table.items()):
+        node = key.removesuffix(".*")
+        known = any(name == node or name.startswith(f"{node}.") for name in flat)
+        assert known or node in (f"{ACTOR}.qat", f"{AR}.rollout.qat"), key
+        if target.startswith("spear."):
+            assert target in flat or target in coming, target
+        else:
+            assert find_readers(target.removesuffix(".*")) or find_readers(f"{target.removesuffix('.*')}.path"), target
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            (f"{ACTOR}.kl_loss_coef=0.01", f"{KL}=0.02"),
+            f"{ACTOR}.kl_loss_coef=0.01 and {KL}=0.02 both set {KL}: give one of them",
+        ),
+        ((f"{KL}=0.02", f"{ACTOR}.use_kl_loss=false"), f"{KL}=0.02 and {ACTOR}.use_kl_loss=false both set {KL}"),
+        (("data.seed=1", f"{ACTOR}.data_loader_seed=2"), "both set spear.seed: give one of them"),
+        (("spear.clip.high=0.2", f"{ACTOR}.clip_ratio=0.3"), "both set spear.clip.high"),
+        (("algorithm.adv_estimator=opo",), "spear.advantage.estimator cannot be 'opo'; "),
+        ((f"{ACTOR}.loss_agg_mode=token-sum",), "(it is 'token-sum'). Did you mean"),
+        ((f"{ACTOR}.kl_loss_type=mse",), "kl_loss_type cannot be changed here: only low_var_kl (k3) is supported"),
+        (("algorithm.lam=0.9",), "algorithm.lam cannot be changed here: it takes spear.advantage.estimator=gae"),
+        (("~data.seed",), "data.seed cannot be changed here: set spear.seed"),
+        (("algorithm=ppo", "trainer.critic_warmup=many"), "spear.critic.warmup"),
+    ],
+)
+def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        compose_verl_aliases(*overrides)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+NODE = "algorithm.rollout_correction"
+
+
+def read(**values: Any) -> RolloutCorrection | None:
+    return RolloutCorrection.from_node({"bypass_mode": False, "loss_type": "ppo_clip", **values})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rollout_is": "token"},
+        {"rollout_is": "sequence", "rollout_is_threshold": "5"},
+        {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0", "rollout_is_batch_normalize": True},
+        {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.01"},
+        {"rollout_rs": "token_k1,seq_max_k3", "rollout_rs_threshold": "0.5_2.0,0.1"},
+        {"rollout_rs": "token_k2, token_k3", "rollout_rs_threshold": 0.1},
+    ],
+)
+def test_what_makes_sense_is_taken(values: dict[str, Any]) -> None:
+    made = read(**values)
+    assert made is not None and {name: getattr(made, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rollout_is": "tokens"}, "must be null, token or sequence, not 'tokens'"),
+        ({"rollout_is": "token", "rollout_is_threshold": "2_1"}, "a number above 0 or LOWER_UPPER"),
+        ({"rollout_is": "token", "rollout_is_threshold": 0}, "a number above 0"),
+        ({"rollout_is": "token", "rollout_is_threshold": "many"}, "not 'many'"),
+        (
+            {"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 1},
+            "='seq_max_k1' is unknown: take some of token_k1",
+        ),
+        ({"rollout_rs": "token_k1"}, "needs algorithm.rollout_correction.rollout_rs_threshold"),
+        ({"rollout_rs": "token_k3", "rollout_rs_threshold": "0.1_0.2"}, "must be a number above 0, not '0.1_0.2'"),
+        ({"rollout_rs": "token_k1,token_k2", "rollout_rs_threshold": "1,2,3"}, "one each of token_k1,token_k2"),
+        ({"rollout_is": "token", "bypass_mode": True}, "no effect with .*bypass_mode=true"),
+    ],
+)
+def test_what_makes_none_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpearError, match=message):
+        read(**values)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "told"),
+    [
+        (["spear.rollout.staleness=0"], None, ""),
+        (
+            ["spear.rollout.staleness=2"],
+            "token",
+            "2 versions old; corrected by weights of each token, cut at 2.0",
+        ),
+        (
+            [f"{NODE}.rollout_is=sequence", "spear.rollout.staleness=1"],
+            "sequence",
+            "weights of each sequence, cut at 2.0",
+        ),
+        ([f"{NODE}.bypass_mode=true", "spear.rollout.staleness=1"], None, "clipped ratio to the policy that played"),
+        (
+            [f"{NODE}.rollout_rs=token_k1", f"{NODE}.rollout_rs_threshold=2", "spear.rollout.staleness=1"],
+            None,
+            "corrected by rejection by token_k1",
+        ),
+    ],
+)
+def test_old_weights_are_corrected_for_unless_something_is_chosen(
+    overrides: list[str], level: str | None, told: str
+) -> None:
+    config = compose_config(["preset=demo", *overrides], Path("x"), check=False)
+    resolve_correction(config)
+    assert config.algorithm.rollout_correction.rollout_is == level
+    assert told in describe_staleness(config)

@@ -1,7 +1,5 @@
 """Real trainings of tests: starting one as a process, waiting for its end, reading what it measured."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,8 @@
-from __future__ import annotations
+"""The forms of the baselines, and the trials of Reflexion."""
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -9,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_agents.baselines import DIRECT, STEPWISE, Method, make_form, read_direct, read_stepwise, wrap_reader
-from spear_agents.engines.base import ChatByteTokenizer, Sampling
+from spear_agents.baselines import (
+    DIRECT,
+    STEPWISE,
+    Method,
+    Reflexion,
+    make_form,
+    read_direct,
+    read_stepwise,
+    wrap_reader,
+)
+from spear_agents.engines.base import ChatByteTokenizer, ContextExceededError, EngineFault, EngineFaultKind, Sampling
 from spear_agents.engines.scripted import Policy, ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.parsing import TagParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, RunningTemplate
 from tests.agents.corridor import CorridorEnv
@@ -81,7 +91,9 @@ def test_what_cannot_be_read_goes_to_the_environment_as_it_is(text: str) -> None
     assert read_stepwise(text, PARSER) == text
 
 
-@given(st.text(max_size=60) | st.from_regex(r"(Thought: .*\n)?Action: ?.*", fullmatch=True))
+@given(
+    st.tuples(st.sampled_from(["", "Thought: ", "Action: ", "Thought: a\nAction:"]), st.text(max_size=60)).map("".join)
+)
 def test_reading_never_fails(text: str) -> None:
     for read in (read_direct, read_stepwise):
         PARSER.parse(read(text, PARSER))
@@ -132,5 +144,122 @@ def test_react_plays_in_one_conversation_that_keeps_its_thoughts() -> None:
     assert found.turns[0].response == "Thought: step 1\nAction: go"
 
 
-def test_io_plays_without_thoughts() -> None:
-    assert play(Method.IO, lambda prompt, dice: "go").won
+TASK = "corridor/test/000"
+ASKED = "You tried to solve a task and failed."
+
+
+class Learner:
+    """Walks the wrong way until its notes tell it where to go."""
+
+    def __init__(self, notes: Sequence[str] = ("look around first", "walk on with go")) -> None:
+        self.notes = list(notes)
+        self.prompts: list[str] = []
+        self.asked: list[str] = []
+
+    def __call__(self, prompt: str, dice: random.Random) -> str:
+        if ASKED in prompt:
+            self.asked.append(prompt)
+            return self.notes[len(self.asked) - 1]
+        self.prompts.append(prompt)
+        return "Thought: so\nAction: " + ("go" if "walk on with go" in prompt else "fail")
+
+
+def play_reflexion(
+    policy: Any,
+    trials: int = 3,
+    earlier: Mapping[tuple[str, int], Sequence[Trajectory]] | None = None,
+    failed: list[Trajectory] | None = None,
+    **options: Any,
+) -> Trajectory:
+    env = CorridorEnv()
+    codec = ChatByteTokenizer()
+    words = make_form(Method.REFLEXION, DefaultTemplate(), env.parser)
+    kept = [] if failed is None else failed
+    return asyncio.run(
+        Reflexion(trials, earlier=earlier or {}, on_trial=kept.append)(
+            wrap_reader(Method.REFLEXION, env),
+            ScriptedEngine(policy, codec),
+            PromptBuilder(codec, words, Layout.CONVERSATION, **options),
+            task_id=TASK,
+            sampling=Sampling(),
+            seed=4,
+            env_id="corridor",
+        )
+    )
+
+
+def test_notes_of_failed_trials_stand_in_the_next_ones() -> None:
+    learner, failed = Learner(), []  # type: ignore[var-annotated]
+    last = play_reflexion(learner, failed=failed)
+    assert last.won and last.trial == 3
+    assert last.memory == ("look around first", "walk on with go") and last.reflection is None
+    assert [(t.trial, t.memory, t.reflection) for t in failed] == [
+        (1, (), "look around first"),
+        (2, ("look around first",), "walk on with go"),
+    ]
+    assert "1. look around first\n2. walk on with go" in learner.prompts[2]
+    assert "Earlier trials" not in learner.prompts[0]
+    assert "Action: fail" in learner.asked[0] and "ended without success" in learner.asked[0]
+    assert "look around first" in learner.asked[1]
+    assert all(Trajectory.from_json(t.to_json()) == t for t in (*failed, last))
+
+
+def test_a_won_trial_ends_it_and_the_last_one_is_not_reflected_on() -> None:
+    first = play_reflexion(Learner(notes=()), trials=1)
+    assert not first.won and first.trial == 1
+    learner = Learner(["walk on with go"])
+    assert play_reflexion(learner).trial == 2
+    assert len(learner.asked) == 1
+
+
+def test_an_interrupted_job_goes_on_behind_its_trials() -> None:
+    whole: list[Trajectory] = []
+    last = play_reflexion(Learner(), failed=whole)
+    resumed = Learner()
+    resumed.asked = ["already asked"]
+    again: list[Trajectory] = []
+    found = play_reflexion(resumed, earlier={(TASK, 4): whole[:1]}, failed=again)
+    assert found == last and again == whole[1:]
+
+
+def test_only_the_latest_notes_are_remembered() -> None:
+    failed: list[Trajectory] = []
+    play_reflexion(Learner([f"note {i}" for i in range(6)]), trials=6, failed=failed)
+    assert failed[-1].memory == ("note 1", "note 2", "note 3")
+
+
+def test_a_note_marks_no_place_of_a_picture() -> None:
+    learner, failed = Learner(["it showed <image>", "walk on with go"]), []  # type: ignore[var-annotated]
+    last = play_reflexion(learner, failed=failed)
+    assert last.won and last.memory[0] == "it showed <image>", "the record has what was written"
+    assert "1. it showed < image>" in learner.prompts[1]
+    assert "<image>" not in "".join((*learner.prompts, *learner.asked))
+
+
+def test_a_fault_while_reflecting_is_a_fault_of_the_episode() -> None:
+    class Broken(Learner):
+        def __call__(self, prompt: str, dice: random.Random) -> str:
+            if ASKED in prompt:
+                raise EngineFault(EngineFaultKind.TIMEOUT, "gone")
+            return super().__call__(prompt, dice)
+
+    failed: list[Trajectory] = []
+    found = play_reflexion(Broken(), failed=failed)
+    assert (found.stop, found.fault, failed) == (StopReason.FAULT, "engine_timeout", [])
+
+
+def test_an_account_that_is_too_long_is_cut_down_to_its_end() -> None:
+    lengths: list[int] = []
+
+    class Narrow(Learner):
+        def __call__(self, prompt: str, dice: random.Random) -> str:
+            if ASKED in prompt:
+                lengths.append(len(prompt))
+                if len(lengths) < 3:
+                    raise ContextExceededError("too long")
+            return super().__call__(prompt, dice)
+
+    assert play_reflexion(Narrow(["walk on with go"])).won
+    assert lengths == sorted(lengths, reverse=True)
+    short = play_reflexion(Learner(), max_prompt_tokens=300)  # no account fits: the trials go on without notes
+    assert short.memory == () and not short.won

@@ -1,7 +1,5 @@
 """Memory that a process gives back while it goes on."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

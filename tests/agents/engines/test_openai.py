@@ -1,7 +1,5 @@
 """The engine of servers against a local server that answers as badly as servers do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -193,11 +191,6 @@ def test_a_lasting_failure_is_a_fault_of_its_kind(script: Script, broken: Answer
     assert len(script.requests) == 2
 
 
-def test_nobody_there_is_a_fault() -> None:
-    with pytest.raises(EngineFault, match="unreachable"):
-        ask(Server("http://127.0.0.1:9/v1", "name", tries=2, wait_s=0.01))
-
-
 def test_a_server_that_asks_to_wait_holds_all_requests_back(script: Script) -> None:
     script.answers = [say({}, 429, Retry_After="0.4"), say(complete())]
     ask(script.server(limit=1), calls=3)
@@ -367,12 +360,6 @@ def test_a_field_that_is_refused_is_left_out_from_then_on(script: Script, refusa
     assert ("max_completion_tokens" in script.requests[-1]) is (field == "max_tokens")
 
 
-def test_the_seed_is_not_sent_to_who_does_not_take_one(script: Script) -> None:
-    script.answers = [say(complete())]
-    ask(script.server(sends_seed=False), seed=1)
-    assert "seed" not in script.requests[0]
-
-
 def test_a_stream_is_asked_for_where_it_is_demanded(script: Script) -> None:
     pieces = [
         {"model": "m", "choices": [{"delta": {"role": "assistant", "reasoning_content": "h"}}]},
@@ -451,24 +438,10 @@ def test_an_episode_is_played_and_says_what_its_tokens_are(script: Script, layou
         assert last[1]["content"] == GO
 
 
-def test_a_fault_of_the_engine_is_no_failure_of_the_policy(script: Script) -> None:
-    script.answers = [say(complete()), say({}, 500)]
-    found = play(script.server(tries=1))
-    assert (found.stop, found.fault, found.reward) == (StopReason.FAULT, "engine_server_error", 0.0)
-    assert len(found.turns) == 1
-
-
 def test_a_log_probability_that_is_no_number_is_a_fault(script: Script) -> None:
     tokens = b'{"choices": [{"message": {"content": "x"}, "logprobs": {"content": [{"logprob": NaN}]}}]}'
     script.answers = [say(tokens)]
     assert play(script.server()).fault == "engine_nan"
-
-
-@pytest.mark.parametrize("text", ["<think>and on and on", "", None, "\x00", "<action>" * 50])
-def test_a_model_that_never_closes_its_tags_loses_its_turns(script: Script, text: str | None) -> None:
-    script.answers = [say(complete(text))]
-    found = play(script.server())
-    assert found.stop is StopReason.TURN_LIMIT and not any(turn.format_ok for turn in found.turns)
 
 
 def test_pictures_are_sent_in_their_places(script: Script) -> None:
@@ -510,12 +483,6 @@ def test_a_variable_that_is_named_and_not_set_is_an_error(monkeypatch: pytest.Mo
     monkeypatch.delenv("A_KEY", raising=False)
     with pytest.raises(SpearError, match="A_KEY is not set"):
         OpenAIEngine(Server("http://127.0.0.1/v1", "name", key_variable="A_KEY"))
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "find_spec", lambda name: None)
-    with pytest.raises(SpearError, match=r"spear-agents\[api\]"):
-        OpenAIEngine(Server("http://127.0.0.1/v1", "name"))
 
 
 def test_an_endless_answer_is_given_up(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

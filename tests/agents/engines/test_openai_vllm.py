@@ -1,7 +1,5 @@
 """The engine of servers against vLLM's own server on a CPU, beside transformers on the same weights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -22,13 +20,11 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from spear_agents.engines.base import ContextExceededError, Finish, Generation, Sampling
+from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.hf import HFModel, load_tokenizer
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind
-from spear_agents.engines.replies import Prices
 from spear_agents.evaluation import run_evaluation
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_envs.core.errors import SpearError
 from tests.agents.leftovers import expect_nothing_left
 
 pytestmark = pytest.mark.slow
@@ -152,63 +148,6 @@ def test_what_it_says_is_what_the_model_says(served: Served, temperature: float)
             [i for i in told.token_ids if i not in tokenizer.all_special_ids]
         )
     assert len({given.token_ids for given in answers}) > 1
-
-
-def test_seeds_repeat_and_filters_reach_the_server(served: Served) -> None:
-    sampling = Sampling(max_tokens=12, seed=5)
-    first = ask(served.server, WORDS, sampling)
-    assert [given.token_ids for given in ask(served.server, WORDS, sampling)] == [given.token_ids for given in first]
-    assert ask(served.server, WORDS, replace(sampling, seed=6)) != first
-    greedy = ask(served.server, WORDS, replace(sampling, temperature=0.0))
-    narrow = ask(served.server, WORDS, replace(sampling, top_k=1))
-    assert [given.token_ids for given in narrow] == [given.token_ids for given in greedy]
-
-
-def test_stop_strings_end_a_response_and_stay_in_it(served: Served) -> None:
-    texts = ["go back fail " * length for length in range(1, 25)]
-    for kind in (ServerKind.VLLM, ServerKind.COMPATIBLE):
-        server = replace(served.server, kind=kind)
-        answers = ask(server, texts, Sampling(max_tokens=40, seed=1, stop_strings=("go", "</action>")))
-        spoken = [bytes(i for i in given.token_ids if i < 256).decode() for given in answers]
-        ended = [text for text, given in zip(spoken, answers, strict=True) if given.finish is Finish.STRING]
-        assert ended and all(text.endswith(("go", "</action>")) for text in ended)
-
-
-def test_costs_are_counted(served: Served) -> None:
-    server = replace(served.server, prices=Prices(prompt=1e6, completion=2e6))
-    (given,) = ask(server, ["go"], Sampling(max_tokens=4, seed=1))
-    assert given.served is not None and given.served.completion_tokens is not None
-    assert given.served.cost == (given.served.prompt_tokens or 0) + 2 * given.served.completion_tokens
-
-
-def test_refusals_are_typed(served: Served) -> None:
-    with pytest.raises(ContextExceededError, match="too long"):
-        ask(served.server, ["go " * CONTEXT], Sampling(max_tokens=8))
-    with pytest.raises(SpearError, match="does not serve 'other'"):
-        ask(replace(served.server, model="other"), ["go"], Sampling(max_tokens=8))
-
-
-def test_requests_that_nobody_waits_for_are_aborted(served: Served) -> None:
-    async def run() -> None:
-        engine = OpenAIEngine(served.server)
-        prompts = [write_prompt(engine, text) for text in WORDS]
-        tasks = [
-            asyncio.ensure_future(engine.generate(prompt, Sampling(max_tokens=200, seed=i), request_id=str(i)))
-            for i, prompt in enumerate(prompts)
-        ]
-        await asyncio.sleep(0.05)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await engine.aclose()
-
-    asyncio.run(run())
-    end = time.monotonic() + 30
-    while not all(
-        line.endswith(" 0.0") for line in served.metrics.splitlines() if line.startswith("vllm:num_requests_running{")
-    ):
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_an_evaluation_behind_the_server_is_the_one_in_process(served: Served) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -24,12 +22,6 @@ def test_a_stream_does_not_know_its_batch(seeds: list[int], position: int) -> No
     together = uniform_at(np.array(seeds, dtype=np.uint64), position)
     alone = [uniform_at(np.array([seed], dtype=np.uint64), position)[0] for seed in seeds]
     assert together.tolist() == alone
-
-
-def test_rows_may_be_at_different_positions() -> None:
-    seeds, positions = np.arange(5, dtype=np.uint64), np.array([0, 7, 3, 7, 100], dtype=np.uint64)
-    alone = [uniform_at(seeds[i : i + 1], int(position))[0] for i, position in enumerate(positions)]
-    assert uniform_at(seeds, positions).tolist() == alone
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

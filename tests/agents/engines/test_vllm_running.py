@@ -1,7 +1,5 @@
 """vLLM itself, on a CPU, beside transformers on the same weights. One engine for all tests, since it starts slowly."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -10,9 +8,8 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
@@ -21,7 +18,6 @@ import psutil
 import torch
 
 from spear_agents.engines.base import (
-    ContextExceededError,
     EngineFault,
     EngineFaultKind,
     Finish,
@@ -41,7 +37,6 @@ from tests.agents.leftovers import expect_nothing_left, find_processes
 pytestmark = pytest.mark.slow
 BLOCK = 128
 """Tokens of a block of the prefix cache on a CPU."""
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +107,6 @@ def test_log_probs_are_those_of_transformers_before_the_filters(
         assert given.log_probs == pytest.approx(wanted, abs=1e-4)
 
 
-def test_greedy_tokens_are_those_of_transformers(engine: VLLMEngine, model: HFModel) -> None:
-    requests = make_requests(model, 24, temperature=0.0)
-    for given, wanted in zip(answer(engine, requests), model.generate_batch(requests), strict=True):
-        assert (given.token_ids, given.finish) == (wanted.token_ids, wanted.finish)
-        assert given.log_probs == pytest.approx(wanted.log_probs, abs=1e-4)
-
-
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 3}, {"temperature": 1.5, "top_p": 0.6}])
 def test_equal_seeds_draw_what_transformers_draws(engine: VLLMEngine, model: HFModel, sampling: dict[str, Any]) -> None:
     requests = [*make_requests(model, 24, **sampling), *make_requests(model, 8, temperature=0.0)]
@@ -127,19 +115,6 @@ def test_equal_seeds_draw_what_transformers_draws(engine: VLLMEngine, model: HFM
     # A draw within rounding of the edge between two tokens may fall on either side.
     assert sum(given.token_ids == wanted.token_ids for given, wanted in pairs) >= len(pairs) - 1
     assert len({given.token_ids for given, _ in pairs[:24]}) > 12
-
-
-def test_an_answer_does_not_depend_on_its_company(engine: VLLMEngine, model: HFModel) -> None:
-    requests = make_requests(model, 24)
-    together = answer(engine, requests)
-    mixed = list(range(len(requests)))
-    random.Random(1).shuffle(mixed)
-    shuffled = dict(zip(mixed, answer(engine, [requests[i] for i in mixed]), strict=True))
-    for i, request in enumerate(requests):
-        alone = answer(engine, [request])[0] if i < 6 else shuffled[i]
-        assert together[i].token_ids == shuffled[i].token_ids == alone.token_ids
-    twins = [replace(requests[0], sampling=Sampling(max_tokens=12), request_id=str(i)) for i in range(6)]
-    assert len({given.token_ids for given in answer(engine, twins)}) > 1
 
 
 def test_answers_end_as_those_of_transformers(engine: VLLMEngine, model: HFModel) -> None:
@@ -248,26 +223,6 @@ def test_nothing_is_generated_for_episodes_that_have_ended(engine: VLLMEngine, w
     assert [[t.response_ids for t in trajectory.turns] for trajectory in again] == [
         [t.response_ids for t in trajectory.turns] for trajectory in trajectories
     ]
-
-
-def test_what_it_cannot_do_is_said(engine: VLLMEngine, model: HFModel) -> None:
-    request = make_requests(model, 1)[0]
-    length = engine.context_length
-    full = replace(request, prompt_ids=(3,) * (length - 4))
-    # Where the context ends, the answer ends.
-    given = answer(engine, [replace(full, sampling=Sampling(max_tokens=500, temperature=0.0))])[0]
-    assert len(given.token_ids) <= 4
-    bad: list[tuple[Request, type[Exception], str]] = [
-        (replace(request, prompt_ids=(3,) * length), ContextExceededError, "fill the context"),
-        (replace(request, prompt_ids=()), SpearError, "empty"),
-        (replace(request, prompt_ids=(10**6,)), SpearError, "out of vocabulary"),
-        (replace(request, sampling=Sampling(temperature=0.001)), SpearError, "temperature 0 or from"),
-        (replace(request, images=(np.zeros((4, 4, 3), np.uint8),)), SpearError, "modality"),
-    ]
-    for wrong, kind, words in bad:
-        with pytest.raises(kind, match=words):
-            answer(engine, [wrong])
-    assert answer(engine, [request])
 
 
 def change(state: dict[str, Any], *parts: str) -> dict[str, Any]:

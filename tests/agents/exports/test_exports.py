@@ -1,7 +1,5 @@
 """Pairs and data sets of recorded episodes: of a scripted player, a local model, and programs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -134,14 +132,6 @@ def test_a_pair_is_two_answers_to_one_prompt(scripted: Path, tmp_path: Path) -> 
     assert len(fewer) == len({pair["task_id"] for pair in pairs}) < len(pairs)
 
 
-def test_pairs_are_in_the_form_that_dpo_reads(scripted: Path, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    read_pairs(scripted, tmp_path / "pairs.jsonl")
-    table = datasets.load_dataset("json", data_files=str(tmp_path / "pairs.jsonl"), cache_dir=str(tmp_path / "cache"))
-    assert {"prompt", "chosen", "rejected"} <= set(table["train"].column_names)
-    assert table["train"][0]["chosen"][0]["role"] == "assistant"
-
-
 def test_a_program_that_branches_is_told_as_it_asked(branched: tuple[Path, list[Any]], tmp_path: Path) -> None:
     run, sent = branched
     told = []
@@ -217,10 +207,3 @@ def test_what_cannot_be_exported_is_told_in_a_line(corridor: str, tmp_path: Path
         with pytest.raises(SpearError, match=told):
             call(export_data, folder, "--form", "pairs", "--out", tmp_path / "pairs.jsonl")
     assert not (tmp_path / "pairs.jsonl").exists()
-
-
-def test_the_record_itself_is_never_replaced(scripted: Path) -> None:
-    before = (scripted / "episodes.jsonl").read_bytes()
-    with pytest.raises(SpearError, match="is the record itself: name another file"):
-        call(export_data, scripted, "--form", "pairs", "--out", scripted / "episodes.jsonl")
-    assert (scripted / "episodes.jsonl").read_bytes() == before

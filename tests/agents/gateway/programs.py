@@ -1,7 +1,5 @@
 """What the tests of the gateway share: engines whose every answer is kept, and a player over a gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence

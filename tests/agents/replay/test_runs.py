@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -12,7 +10,7 @@ from spear_agents.replay.runs import Run
 from spear_agents.trajectory import StopReason, TokenKind, Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE
-from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_cli import train, write_launch
 from tests.agents.test_trajectory import make_trajectory
 
 
@@ -125,20 +123,6 @@ def test_values_of_other_types_are_one_error_or_harmless(tmp_path: Path, changes
         assert "episodes.jsonl, byte 0" in str(error)
 
 
-def test_there_must_be_something_to_show(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match="does not exist"):
-        Run(tmp_path / "nowhere")
-    with pytest.raises(SpearError, match="no metrics"):
-        Run(tmp_path)
-
-
-def test_one_file_can_be_shown_alone(tmp_path: Path) -> None:
-    write(tmp_path / "some.jsonl", make_trajectory())
-    body = Run(tmp_path / "some.jsonl").read_episode(0)
-    assert body["turns"][0]["prompt"] is None
-    assert body["notes"] == ["No prompts and tokens: the tokenizer of these tokens is unknown: give --tokenizer DIR"]
-
-
 def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:
     write_launch(
         tmp_path / "train", 0, (0, {"val/success/all": 0.5}), train(1, x=math.nan, y=1.0), train(2, x=math.inf, y=2.0)
@@ -149,8 +133,3 @@ def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:
     assert training["metrics"]["val/success/all"] == [0.5, None, None]
     assert "x" not in training["metrics"], "nothing finite to draw"
     json.dumps(Run(tmp_path).summarise(), allow_nan=False)
-
-
-def test_a_training_alone_can_be_shown(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, train(1, y=1.0))
-    assert Run(tmp_path).read_trainings()[0]["name"] == tmp_path.name

@@ -1,20 +1,42 @@
-from __future__ import annotations
+"""The page: its server, its text, and its command."""
 
+import base64
+import hashlib
+import html
 import http.client
 import json
+import os
+import re
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spear_agents.replay.runs import Run
-from spear_agents.replay.server import CONNECTIONS, PageServer
+from spear_agents.replay.server import (
+    CONNECTIONS,
+    PageServer,
+    escape_json,
+    export_page,
+    make_policy,
+    play,
+    render_page,
+    view,
+)
 from spear_envs.core.errors import SpearError
-from tests.agents.replay.conftest import serve
+from tests.agents.replay.conftest import HOSTILE, serve
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +156,87 @@ def test_a_taken_port_is_one_error(server: PageServer, sokoban_run: Path) -> Non
     for port in (server.server_port, 70_000):
         with pytest.raises(SpearError, match="port"):
             PageServer(Run(sokoban_run), port=port)
+
+
+values: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from([HOSTILE, "</script", "<!--", "\u2028"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_json_comes_back_and_cannot_end_its_element(value: Any) -> None:
+    text = escape_json(value)
+    assert json.loads(text) == value
+    assert not set(text) & set("<>&\u2028\u2029")
+    assert text.isascii()
+
+
+def test_nothing_of_a_hostile_episode_stands_in_the_page_as_it_was_written(sokoban_run: Path, tmp_path: Path) -> None:
+    size = export_page(Run(sokoban_run), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert size == (tmp_path / "page.html").stat().st_size
+    assert "window.owned" in text  # the list has it, as data
+    assert "<script>window" not in text and "<img" not in text and "<svg" not in text
+    assert text.count("</script>") == 1 + 5 + 1, "data, five episodes, the script"
+
+
+def test_the_policy_allows_this_script_and_this_style_alone() -> None:
+    text = render_page({"title": "x", "token": "y"})
+    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', text)[0])
+    assert policy == make_policy()
+    assert "unsafe" not in policy and "default-src 'none'" in policy
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        content = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[-1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{rule} 'sha256-{digest}'" in policy
+    assert not re.search(r"\son\w+=", text.partition("<script")[0]), "no handlers in attributes"
+    assert "innerHTML" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+
+
+def test_marks_in_data_are_not_places_to_fill() -> None:
+    text = render_page({"title": "{{script}}", "token": "{{style}}"})
+    assert "<title>{{script}} · SPEAR</title>" in text
+    assert '"token":"{{style}}"' in text
+
+
+def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"run\xff<b>")
+    try:
+        shutil.copytree(sokoban_run, folder)
+    except OSError:
+        pytest.skip("this file system takes text alone")
+    export_page(Run(folder), tmp_path / "page.html")
+    assert "<title>run\ufffd&lt;b&gt; · SPEAR</title>" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("command", ["view", "play"])
+def test_a_page_is_served_until_ctrl_c(command: str, sokoban_run: Path, tmp_path: Path, root: Path) -> None:
+    arguments = [str(sokoban_run)] if command == "view" else ["spear/Sokoban-v1", "--browser", "--out", str(tmp_path)]
+    program = [sys.executable, "-u", "-m", "spear_envs.cli", command, *arguments, "--port", "0"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.match(r"(http://127\.0\.0\.1:\d+/)  \(Ctrl-C stops it\)\n", line)
+        assert found, line
+        with urllib.request.urlopen(found[1], timeout=20) as answer:
+            assert b"<!doctype html>" in answer.read()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(view, [str(tmp_path / "nowhere")])
+    assert isinstance(result.exception, SpearError) and "give a folder of" in str(result.exception)
+    (tmp_path / "summary.json").write_text("{}")
+    result = CliRunner().invoke(view, [str(tmp_path / "summary.json")])
+    assert isinstance(result.exception, SpearError) and "is not a file of episodes" in str(result.exception)
+    result = CliRunner().invoke(play, ["spear/Sokobn-v0", "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, SpearError) and not (tmp_path / "out").exists()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,17 +27,7 @@ def make_byte_level() -> Any:
     return tokenizer
 
 
-def make_metaspace() -> Any:
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    tokenizer.decoder = tokenizers.decoders.Metaspace()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>"], show_progress=False)
-    tokenizer.train_from_iterator(SAMPLE, trainer)
-    return tokenizer
-
-
 BYTE_LEVEL = make_byte_level()
-METASPACE = make_metaspace()
 
 
 @given(st.text(max_size=30) | st.sampled_from(["😀😀", "漢字 ok", " a  b\n"]))
@@ -53,18 +41,6 @@ def test_pieces_are_the_text_and_count_every_token(text: str) -> None:
 @given(st.lists(st.integers(0, 255), max_size=20))
 def test_bytes_that_are_no_text_still_count(ids: list[int]) -> None:
     assert sum(count for _, count in split_text(ByteTokenizer(), ids)) == len(ids)
-
-
-def test_blanks_between_words_are_kept_by_tokenizers_that_drop_a_leading_one() -> None:
-    ids = METASPACE.encode("over the hill").ids
-    assert "".join(piece for piece, _ in split_text(METASPACE, ids)) == METASPACE.decode(ids) == "over the hill"
-
-
-def test_a_moved_model_is_found_beside_the_run(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "model").mkdir(parents=True)
-    BYTE_LEVEL.save(str(tmp_path / "runs" / "model" / "tokenizer.json"))
-    decoder = open_decoder({"model": "runs/model"}, tmp_path / "runs" / "eval" / "deep")
-    assert decoder.decode(BYTE_LEVEL.encode("hill").ids) == "hill"
 
 
 def test_what_is_no_tokenizer_is_one_error(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """One training twice: by the trainer's actor over verl's interfaces, and by the lab's; and what differs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

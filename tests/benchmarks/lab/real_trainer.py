@@ -3,8 +3,6 @@
 verl chooses its platform when it is imported, and a process group belongs to a whole process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

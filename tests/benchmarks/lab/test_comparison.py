@@ -1,7 +1,5 @@
 """A comparison is registered, run, stopped, gone on with, and reported as it was registered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import TUNING_SEED, Registry, RunPlan, run_all
 from spear_agents.significance import count_pairs, estimate_crossed
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import SettingsError, SpearSettings
-from tests.rooms import ROOT
 
 CONTENT: dict[str, Any] = {
     "title": "Trial",
@@ -75,12 +71,6 @@ def test_a_stopped_comparison_goes_on_and_ends_the_same(made: Path) -> None:
     assert read_result(made / "parted") == read_result(made / "whole")
 
 
-@pytest.mark.nightly
-def test_several_processes_make_the_same_runs(made: Path) -> None:
-    run_all(Registry(Comparison.read(made / "trial.yaml"), made / "shared"), 2, lambda: None)
-    assert read_result(made / "shared") == read_result(made / "whole")
-
-
 def test_the_rate_is_the_best_of_the_tuning_runs(made: Path) -> None:
     registry = Registry(Comparison.read(made / "trial.yaml"), made / "whole")
     for arm in ("grpo", "si"):
@@ -108,15 +98,6 @@ def test_the_report_holds_what_was_registered(made: Path) -> None:
     assert (made / "figure.png").stat().st_size > 10_000
 
 
-def test_what_was_not_registered_is_marked(made: Path) -> None:
-    file, result = made / "trial.yaml", made / "whole" / "result.json"
-    done = invoke("report", str(file), str(result), "--explore", "grpo:si", "--explore", "si:grpo")
-    head, explored = done.output.split("**Explored, not registered:**")
-    assert explored.count("| grpo | si |") == 1 and "| grpo | si |" not in head and "| si | grpo |" not in explored
-    assert invoke("report", str(file), str(result), "--explore", "grpo").exit_code == 2
-    assert "'gpro' is not an arm" in str(invoke("report", str(file), str(result), "--explore", "gpro:si").exception)
-
-
 def test_results_of_another_file_are_refused(made: Path) -> None:
     other = made / "other.yaml"
     other.write_text(yaml.safe_dump({**CONTENT, "seeds": 4}))
@@ -135,29 +116,7 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
     assert "is not a result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
 
 
-def test_a_page_gets_its_tables(made: Path) -> None:
-    page = made / "page.md"
-    page.write_text("before\n<!-- lab trial -->\nold\n<!-- end -->\nafter\n")
-    assert (
-        invoke("report", str(made / "trial.yaml"), str(made / "whole" / "result.json"), "--page", str(page)).output
-        == ""
-    )
-    text = page.read_text()
-    assert text.startswith("before\n<!-- lab trial -->\nTrial. 3 seeds") and text.endswith("<!-- end -->\nafter\n")
-    assert "old" not in text
-    page.write_text("nothing\n")
-    refused = invoke("report", str(made / "trial.yaml"), str(made / "whole" / "result.json"), "--page", str(page))
-    assert "no place for trial" in str(refused.exception)
-
-
 # ---- the file --------------------------------------------------------------------------------------------------------
-def test_the_digest_is_of_what_is_compared_alone() -> None:
-    first = Comparison.of(CONTENT)
-    assert first.digest == Comparison.of(dict(reversed(CONTENT.items()))).digest
-    # YAML reads 4e-3 as a text.
-    assert first.digest == Comparison.of({**CONTENT, "rates": ["1e-3", "4e-3"]}).digest
-    for change in ({"title": "Other"}, {"seeds": 5}, {"rates": [0.001]}, {"compare": []}):
-        assert Comparison.of({**CONTENT, **change}).digest != first.digest
 
 
 @pytest.mark.parametrize(
@@ -182,13 +141,6 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, change: dict
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_what_is_no_file_of_settings_is_refused(tmp_path: Path) -> None:
-    for text, message in (("[1]", "not a mapping"), ("a: [", "not YAML"), ("seeds: 3", r"comparison\.\w+ is missing")):
-        (tmp_path / "a.yaml").write_text(text)
-        with pytest.raises(SpearError, match=message):
-            Comparison.read(tmp_path / "a.yaml")
-
-
 @pytest.mark.parametrize("name", ["grpo_spear", "gigpo_nostd_sil"])
 def test_an_arm_is_what_the_trainer_makes_of_its_algorithm(name: str) -> None:
     pytest.importorskip("omegaconf", reason="needs the extra 'train'")
@@ -197,26 +149,3 @@ def test_an_arm_is_what_the_trainer_makes_of_its_algorithm(name: str) -> None:
 
     config = compose_config((f"algorithm={name}",), Path("runs/none"), check=False)
     assert Arm(algorithm=name).compose(TrainingSettings()) == RunSettings.from_config(config).algorithm
-
-
-def test_an_arm_changes_what_all_share() -> None:
-    shared = TrainingSettings(spear={"replay": {"capacity": 5, "max_age": 9}})
-    made = Arm(algorithm="grpo_sil", spear={"replay": {"max_age": 2}}).compose(shared)
-    assert (made.replay.capacity, made.replay.max_age, made.sil.enabled) == (5, 2, True)
-    assert made != SpearSettings()
-    with pytest.raises(SettingsError):
-        Arm(spear={"replay": {"max_age": -1}}).compose(shared)
-
-
-def test_registered_comparisons_can_be_reported() -> None:
-    """The page of tables is what these files and results say."""
-    files = sorted((ROOT / "benchmarks" / "lab").glob("*.yaml"))
-    page = (ROOT / "docs" / "lab-results.md").read_text(encoding="utf-8")
-    assert len(files) >= 3
-    for file in files:
-        result = ROOT / "benchmarks" / "results" / "lab" / f"{file.stem}.json"
-        if not result.exists():
-            assert f"`{file.stem}`, registered as `{Comparison.read(file).digest[:12]}`" in page, "not yet run"
-            continue
-        text = Findings(Comparison.read(file), result).write_tables()
-        assert f"<!-- lab {file.stem} -->\n{text}<!-- end -->" in page

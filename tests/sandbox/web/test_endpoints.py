@@ -1,18 +1,18 @@
-"""Whose turn it is among several servers."""
-
-from __future__ import annotations
+"""Addresses of services, where they listen, and their options."""
 
 import random
 from collections import Counter
+from pathlib import Path
 
+import click
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from click.testing import CliRunner
 
+from spear_sandbox.console import Number
 from spear_sandbox.errors import SpearError
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
+from spear_sandbox.web.listening import bind_socket, find_foreign_name, is_loopback, read_token
 
-SANDBOX = Service("a sandbox", "/run_code", 8080, "SPEAR_SANDBOX_TOKEN")
 RETRIEVER = Service("a retrieval service", "/retrieve", 8000, "SPEAR_RETRIEVER_TOKEN")
 
 
@@ -66,13 +66,6 @@ def test_a_server_may_ask_for_a_longer_wait() -> None:
     assert ring.choose(0.0) is second  # all are left out: the one that comes back first
 
 
-@given(st.integers(1, 10_000), st.integers())
-def test_jitter_takes_off_and_never_adds(failures: int, seed: int) -> None:
-    backoff = Backoff(first=0.1, longest=5.0, jitter=0.5)
-    full = min(5.0, 0.1 * 2.0 ** min(failures - 1, 30))
-    assert full / 2 <= backoff.choose_wait(failures, random.Random(seed)) <= full
-
-
 @pytest.mark.parametrize(
     ("given_urls", "read"),
     [
@@ -116,19 +109,94 @@ def test_passwords_in_addresses_are_refused_and_not_repeated() -> None:
     assert "s3cret" not in str(caught.value) and "host" in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["http://u:s3cret@host:99999", "http://u:s3cret@[::1", "http://u:s3cret@host:x"])
-def test_a_password_is_not_repeated_where_the_rest_is_wrong(url: str) -> None:
-    with pytest.raises(SpearError, match="name or password") as caught:
-        read_urls(url, SANDBOX)
-    assert "s3cret" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+    ],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
 
 
-def test_a_service_has_its_own_path_name_and_example() -> None:
-    assert read_urls(["http://a/x/", "https://b/x/run_code/", "http://a/x"], SANDBOX) == ("http://a/x", "https://b/x")
-    assert read_urls("http://a/retrieve", SANDBOX) == ("http://a/retrieve",)
-    with pytest.raises(
-        SpearError, match=r"'a:1' is not an address of a sandbox: write, for instance, http://127\.0\.0\.1:8080"
-    ):
-        read_urls("a:1", SANDBOX)
-    with pytest.raises(SpearError, match="no address of a sandbox was given"):
-        read_urls([], SANDBOX)
+@pytest.mark.parametrize(
+    ("host", "stranger"),
+    [
+        ("sandbox:8080", False),
+        ("10.0.0.7:8080", False),
+        ("[fd00::7]:8080", False),
+        ("Sandbox.Example.ORG", False),
+        ("sandbox.example.org.:80", False),
+        ("evil.example:8080", True),
+        ("sandbox.example.org.evil.example", True),
+        ("127.0.0.1.evil.example", True),
+        ("[", True),
+        ("", True),
+    ],
+)
+def test_names_that_a_stranger_may_point_here(host: str, stranger: bool) -> None:
+    assert (find_foreign_name({"host": host}, {"sandbox.example.org"}) is not None) is stranger
+
+
+def test_ports() -> None:
+    with bind_socket("localhost", 0) as listener:
+        port = listener.getsockname()[1]
+        assert port > 0
+        with pytest.raises(SpearError, match=r"another program listens there.*choose another --port"):
+            bind_socket("localhost", port)
+    with pytest.raises(SpearError, match="not an address of this machine"):
+        bind_socket("no-such-host.invalid", 0)
+    with pytest.raises(SpearError, match="choose another --port"):
+        bind_socket("192.0.2.1", 8000)
+
+
+def test_tokens_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TOKEN_OF_A_TEST", raising=False)
+    secret = tmp_path / "token"
+    monkeypatch.setenv("TOKEN_OF_A_TEST_FILE", str(secret))
+    with pytest.raises(SpearError, match="cannot be read"):
+        read_token("TOKEN_OF_A_TEST")
+    secret.write_text("")
+    with pytest.raises(SpearError, match="is empty"):
+        read_token("TOKEN_OF_A_TEST")  # never a service without one
+    secret.write_text("s3cret\n")
+    assert read_token("TOKEN_OF_A_TEST") == "s3cret"
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "nearer")
+    assert read_token("TOKEN_OF_A_TEST") == "nearer"
+
+
+def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOKEN_OF_A_TEST", raising=False)
+    assert read_token("TOKEN_OF_A_TEST") is None
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "")
+    assert read_token("TOKEN_OF_A_TEST") is None
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "s3cret")
+    assert read_token("TOKEN_OF_A_TEST") == "s3cret"
+    for wrong in ("two words", "é", "a\nb"):
+        monkeypatch.setenv("TOKEN_OF_A_TEST", wrong)
+        with pytest.raises(SpearError, match="TOKEN_OF_A_TEST has characters"):
+            read_token("TOKEN_OF_A_TEST")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("2.5", "2.5"),
+        ("nan", "nan is not a finite number"),
+        ("inf", "inf is not a finite number"),
+        ("-1", "-1.0 is not in the range x>0"),
+        ("many", "'many' is not a valid float"),
+    ],
+)
+def test_a_number_is_finite_and_in_its_range(text: str, shown: str) -> None:
+    @click.command()
+    @click.option("--share", type=Number(0, min_open=True))
+    def show(share: float) -> None:
+        click.echo(share)
+
+    assert shown in CliRunner().invoke(show, ["--share", text]).output

@@ -1,7 +1,5 @@
 """What ALFWorld's tests share: the official games, where they are at hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Folders of game files as the official archives have them, written for a test."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Official games made odd: properties at the start, bare names, things in two places, goals of every form."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping

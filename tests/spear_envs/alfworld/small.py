@@ -1,7 +1,5 @@
 """One small game written by hand, with every oddity that official games have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from spear_envs.alfworld.game import Game

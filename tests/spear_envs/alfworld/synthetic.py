@@ -1,7 +1,5 @@
 """Synthetic games for tests, and what can be read off them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 

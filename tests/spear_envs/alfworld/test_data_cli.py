@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -64,12 +62,6 @@ def games(tmp_path: Path) -> Path:
 
 
 class TestGet:
-    def test_published_addresses(self) -> None:
-        assert [archive.url for archive in data_cli.ARCHIVES] == [
-            "https://github.com/alfworld/alfworld/releases/download/0.4.0/json_2.1.2_tw-pddl.zip",
-            "https://github.com/alfworld/alfworld/releases/download/0.2.2/json_2.1.1_json.zip",
-        ]
-
     def test_download_resume_and_unpack(
         self, data: Path, site: Site, games: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -114,34 +106,6 @@ class TestGet:
         with pytest.warns(UserWarning):
             assert len(make_task_set("official", "train")) == 3
 
-    def test_from_any_one_archive(
-        self, data: Path, games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        archive = shutil.make_archive(str(tmp_path / "mine"), "xztar", games.parent, "made")
-        code, out, err = run(capsys, "get", "alfworld", "--from", archive)
-        assert (code, err) == (0, "") and "valid_seen" in out
-        assert len(make_task_set("official", "train")) == 3
-
-    def test_an_environment_that_looks_elsewhere_is_named(
-        self,
-        data: Path,
-        games: Path,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "elsewhere"))
-        archive = shutil.make_archive(str(tmp_path / "mine"), "zip", games)
-        code, out, _ = run(capsys, "get", "alfworld", "--from", archive)
-        assert code == 0 and f"$ALFWORLD_DATA is set to {tmp_path / 'elsewhere'}" in out
-
-    def test_archives_without_games(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "in").mkdir()
-        (tmp_path / "in" / "readme").write_text("")
-        archive = shutil.make_archive(str(tmp_path / "mine"), "zip", tmp_path / "in")
-        code, _, err = run(capsys, "get", "alfworld", "--from", archive)
-        assert code == 1 and "has no game with its traj_data.json after unpacking" in err
-
     def test_hostile_and_broken_archives(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         bad = tmp_path / "bad.zip"
         with zipfile.ZipFile(bad, "w") as zipped:
@@ -151,11 +115,6 @@ class TestGet:
         assert not (tmp_path / "escaped").exists()
         bad.write_bytes(b"PK\x03\x04 no zip")
         assert run(capsys, "get", "alfworld", "--from", bad)[0] == 1
-
-    def test_offline(self, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SPEAR_OFFLINE", "1")
-        code, _, err = run(capsys, "get", "alfworld")
-        assert code == 1 and "releases/download/0.4.0/json_2.1.2_tw-pddl.zip in a browser" in err
 
 
 class TestVerify:
@@ -178,12 +137,6 @@ class TestVerify:
         assert "valid_unseen: There are no official games of the split" in out
         assert "train, left out: 1 × marked as not solvable" in out
         assert out.count("trial_1/game.tw-pddl: its grammar has no rule") == 1  # those of this test are too short
-
-    def test_many_faults_are_summed_up(self, data: Path, games: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for number in range(20, 35):
-            write_trial(games / "train", number).joinpath("game.tw-pddl").write_text("{")
-        _, out, _ = run(capsys, "verify", "alfworld", "--dir", games)
-        assert out.count("is not JSON") <= 10 and "more such games" in out
 
     def test_a_whole_split(
         self, data: Path, official_games: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -1,23 +1,19 @@
 """The environment ``spear/ALFWorld-v0``."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from gymnasium.error import ResetNeeded
 
 from spear_envs.alfworld.env import ALFWorldEnv
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.testing import check_spear_env
-from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data, write_problem
+from tests.spear_envs.alfworld.small import make_data
 
 OWN_KEYS = {"goal_conditions_met", "goal_conditions", "goal_condition_success"}
 HEAT = "alfworld/embedded/train/00003"
@@ -105,36 +101,6 @@ def test_fifty_turns_end_an_episode() -> None:
     assert steps[-1][4]["score"] == 0.0
 
 
-def test_malformed_responses_are_explained_and_play_nothing() -> None:
-    env = make(response_format="tags")
-    _, before = env.reset(options={"task": HEAT})
-    observation, _, _, _, info = env.step("go to fridge 1")
-    assert "there is no <action>…</action>" in observation
-    assert "<think>your reasoning</think>" in observation
-    assert (info["anchor"], info["action"], info["tool_calls"]) == (before["anchor"], "", 0)
-    assert info["reward_terms"]["format"] == 0.0
-
-
-def test_a_command_without_thoughts_is_played_and_loses_the_format_term() -> None:
-    env = make(response_format="tags")
-    env.reset(options={"task": HEAT})
-    observation, _, _, _, info = env.step("<action>LOOK</action>")
-    assert observation.startswith("You are in the middle of a room.")
-    assert (info["action"], info["action_ok"], info["format_ok"], info["tool_calls"]) == ("look", True, False, 1)
-    assert info["reward_terms"]["format"] == 0.0
-
-
-def test_peers_play_the_end_of_the_text() -> None:
-    env = make(response_format="tags", on_malformed="peer")
-    env.reset(options={"task": HEAT})
-    observation, _, _, _, info = env.step("I do not know how to do this; I look")
-    assert (observation, info["action"]) == ("Nothing happens.", "ot know how to do this; i look")
-    observation, _, _, _, info = env.step("x" * 30 + " " * 26 + "LOOK")
-    assert (info["action"], info["action_ok"], info["format_ok"]) == ("look", True, False)
-    _, _, _, _, info = env.step("prose <think>a</think> prose <action>LOOK</action> prose")
-    assert (info["action_ok"], info["format_ok"]) == (True, True)
-
-
 def test_aliases_are_rewritten_before_they_are_played() -> None:
     for aliases, accepted in (("none", False), ("paper", True)):
         env = make(aliases=aliases)
@@ -209,33 +175,6 @@ def test_one_game_is_a_task_set(tmp_path: Path) -> None:
     assert make(game=str(path)).reset(seed=2)[1]["task_id"] == info["task_id"]
 
 
-@needs_logic
-def test_older_games_can_be_upgraded(tmp_path: Path) -> None:
-    path = write_small(tmp_path, make_release_2_1_1(make_data()))
-    old, new = make(game=path), make(game=path, wording="2.1.2")
-    assert "help" not in old.reset()[1]["admissible_actions"]
-    assert "help" in new.reset()[1]["admissible_actions"]
-    assert old.step("go to fridge 1")[0].startswith("You arrive at loc ")
-    assert new.step("go to fridge 1")[0].startswith("You arrive at fridge 1.")
-    mixed = make(game=path, aliases="paper")
-    mixed.reset()
-    for command in ("go to countertop 1", "take mug 1 from countertop 1", "move mug 1 to countertop 1"):
-        observation, _, _, _, info = mixed.step(command)
-    assert (observation, info["action"]) == (
-        "You put the mug 1 in/on the countertop 1.",
-        "put mug 1 in/on countertop 1",
-    )
-
-
-@needs_logic
-def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
-    env = make(game=write_small(tmp_path, make_data(write_problem("(and)"))), reward="native")
-    _, info = env.reset()
-    assert (info["won"], info["score"]) == (True, 1.0)
-    _, reward, terminated, _, _ = env.step("look")
-    assert (reward, terminated) == (1.0, True)
-
-
 @pytest.mark.parametrize(
     ("kwargs", "fault"),
     [
@@ -257,52 +196,3 @@ def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
 def test_keywords_without_a_valid_value(kwargs: dict[str, Any], fault: str) -> None:
     with pytest.raises(SpearError, match=fault):
         ALFWorldEnv(**kwargs)
-
-
-def test_an_empty_folder_of_games(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=f"{tmp_path}.*spear data get alfworld"):
-        make(dataset="official", data_dir=tmp_path)
-    (tmp_path / "json_2.1.2" / "train").mkdir(parents=True)
-    with pytest.raises(SpearError, match=r"no game\.tw-pddl below"):
-        make(dataset="official", data_dir=tmp_path)
-    with pytest.raises(SpearError, match="cannot be read"):
-        make(game=tmp_path / "game.tw-pddl")
-
-
-def test_before_the_first_episode() -> None:
-    env = make()
-    with pytest.raises(ResetNeeded):
-        _ = env.play
-    with pytest.raises(ResetNeeded):
-        env.expert_plan()
-    with pytest.raises(UnknownTaskError):
-        env.reset(options={"task": "alfworld/embedded/train/99999"})
-
-
-def test_a_vector_of_environments() -> None:
-    envs = gym.make_vec("spear_envs:spear/ALFWorld-v0", num_envs=3, response_format="plain", rooms="small")
-    observations, _ = envs.reset(seed=5)
-    assert len(set(observations)) == 3
-    single = [make(rooms="small") for _ in range(3)]
-    assert [env.reset(seed=5 + i)[0] for i, env in enumerate(single)] == list(observations)
-    for _ in range(4):
-        observations, _, _, _, _ = envs.step(["look", "inventory", "help"])
-    assert observations[1] == "You are not carrying anything."
-    envs.close()
-
-
-def test_many_environments_share_what_does_not_change() -> None:
-    envs = [make() for _ in range(40)]
-    for env in envs:
-        env.reset(options={"task": HEAT})
-    assert len({id(env.play.game) for env in envs}) == 1
-    assert len({id(env.tasks) for env in envs}) == 1
-    envs[0].step("go to fridge 1")
-    assert envs[1].play.state.location == envs[1].play.game.initial.location
-
-
-def test_render_shows_the_text() -> None:
-    env = make(render_mode="ansi")
-    observation, _ = env.reset(seed=1)
-    assert env.render() == observation
-    assert env.step("inventory")[0] == env.render() == "You are not carrying anything."

@@ -1,22 +1,27 @@
-"""Goals: the compiled test against one that tries every binding, and what is refused."""
-
-from __future__ import annotations
+"""Goals: the compiled test against one that tries every binding, and their conditions."""
 
 import random
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spear_envs.alfworld.conditions import count_goal_conditions
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.gamefile import GameFile, load_game
 from spear_envs.alfworld.goals import FLUENTS, compile_condition
 from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.pddl import PREDICATES, Expression, parse_expression
 from spear_envs.alfworld.state import State
+from spear_envs.alfworld.synthesis.games import SyntheticGame
+from spear_envs.alfworld.task_types import TaskType
 from tests.spear_envs.alfworld.small import make_small, play, start
+from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
 
 TYPES = ("object", "receptacle", "agent", "location")
 ATOMS = (
@@ -159,3 +164,62 @@ def test_a_goal_that_holds_at_the_start() -> None:
     assert start("(and)").won
     assert not start("(or)").won
     assert start("(not (exists (?o - object) (isHot ?o)))").won
+
+
+TOTALS = {TaskType.PICK: 1, TaskType.LOOK: 2, TaskType.PICK2: 2}
+ATTRIBUTES = {TaskType.CLEAN: ("clean", "cleanable"), TaskType.HEAT: ("hot", "heatable"),
+              TaskType.COOL: ("cool", "coolable")}  # fmt: skip
+
+
+def count_as_alfred(game: Game, state: State, task_type: TaskType, wanted: str, target: str) -> tuple[int, int]:
+    """ALFRED's ``goal_conditions_met`` of each task, on our states."""
+    things = [one for one, kinds in game.object_types.items() if f"{wanted.lower()}type" in kinds]
+    places = [one for one, kinds in game.receptacle_types.items() if f"{target.lower()}type" in kinds]
+    if task_type is TaskType.LOOK:
+        lamps = [one for one, kinds in game.object_types.items() if f"{target.lower()}type" in kinds]
+        here = game.receptacles_at.get(state.location, ())
+        seen = [one for one in lamps if one in state.toggled and any(one in state.contents[place] for place in here)]
+        return (state.held in things) + bool(seen), 2
+    inside = {place: [one for one in things if one in state.contents[place]] for place in places}
+    if task_type is TaskType.PICK2:
+        return min(max(len(found) for found in inside.values()), 2), 2
+    placed = [one for found in inside.values() for one in found]
+    if task_type is TaskType.PICK:
+        return int(bool(placed)), 1
+    attribute, able = ATTRIBUTES[task_type]
+    things = [one for one in things if one in game.problem.having(able)]
+    treated = [one for one in things if one in getattr(state, attribute)]
+    in_place = [one for one in placed if one in things]
+    return bool(in_place) + bool(treated) + bool(set(in_place) & set(treated)), 3
+
+
+@given(synthetic_games, walks)
+@settings(max_examples=150)
+def test_counts_are_those_of_alfred(made: SyntheticGame, walk: list[float]) -> None:
+    play = Interpreter(open_synthetic(made))
+    game = play.game
+    wander(play, walk)
+    for command in [None, *plan(game, play.state)]:
+        if command is not None:
+            play.step(command)
+        met, total = count_goal_conditions(game.conditions, play.state)
+        assert (met, total) == count_as_alfred(game, play.state, made.task_type, made.wanted, made.target)
+        assert total == TOTALS.get(made.task_type, 3)
+        assert (met == total) == play.won
+    assert play.won
+
+
+def test_official_games(official_games: Path) -> None:
+    for path in sorted(official_games.glob("valid_seen/*/*/game.tw-pddl")):
+        head = path.parts[-3].split("-")
+        task_type = TaskType(head[0])
+        play = Interpreter(load_game(GameFile(path)))
+        met = []
+        for command in [None, *plan(play.game, play.state)]:
+            if command is not None:
+                play.step(command)
+            counted = count_goal_conditions(play.game.conditions, play.state)
+            assert counted == count_as_alfred(play.game, play.state, task_type, head[1], head[3])
+            assert (counted[0] == counted[1]) == play.won
+            met.append(counted[0])
+        assert met[0] < met[-1] and play.won

@@ -1,8 +1,5 @@
 """Facts A11 to A21: what can be done, what it does, and what is said."""
 
-from __future__ import annotations
-
-import os
 import random
 import subprocess
 import sys
@@ -224,11 +221,6 @@ def test_the_goal_ends_the_game() -> None:
     assert game.won
 
 
-@pytest.mark.parametrize("command", ["  go to fridge 1", "go to fridge 1\t\n", " inventory "])
-def test_blanks_at_the_ends_do_not_matter(command: str) -> None:
-    assert start().step(command)[1] is not None
-
-
 @pytest.mark.parametrize(
     "command",
     ["", "GO TO FRIDGE 1", "Go to fridge 1", "go  to fridge 1", "go to fridge", "go to fridge 1 now", "go to fridge 2",
@@ -240,15 +232,6 @@ def test_all_else_does_nothing(command: str) -> None:
     assert game.step(command) == ("Nothing happens.", None)
     assert game.state.to_plain(game.game.initial) == before
     assert game.admissible == listed
-
-
-def test_a_bare_name_cannot_be_said() -> None:
-    """Fact A10: the name ends with a blank, which is stripped off the command."""
-    text = write_problem().replace("Desk_bar_1", "OldDesk")
-    game = Interpreter(Game.from_problem(text, "x.", WORDING_2_1_2))
-    assert "go to olddesk " in game.admissible
-    assert game.step("go to olddesk ") == ("Nothing happens.", None)
-    assert "a olddesk , and a sinkbasin 1." in game.opening
 
 
 def test_admissible_commands_are_sorted_and_each_does_something() -> None:
@@ -353,28 +336,11 @@ def test_commands_change_only_what_they_say() -> None:
     assert seen == set(Verb)
 
 
-TRACE = """
-import hashlib, random
-from spear_envs.alfworld.gamefile import load_game
-from spear_envs.alfworld.interpreter import Interpreter
-from spear_envs.alfworld.tasks import make_task_set
-tasks, rng, told = make_task_set("embedded", "valid_seen"), random.Random(1), []
-for index in range(12):
-    game = Interpreter(load_game(tasks.source(tasks[index])))
-    told.append(game.opening)
-    for _ in range(40):
-        told += [game.step(rng.choice(game.admissible))[0], *game.admissible, game.state.digest(game.game.initial)]
-        told.append(repr(game.state.to_plain(game.game.initial)))
-print(hashlib.sha256(repr(told).encode()).hexdigest())
-"""
-
-
-def test_the_hash_seed_changes_nothing(root: Path) -> None:
-    outputs = set()
-    for seed in ("0", "1", "77"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run(
-            [sys.executable, "-c", TRACE], cwd=root, env=environment, capture_output=True, text=True, check=True
-        )
-        outputs.add(run.stdout)
-    assert len(outputs) == 1
+def test_all_recorded_games_hold(shared: Path, root: Path, official_games: Path) -> None:
+    check = shared / "golden" / "alfworld" / "check.py"
+    if not check.exists():
+        pytest.skip(f"{check.name} of the recorded ALFWorld games is not there")
+    run = subprocess.run(
+        [sys.executable, str(check), str(official_games)], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == "90 of 90 hold", run.stderr

@@ -1,6 +1,7 @@
-from __future__ import annotations
+"""The official games: where they lie, what belongs to a split, and the memory of a scan."""
 
 import json
+import os
 import shutil
 import warnings
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spear_envs.alfworld import records
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.gamefile import load_game
 from spear_envs.alfworld.official import (
@@ -18,6 +20,8 @@ from spear_envs.alfworld.official import (
     make_file_set,
     make_official_set,
 )
+from spear_envs.alfworld.records import LeftOut, scan_split
+from spear_envs.alfworld.task_types import TaskType
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.game_files import write_trial
 
@@ -36,13 +40,6 @@ class TestFinding:
         assert found.path == tmp_path / place / "train"
         assert found.published == place.startswith("json")
 
-    def test_the_newer_release_wins_if_it_has_games(self, tmp_path: Path) -> None:
-        old = write_split(tmp_path / "json_2.1.1" / "train", 0)
-        (tmp_path / "json_2.1.2" / "train").mkdir(parents=True)
-        assert find_split(tmp_path, "train").path == old
-        new = write_split(tmp_path / "json_2.1.2" / "train", 0)
-        assert (find_split(tmp_path, "train").path, find_split(tmp_path, "train").elsewhere) == (new, (old,))
-
     def test_who_says_where(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "cache"))
         write_split(tmp_path / "cache" / "alfworld" / "train", 0)
@@ -53,26 +50,10 @@ class TestFinding:
         monkeypatch.setenv("ALFWORLD_DATA", " ")
         assert find_data_folder(None) == (tmp_path / "cache" / "alfworld", "the user's cache")
 
-    def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(SpearError, match=r"absent \(data_dir\) is not a folder.*spear data get alfworld"):
-            find_split(tmp_path / "absent", "train")
-
-    def test_the_wrong_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(SpearError, match=r"no official games of the split 'train'.*json_2.1.2 or json_2.1.1"):
-            find_split(tmp_path, "train")
-        write_split(tmp_path / "json_2.1.2" / "train", 0)
-        with pytest.raises(SpearError, match=r"json_2\.1\.2 holds it: name that one"):
-            find_split(tmp_path / "json_2.1.2" / "train", "train")
-
     def test_no_game(self, tmp_path: Path) -> None:
         (tmp_path / "json_2.1.2" / "train" / "x").mkdir(parents=True)
         with pytest.raises(SpearError, match=r"no game.tw-pddl below .*train. Fetch the games"):
             find_split(tmp_path, "train")
-
-    def test_no_game_that_belongs(self, tmp_path: Path) -> None:
-        write_trial(tmp_path / "train", 0, solvable=False)
-        with pytest.raises(SpearError, match=r"No game in .* \(1 × marked as not solvable\)"):
-            make_official_set(tmp_path, "train", TaskText.TEMPLATE)
 
 
 class TestTaskSets:
@@ -95,13 +76,6 @@ class TestTaskSets:
         other = make_official_set(write_split(tmp_path / "c" / "train", 0, 2).parent, "train", TaskText.TEMPLATE)
         assert len({one.fingerprint, human.fingerprint, other.fingerprint}) == 3
 
-    def test_equal_arguments_give_the_same_set_until_the_folder_changes(self, tmp_path: Path) -> None:
-        write_split(tmp_path / "train", 0)
-        first = make_official_set(tmp_path, "train", TaskText.TEMPLATE)
-        assert make_official_set(tmp_path, "train", TaskText.TEMPLATE) is first
-        write_trial(tmp_path / "train", 1)
-        assert len(make_official_set(tmp_path, "train", TaskText.TEMPLATE)) == 2
-
     def test_a_broken_game_raises_only_when_it_is_played(self, tmp_path: Path) -> None:
         write_split(tmp_path / "train", 0, 1, 2)
         broken = tmp_path / "train" / "pick_and_place_simple-x" / "trial_1" / "game.tw-pddl"
@@ -111,23 +85,6 @@ class TestTaskSets:
         assert tasks.source(tasks[2]).read().sentence == tasks[2].instruction
         with pytest.raises(GameError, match=r"trial_1/game\.tw-pddl is not JSON .* Unpack the archive again"):
             tasks.source(tasks[1]).read()
-
-    def test_a_file_that_changed_or_vanished(self, tmp_path: Path) -> None:
-        write_split(tmp_path / "train", 0, 1)
-        tasks = make_official_set(tmp_path, "train", TaskText.TEMPLATE)
-        source = tasks.source(tasks[0])
-        key = source.key
-        assert source.path is not None
-        data = json.loads(source.path.read_text())
-        source.path.write_text(json.dumps({**data, "walkthrough": []}))
-        assert source.key != key
-        with pytest.raises(GameError, match="has changed since the task set was made"):
-            source.read()
-        source.path.unlink()
-        with pytest.raises(GameError, match="cannot be read"):
-            source.read()
-        with pytest.raises(GameError, match="cannot be read"):
-            load_game(source)
 
     def test_human_sentences(self, tmp_path: Path) -> None:
         write_trial(tmp_path / "train", 0, human=("", '  Put the "thing" in.\n'), folder="a")
@@ -159,15 +116,6 @@ class TestOneFile:
         assert tasks.source(task).path == path
         assert make_file_set(path) is tasks
 
-    def test_games_that_no_split_would_have(self, tmp_path: Path) -> None:
-        trial = write_trial(tmp_path, 0, folder="Sliced-movable", solvable=False, task_type="juggle")
-        (task,) = make_file_set(trial / "game.tw-pddl")
-        assert task.subtask == "juggle"
-        (trial / "traj_data.json").unlink()
-        (trial / "game.tw-pddl").rename(trial / "mine.json")
-        (task,) = make_file_set(trial / "mine.json")
-        assert task.subtask == "unknown"
-
     def test_what_is_no_game(self, tmp_path: Path) -> None:
         with pytest.raises(SpearError, match=r"is a folder: name the game\.tw-pddl in it"):
             make_file_set(tmp_path)
@@ -176,13 +124,6 @@ class TestOneFile:
         (tmp_path / "game.tw-pddl").write_text("{}")
         with pytest.raises(SpearError, match="has no 'pddl_domain'"):
             make_file_set(tmp_path / "game.tw-pddl")
-
-    def test_a_file_written_anew(self, tmp_path: Path) -> None:
-        path = write_trial(tmp_path, 0) / "game.tw-pddl"
-        first = make_file_set(path)[0].id
-        data = json.loads(path.read_text())
-        path.write_text(json.dumps({**data, "walkthrough": []}))
-        assert make_file_set(path)[0].id != first
 
 
 def test_the_whole_official_split(official_games: Path) -> None:
@@ -194,10 +135,6 @@ def test_the_whole_official_split(official_games: Path) -> None:
         assert game.task == task.instruction
     human = make_official_set(official_games, "valid_seen", TaskText.HUMAN)
     assert all(load_game(human.source(task)).task == task.instruction for task in human)
-
-
-def test_published_counts() -> None:
-    assert [sum(counts.values()) for counts in OFFICIAL_COUNTS.values()] == [3_553, 140, 134]
 
 
 def test_linked_folders_are_games_like_others(tmp_path: Path) -> None:
@@ -215,8 +152,114 @@ def test_linked_folders_are_games_like_others(tmp_path: Path) -> None:
     assert len(two) == 3 and two.fingerprint == one.fingerprint
 
 
-def test_a_folder_of_links_alone_is_a_split(tmp_path: Path) -> None:
-    plain = write_split(tmp_path / "plain" / "train", 0)
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "train").symlink_to(plain)
-    assert len(make_official_set(tmp_path / "linked", "train", TaskText.TEMPLATE)) == 1
+@pytest.fixture
+def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    folder = tmp_path / "games" / "valid_seen"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "read_record", None)
+
+
+class TestScanning:
+    def test_games_in_the_order_of_their_paths(self, split: Path) -> None:
+        for number in (3, 1, 10, 2):
+            write_trial(split, number, folder="pick_and_place_simple-x")
+        write_trial(split, 5, kind=TaskType.COOL)
+        listing = scan_split(split)
+        paths = [record.path for record in listing.games]
+        assert paths == sorted(paths) and len(paths) == 5
+        assert [Path(path).parent.name for path in paths[:4]] == ["trial_1", "trial_10", "trial_2", "trial_3"]
+        assert listing.left_out == {}
+        cooled = listing.games[-1]
+        assert cooled.task_type == "pick_cool_then_place_in_recep" and cooled.sentence.endswith(".")
+        assert cooled.human == "Move it." and not cooled.fault and len(cooled.sha256) == 64
+
+    def test_what_does_not_belong_is_left_out_and_counted(self, split: Path) -> None:
+        write_trial(split, 0)
+        write_trial(split, 1, folder="pick_and_place_with_movable_recep-Apple-Bowl-Desk-301")
+        write_trial(split, 2, folder="pick_and_place_simple-AppleSliced-None-Desk-301")
+        write_trial(split, 3, solvable=False)
+        write_trial(split, 4, solvable=None)
+        write_trial(split, 5, task_type="juggle")
+        (write_trial(split, 6) / "game.tw-pddl").unlink()
+        (write_trial(split, 7) / "traj_data.json").unlink()
+        write_trial(split, 8, solvable="yes")
+        listing = scan_split(split)
+        assert len(listing.games) == 1
+        assert listing.left_out == {
+            LeftOut.KIND: 2,
+            LeftOut.UNSOLVABLE: 2,
+            LeftOut.UNMARKED: 1,
+            LeftOut.TYPE: 1,
+            LeftOut.NO_GAME: 1,
+            LeftOut.NO_TRAJECTORY: 1,
+        }
+
+    @pytest.mark.parametrize(
+        ("text", "fault"),
+        [
+            ('{"pddl_domain": "', "is not JSON"),
+            ("[1, 2]", "holds a list instead of an object"),
+            ('{"solvable": true}', "has no 'pddl_domain'"),
+            ('{"pddl_domain": "", "pddl_problem": "", "grammar": 3}', "not a text in 'grammar'"),
+            ('{"pddl_domain": "", "pddl_problem": "", "grammar": "x"}', "no rule that says 'Your task is to"),
+            ("\udcff", "is not JSON"),
+        ],
+    )
+    def test_broken_games_keep_their_place(self, split: Path, text: str, fault: str) -> None:
+        for number in range(3):
+            write_trial(split, number, folder="pick_and_place_simple-x")
+        broken = split / "pick_and_place_simple-x" / "trial_1" / "game.tw-pddl"
+        broken.write_bytes(text.encode("utf-8", "surrogateescape"))
+        games = scan_split(split).games
+        assert [bool(record.fault) for record in games] == [False, True, False]
+        assert fault in games[1].fault and str(split) not in games[1].fault
+        assert games[1].task_type == "pick_and_place_simple" and not games[1].sentence
+
+    @pytest.mark.parametrize(
+        "text", ["", "[]", '{"task_type": 3}', "{}", '{"task_type": "x", "turk_annotations": {"anns": [1]}}']
+    )
+    def test_a_broken_trajectory_is_a_fault_too(self, split: Path, text: str) -> None:
+        (write_trial(split, 0) / "traj_data.json").write_text(text)
+        (record,) = scan_split(split).games
+        assert "traj_data.json is broken" in record.fault
+        assert record.task_type == "pick_and_place_simple" and record.sentence and not record.human
+
+    def test_trajectories_of_another_release(self, tmp_path: Path, split: Path) -> None:
+        trial = write_trial(split, 0)
+        other = tmp_path / "other"
+        target = other / trial.relative_to(split) / "traj_data.json"
+        target.parent.mkdir(parents=True)
+        shutil.move(trial / "traj_data.json", target)
+        assert scan_split(split).left_out == {LeftOut.NO_TRAJECTORY: 1}
+        assert len(scan_split(split, [tmp_path / "third", other]).games) == 1
+
+
+class TestMemory:
+    def test_files_that_have_not_changed_are_not_read_again(self, split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_trial(split, 0)
+        write_trial(split, 1, solvable=False)
+        first = scan_split(split)
+        forbid_reading(monkeypatch)
+        assert scan_split(split) == first
+
+    def test_a_file_that_has_changed_is_read_again(self, split: Path) -> None:
+        trial = write_trial(split, 0)
+        first = scan_split(split)
+        data = json.loads((trial / "game.tw-pddl").read_text())
+        (trial / "game.tw-pddl").write_text(json.dumps({**data, "solvable": False}))
+        assert scan_split(split).games == () and first.games
+
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", '{"version": 0}', '{"version": 1, "folder": "x", "games": {}}', "null"]
+    )
+    def test_a_broken_memory_does_not_matter(self, split: Path, text: str) -> None:
+        write_trial(split, 0)
+        first = scan_split(split)
+        (memory,) = (Path(os.environ["SPEAR_DATA"]) / "cache").iterdir()
+        memory.write_text(text)
+        assert scan_split(split) == first

@@ -1,13 +1,21 @@
-"""From responses to commands."""
+"""From responses to commands: names, aliases, task types, and task sets."""
 
-from __future__ import annotations
+import string
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.alfworld.aliases import rewrite_command
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.names import name_things
 from spear_envs.alfworld.parsing import PEER_TAIL, CommandParser, VerbatimParser, find_peer_command
+from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type, name_subtask
+from spear_envs.alfworld.tasks import make_task_set
+from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
+from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, PeerParser
+from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start
 
 PIECES = st.sampled_from(
     (
@@ -95,3 +103,149 @@ def test_an_experts_response_is_read_back(command: str, think: str) -> None:
         parsed = parser.parse(parser.respond(command, think))
         assert (parsed.action, parsed.format_ok) == (command.strip(), True)
     assert VerbatimParser().parse(VerbatimParser().respond(command)).action == command
+
+
+IDS = st.sets(
+    st.builds(
+        "{}{}{}".format,
+        st.sampled_from(("apple", "sink", "bathtub", "odd_plus_thing", "x")),
+        st.sampled_from(("_bar__plus_01_dot_23", "_bar_4", "")),
+        st.text(string.ascii_lowercase + "_", max_size=6) | st.sampled_from(("_bar_sinkbasin", "basin")),
+    ),
+    max_size=30,
+)
+
+
+def test_numbers_are_dealt_out_from_the_highest_down() -> None:
+    names = name_things(["apple_bar_3", "apple_bar_1", "apple_bar_2", "desk_bar_1", "apple_bar_1"])
+    assert names == {
+        "apple_bar_1": "apple 3",
+        "apple_bar_2": "apple 2",
+        "apple_bar_3": "apple 1",
+        "desk_bar_1": "desk 1",
+    }
+
+
+def test_ids_are_sorted_as_text() -> None:
+    names = name_things(["loc_bar_10", "loc_bar_9", "loc_bar__minus_1"])
+    assert names == {"loc_bar_10": "loc 3", "loc_bar_9": "loc 2", "loc_bar__minus_1": "loc 1"}
+
+
+def test_a_basin_is_counted_apart() -> None:
+    names = name_things(["sink_bar_1", "sink_bar_1_bar_sinkbasin", "sink_bar_2_bar_sinkbasin"])
+    assert names == {
+        "sink_bar_1": "sink 1",
+        "sink_bar_1_bar_sinkbasin": "sinkbasin 2",
+        "sink_bar_2_bar_sinkbasin": "sinkbasin 1",
+    }
+
+
+def test_a_bare_id_keeps_its_text_and_gets_a_blank() -> None:
+    names = name_things(["agent1", "odd_minus_1_dot_5_comma_2_plus_x"])
+    assert names == {"agent1": "agent1 ", "odd_minus_1_dot_5_comma_2_plus_x": "odd-1.5,2+x "}
+
+
+@given(IDS)
+def test_numbered_names_are_unique_and_gapless(ids: set[str]) -> None:
+    names = name_things(ids)
+    assert names.keys() == ids
+    numbered = [name for one, name in names.items() if "_bar_" in one]
+    assert len(set(numbered)) == len(numbered)
+    for base in {name.rpartition(" ")[0] for name in numbered}:
+        numbers = sorted(int(name.rpartition(" ")[2]) for name in numbered if name.rpartition(" ")[0] == base)
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_names() -> None:
+    assert SUBTASKS == ("pick", "look", "clean", "heat", "cool", "pick2")
+    for kind in TaskType:
+        assert find_task_type(kind.value) is find_task_type(kind.subtask) is kind
+        assert name_subtask(kind.value) == kind.subtask
+    assert name_subtask("pick_and_place_with_movable_recep") == "pick_and_place_with_movable_recep"
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(SpearError, match=r"task_type=.pick3. is not valid: choose one of .*Did you mean .pick"):
+        find_task_type("pick3")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"dataset": "alfred"}, "dataset='alfred' is not valid: choose one of 'embedded', 'official'"),
+        ({"split": "valid"}, "split='valid' is not valid: choose one of 'train', 'valid_seen', 'valid_unseen'"),
+        ({"split": "game"}, "split='game' is not valid"),
+        ({"rooms": "tiny"}, "rooms='tiny' is not valid: choose one of 'standard', 'small'"),
+        ({"dataset": "official", "rooms": "small"}, "rooms='small' is for dataset='embedded'"),
+        ({"data_dir": "x"}, "data_dir is for dataset='official'"),
+        ({"task_text": "human"}, "task_text='human' is for dataset='official'"),
+        ({"task_text": "mine"}, "task_text='mine' is not valid"),
+        ({"game": "absent.tw-pddl"}, "absent.tw-pddl cannot be read"),
+        ({"game": "absent.tw-pddl", "split": "test"}, "split='test' is not valid"),
+    ],
+)
+def test_keywords_that_do_not_fit(keywords: dict[str, str], message: str) -> None:
+    with pytest.raises(SpearError, match=message):
+        make_task_set(**keywords)  # type: ignore[arg-type]
+
+
+def rewrite(game: Interpreter, command: str) -> str:
+    return rewrite_command(command, game.game.wording, lambda text: game.find_action(text) is not None)
+
+
+def hold_apple(wording: Wording) -> Interpreter:
+    game = start(wording=wording)
+    play(game, "go to countertop 1", "take apple 2 from countertop 1", "go to fridge 1", "open fridge 1")
+    return game
+
+
+PUTS = (
+    "put apple 2 in/on fridge 1",
+    "put apple 2 in fridge 1",
+    "put apple 2 on fridge 1",
+    "put apple 2 into fridge 1",
+    "move apple 2 to fridge 1",
+    "PUT  apple 2   in fridge 1",
+)
+
+
+@pytest.mark.parametrize("command", PUTS)
+def test_putting_in_all_words_of_both_releases(command: str) -> None:
+    assert rewrite(hold_apple(WORDING_2_1_2), command) == "move apple 2 to fridge 1"
+    assert rewrite(hold_apple(WORDING_2_1_1), command) == "put apple 2 in/on fridge 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "meaning"),
+    [
+        ("toggle desklamp 1", "use desklamp 1"),
+        ("toggle desklamp 1 desk 1", "use desklamp 1"),
+        ("turn on desklamp 1", "use desklamp 1"),
+        ("goto fridge 1", "go to fridge 1"),
+        ("Go To FRIDGE 1", "go to fridge 1"),
+        ("take   pencil 1 from desk  1", "take pencil 1 from desk 1"),
+        ("LOOK", "look"),
+    ],
+)
+def test_the_papers_words(command: str, meaning: str) -> None:
+    game = start()
+    play(game, "go to desk 1")
+    assert rewrite(game, command) == meaning
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["put mug 1 in fridge 1", "toggle desklamp 1 fridge 1", "toggle fridge 1", "turn off desklamp 1", "goto desk 1",
+     "put", "put in", "move to", "toggle", "", "   ", "open the fridge 1", "put apple 2 to fridge 1"],
+)  # fmt: skip
+def test_what_would_not_be_admissible_stays_as_it_is(command: str) -> None:
+    game = start()
+    play(game, "go to desk 1")
+    assert rewrite(game, command) == command
+
+
+@given(st.text(max_size=40) | st.sampled_from(PUTS).flatmap(lambda text: st.permutations(text.split()).map(" ".join)))
+def test_a_rewritten_command_is_admissible(command: str) -> None:
+    game = hold_apple(WORDING_2_1_2)
+    rewritten = rewrite(game, command)
+    assert rewritten == command or game.find_action(rewritten) is not None

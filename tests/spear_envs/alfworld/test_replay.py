@@ -1,7 +1,5 @@
 """The expert's wins, replayed in TextWorld: what the oracle calls won is won there, at the same command."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,72 +1,20 @@
 """The backend that is TextWorld itself."""
 
-from __future__ import annotations
-
-import builtins
-import json
-import os
-import re
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spear_envs.alfworld import textworld
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError
-from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data, write_problem
 
 needs_textworld = pytest.mark.skipif(not has_textworld(), reason=MEND)
 TASK = "alfworld/embedded-small/train/00003"
 
-SURROUNDINGS = """
-import os, sys
-from pathlib import Path
-from spear_envs.alfworld.textworld import TextWorldPlay
-before, arguments = dict(os.environ), list(sys.argv)
-TextWorldPlay()
-assert dict(os.environ) == before, set(os.environ) ^ set(before)
-assert sys.argv == arguments
-print(sorted(str(path) for path in Path.home().rglob("*")))
-"""
-
 
 def make(backend: str, **kwargs: Any) -> ALFWorldEnv:
     return ALFWorldEnv(**{"response_format": "plain", "backend": backend, **kwargs})
-
-
-@needs_textworld
-@pytest.mark.parametrize("variable", [None, "games"])
-def test_importing_leaves_no_trace(tmp_path: Path, root: Path, variable: str | None) -> None:
-    """Fact A3: importing alfworld makes a folder and sets a variable."""
-    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("ALFWORLD_DATA", None)
-    if variable is not None:
-        environment["ALFWORLD_DATA"] = str(tmp_path / variable)
-    run = subprocess.run(
-        [sys.executable, "-c", SURROUNDINGS], env=environment, cwd=root, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "[]\n"
-
-
-def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] in ("textworld", "alfworld"):
-            raise ImportError(f"No module named {name!r}")
-        return real(name, *args, **kwargs)
-
-    textworld._import_textworld.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[alfworld\]'"):
-        make("textworld")
 
 
 @needs_textworld
@@ -115,30 +63,6 @@ def test_a_state_stays_with_its_backend() -> None:
             envs[backend].set_state(states[other])
         envs[backend].set_state(states[backend])
         assert envs[backend].step("inventory") == before
-
-
-@needs_textworld
-def test_older_files_are_upgraded_in_both(tmp_path: Path) -> None:
-    path = tmp_path / "game.tw-pddl"
-    path.write_text(json.dumps(make_release_2_1_1(make_data())), encoding="utf-8")
-    for wording in ("file", "2.1.2"):
-        envs = [make(backend, game=path, wording=wording, aliases="paper") for backend in ("native", "textworld")]
-        for env in envs:
-            env.reset()
-        for command in ("go to countertop 1", "take mug 1 from countertop 1", "put mug 1 on countertop 1", "help"):
-            steps = [env.step(command) for env in envs]
-            assert steps[0] == steps[1], (wording, command)
-
-
-@needs_textworld
-def test_a_game_that_textworld_cannot_load(tmp_path: Path) -> None:
-    path = tmp_path / "game.tw-pddl"
-    problem = write_problem("(exists (?o - object) (and (sliceable ?o) (isSliced ?o)))")
-    problem = re.sub(r"\(sliceable \S+\)", "", problem)  # so that the goal cannot be reached
-    path.write_text(json.dumps(make_data(problem)), encoding="utf-8")
-    env = make("textworld", game=path)
-    with pytest.raises(SpearError, match="TextWorld cannot load the game"):
-        env.reset()
 
 
 @needs_textworld

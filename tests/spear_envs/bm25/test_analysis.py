@@ -1,7 +1,5 @@
 """Text analysis: the chain's rules one by one, any Unicode text, and Lucene's own results where they are at hand."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.bm25 import analysis
-from spear_envs.bm25.analysis import STOP_WORDS, analyze, remember_words, tokenize
+from spear_envs.bm25.analysis import analyze, tokenize
 
 ANY_TEXT = st.text(st.characters(), max_size=60)  # lone surrogates included
 ODD_TEXT = st.text(
@@ -60,11 +58,6 @@ def test_terms(text: str, terms: list[str]) -> None:
     assert analyze(text) == terms
 
 
-def test_there_are_33_stop_words() -> None:
-    assert len(STOP_WORDS) == 33
-    assert analyze(" ".join(STOP_WORDS)) == []
-
-
 @pytest.mark.parametrize("letter", ["a", "é"])
 def test_long_tokens_are_cut(letter: str) -> None:
     assert [len(term) for term in analyze(letter * 520)] == [255, 255, 10]
@@ -96,11 +89,6 @@ def test_ascii_pattern_gives_what_the_pattern_for_all_scripts_gives(text: str) -
 def test_cutting_at_blanks_first_changes_no_token(text: str) -> None:
     whole = [token for token in analysis._compile_unicode().findall(text) if token]
     assert [token for word in analysis.split_words(text) for token in tokenize(word)] == whole
-
-
-@given(ODD_TEXT, ODD_TEXT)
-def test_texts_apart_are_analysed_apart(first: str, second: str) -> None:
-    assert analyze(f"{first} {second}") == analyze(first) + analyze(second)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +132,6 @@ def test_long_texts_are_read_through_a_buffer_of_255_units(parts: list[tuple[str
         place = found.end()
         tokens += [found[1]] if found[1] else []
     assert tokenize(text) == tokens
-
-
-def test_long_words_are_not_remembered() -> None:
-    recall = remember_words(10)
-    assert recall("shirts") is recall("shirts")
-    long = "b" * 300
-    assert recall(long) == recall(long)
-    assert recall(long) is not recall(long)
 
 
 def test_lucenes_own_tokens(shared: Path) -> None:

@@ -1,7 +1,5 @@
 """Building on disk: what an interruption leaves, what opening refuses, and that the result is the index in memory."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import shutil
@@ -206,32 +204,6 @@ def test_a_killed_worker_is_one_clear_error(small_chunks: None, tmp_path: Path) 
     assert_same_as_in_memory(tmp_path / "index", TEXTS)
 
 
-def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
-    code = """
-import resource, sys
-from pathlib import Path
-from spear_envs.core.errors import SpearError
-from spear_envs.bm25.build import build_index
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    build_index((f"red shirt number{i}" for i in range(5_000)), Path(sys.argv[1]), processes=1)
-except SpearError as error:
-    print(error)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "index")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "could not be built" in done.stdout, done.stderr
-    assert "run the same command again" in done.stdout
-
-
-def test_a_new_index_takes_the_place_of_the_old(folder: Path) -> None:
-    old = SearchIndex.open(folder)
-    build_index(["green hat"], folder, processes=1)
-    assert SearchIndex.open(folder).search("hat") == [0]
-    assert old.search("dress") == [0, 1]
-    assert [path.name for path in folder.parent.iterdir()] == ["index"]
-
-
 def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SpearError, match="not a search index"):
@@ -239,26 +211,6 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="not a search index"):
         build_index(TEXTS, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    folder.mkdir()
-    build_index([], folder)
-    assert len(SearchIndex.open(folder)) == 0
-    assert SearchIndex.open(folder).search("red") == []
-
-
-@pytest.mark.parametrize("processes", [0, -1])
-def test_processes_must_be_one_at_least(tmp_path: Path, processes: int) -> None:
-    with pytest.raises(SpearError, match="processes"):
-        build_index([], tmp_path / "index", processes=processes)
-
-
-def test_no_index(tmp_path: Path, folder: Path) -> None:
-    for path in (tmp_path / "nowhere", tmp_path, folder / MANIFEST):
-        with pytest.raises(SpearError, match="does not hold a finished search index: build it again"):
-            SearchIndex.open(path)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -295,39 +247,6 @@ def test_manifests_that_say_something_else_are_refused(folder: Path, change: dic
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(SpearError, match=message):
         SearchIndex.open(folder)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "spear-bm25-index"', "\udcff"])
-def test_manifests_that_are_none_are_refused(folder: Path, content: str) -> None:
-    (folder / MANIFEST).write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(SpearError, match="build it again"):
-        SearchIndex.open(folder)
-
-
-def test_files_of_two_indexes_do_not_mix(folder: Path, tmp_path: Path) -> None:
-    build_index(["green hat"], tmp_path / "other", processes=1)
-    manifest = json.loads((folder / MANIFEST).read_text()) | {"checksum": None}
-    for name in ("starts.bin", "frequencies.bin"):
-        shutil.copy(tmp_path / "other" / name, folder / name)
-        manifest["files"][name]["bytes"] = (folder / name).stat().st_size
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(SpearError, match="do not belong together"):
-        SearchIndex.open(folder)
-
-
-@pytest.mark.parametrize("spread", [1_000, -1, 2**61])
-def test_terms_of_more_documents_than_there_are(folder: Path, spread: int) -> None:
-    path = folder / "starts.bin"
-    (np.arange(path.stat().st_size // 8) * spread).astype("<i8").tofile(path)
-    with pytest.raises(SpearError, match="damaged"):
-        SearchIndex.open(folder).search("dress")
-
-
-def test_numbers_that_no_index_has_are_one_clear_error(folder: Path) -> None:
-    path = folder / "lasts.bin"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(SpearError, match="damaged"):
-        SearchIndex.open(folder).search("dress")
 
 
 def test_arrays_are_mapped_read_only(folder: Path) -> None:

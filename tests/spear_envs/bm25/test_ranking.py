@@ -1,7 +1,5 @@
 """Both loops against a scorer that follows the formula one document at a time, and against each other."""
 
-from __future__ import annotations
-
 import math
 import struct
 import sys
@@ -319,13 +317,6 @@ def test_compiled_loop_keeps_no_memory() -> None:
     for _ in range(200):
         index.search("b c d", 1_000)
     assert sys.getallocatedblocks() - before < 200
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_no_documents_and_no_terms(loop: Rank) -> None:
-    nothing = {"spans": np.empty((0, 4), np.int64), "weights": np.empty(0, np.float32)}
-    assert loop(*make_arguments(**nothing)) == []
-    assert loop(*make_arguments(norms=np.empty(0, np.uint8), maps=np.empty(0, np.uint64), **nothing)) == []
 
 
 @needs_compiled

@@ -1,7 +1,5 @@
 """What the tests of the code environment share."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

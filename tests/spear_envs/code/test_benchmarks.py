@@ -1,16 +1,20 @@
-from __future__ import annotations
+"""Files of problems, and the commands that fetch them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spear_envs.code.benchmarks import open_benchmark
+from spear_envs.code.benchmarks import BENCHMARKS, open_benchmark
 from spear_envs.code.opening import find_splits, open_tasks
 from spear_envs.code.problem_files import RawProblem, keep_distinct, read_problems
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.code.conftest import make
+from tests.spear_envs.data import hub
+from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
+from tests.spear_envs.data.server import Site, status, whole
 
 HEAD = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer:"
@@ -134,14 +138,6 @@ def test_dapo_is_trained_on(data: Path) -> None:
     assert tasks.get(tasks[1].id) is tasks[1] and "code" not in tasks[1].content
 
 
-def test_a_table_is_taken_rather_than_lines(data: Path) -> None:
-    folder = data / "aime-2024"
-    write_lines(folder / "aime.jsonl", [{"ID": "1", "Problem": "Lines?", "Answer": 1}])
-    assert open_benchmark("aime-2024", "test")[0].instruction == "Lines?"
-    write_parquet(folder / "aime.parquet", [{"ID": "1", "Problem": "Table?", "Answer": 1}])
-    assert [task.instruction for task in open_benchmark("aime-2024", "test")] == ["Table?"]
-
-
 def test_the_paper_s_three_as_one(data: Path) -> None:
     for name, text in (("dapo-math-17k", "Who?"), ("aime-2024", "What?"), ("aime-2025", "When?")):
         write_lines(data / name / "problems.jsonl", [{"problem": text, "answer": "7"}])
@@ -150,22 +146,6 @@ def test_the_paper_s_three_as_one(data: Path) -> None:
     assert [task.subtask for task in tasks] == ["dapo-math-17k", "aime-2024", "aime-2025"]
     assert [task.instruction for task in tasks] == ["Who?", "What?", "When?"]
     assert tasks[1].id == "code/dapo-aime/valid/00000"
-
-
-def test_what_was_not_fetched(data: Path) -> None:
-    with pytest.raises(SpearError, match="spear data get code aime-2025"):
-        open_benchmark("aime-2025", "test")
-    with pytest.raises(SpearError, match="choose one of 'test'"):
-        make(dataset="aime-2025", split="train")
-    with pytest.raises(SpearError, match="Did you mean 'aime-2025'"):
-        make(dataset="aime-25")
-
-
-def test_files_that_were_written_again_are_read_again(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "own.jsonl", [{"problem": "One?", "answer": 1}])
-    before = open_tasks(str(path), "all")
-    write_lines(path, [{"problem": "One?", "answer": 1}, {"problem": "Two?", "answer": 2}])
-    assert (len(before), len(open_tasks(str(path), "all"))) == (1, 2)
 
 
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:
@@ -184,22 +164,58 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     assert info["won"] and info["grader"] == "math_verify"
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"), [(42.0, "42"), (-3.0, "-3"), (0.5, "0.5"), (1e20, "1" + "0" * 20), (7, "7"), ("42.0", "42.0")]
-)
-def test_answers_may_be_numbers(tmp_path: Path, answer: Any, text: str) -> None:
-    for row in ({"problem": "a", "answer": answer}, {"prompt": "a", "reward_model": {"ground_truth": answer}}):
-        (found,) = read_problems(write_lines(tmp_path / "a.jsonl", [row]))
-        assert found.answer == text
+LINES = b"".join(json.dumps({"Problem": f"Problem {i}?", "Answer": i}).encode() + b"\n" for i in range(30))
 
 
-@pytest.mark.parametrize("answer", [True, float("nan"), [1]])
-def test_other_answers_are_refused(tmp_path: Path, answer: Any) -> None:
-    with pytest.raises(SpearError, match="lacks an answer"):
-        list(read_problems(write_lines(tmp_path / "a.jsonl", [{"problem": "a", "answer": answer}])))
+@pytest.fixture
+def data_data_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return use_data_folder(tmp_path / "data_data_cli", monkeypatch) / "code"
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"problem": "a", "answer": "1"}\r\n')
-    assert [problem.answer for problem in read_problems(path)] == ["1"]
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with serve_hub(monkeypatch) as site:
+        yield site
+
+
+def publish_source(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
+    """Let the repository of a benchmark have these files, and another."""
+    hub.publish(site, BENCHMARKS[name].repository, files, lfs=lfs)
+
+
+@pytest.mark.parametrize("lfs", [True, False])
+def test_aime_is_fetched_and_counted(
+    data_data_cli: Path, site: Site, capsys: pytest.CaptureFixture[str], lfs: bool
+) -> None:
+    publish_source(site, "aime-2024", {"aime.jsonl": LINES}, lfs=lfs)
+    code, out, err = run(capsys, "get", "code", "aime-2024")
+    assert code == 0, err
+    assert out.count("its SHA-256 is unknown") == (0 if lfs else 1)
+    assert (data_data_cli / "aime-2024" / "aime.jsonl").read_bytes() == LINES
+    assert not (data_data_cli / "aime-2024" / "README.md").exists()
+    code, out, err = run(capsys, "verify", "code")
+    assert code == 0 and "30 (30)" in out and "aime.jsonl is as it should be" in out, err
+    (data_data_cli / "aime-2024" / "aime.jsonl").write_bytes(LINES[:-2] + b" \n")
+    code, out, err = run(capsys, "verify", "code")
+    assert code == 1 and "is not the expected file" in out and "'spear data get code' fetches" in err
+
+
+def test_problems_that_are_missing_are_told(
+    tmp_path: Path, data_data_cli: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "aime.jsonl").write_bytes(LINES[: LINES.index(b"\n") + 1] * 2)
+    code, _, err = run(capsys, "get", "code", "aime-2024", "--from", tmp_path / "given")
+    assert code == 0, err
+    code, out, err = run(capsys, "verify", "code", "aime-2024")
+    assert code == 1 and "1 problems instead of 30" in out and "code: not all of it" in err
+
+
+@pytest.mark.parametrize(("answer", "words"), [(status(404), "be listed"), (whole(b"[]"), "be listed")])
+def test_a_repository_that_is_not_what_it_was(
+    data_data_cli: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
+) -> None:
+    publish_source(site, "dapo-math-17k", {})
+    site.put(hub.locate_listing(BENCHMARKS["dapo-math-17k"].repository), answer)
+    code, _, err = run(capsys, "get", "code")
+    assert code == 1 and words in err and "browser" in err and err.count("\n") == 1

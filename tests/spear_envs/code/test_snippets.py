@@ -1,16 +1,23 @@
-from __future__ import annotations
+"""Programs out of responses, what comes back of a run, and prompts."""
 
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.code.feedback import Feedback, render_feedback, truncate_middle
+from spear_envs.code.grammar import CodeParser, read_call, write_answer, write_call
+from spear_envs.code.prompts import make_templates
 from spear_envs.code.snippets import FILE_NAME, Prelude, find_fence, make_program, strip_fences
-from tests.spear_envs.code.conftest import Subprocess
+from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+from spear_sandbox.protocol import KillReason, Outcome, RunStatus
+from tests.spear_envs.code.conftest import Subprocess, make, make_outcome
 
 IN_A_STRING = 'text = "```"\nprint(f"""\n  ```\n{text}""")'
 
@@ -83,23 +90,6 @@ def test_no_prelude_is_the_code_itself() -> None:
     assert make_program("print(1)", Prelude.NONE) == "print(1)"
 
 
-def test_what_the_prelude_brings() -> None:
-    pytest.importorskip("numpy")
-    code = """\
-print(pow(2, 5, 7), datetime.datetime(2000, 1, 2).day, sqrt(16.0), Counter("aab")["a"], gcd(12, 18))
-print(heapq.nsmallest(1, [3, 1]), reduce(add, [1, 2, 3]), list(islice(count(), 2)), bisect.bisect([1, 2], 1))
-print(np.arange(3).sum(), ascii_lowercase[:2], re.sub("a", "b", "a"), json.loads("[1]"), mean([1, 2, 3]))
-print(open is __import__("builtins").open, __name__, deepcopy([1]), Optional[int])"""
-    out, err, status = run(code)
-    assert err == "" and status == 0
-    assert out.splitlines() == [
-        "4 2 4.0 2 6",  # pow is the builtin again, after those of math and operator; datetime is the module
-        "[1] 6 [0, 1] 1",
-        "3 ab b [1] 2",
-        "True __main__ [1] typing.Optional[int]",
-    ]
-
-
 def test_numpy_is_imported_where_it_is_named() -> None:
     assert "numpy" in make_program("print(np.pi)", Prelude.RETOOL)
     assert "numpy" in make_program("import numpy", Prelude.RETOOL)
@@ -170,3 +160,136 @@ def test_programs_are_plain_ascii(code: str) -> None:
     program = make_program(code, Prelude.RETOOL)
     assert program.isascii() and "\0" not in program
     compile(program, "main.py", "exec")
+
+
+EMPTY = "Empty stdout! You might forget to print the answer."
+ERRORS = "Errors occurred! Check your code."
+FAILED = "Tool API failed! Please try again."
+TRACE = 'Traceback (most recent call last):\n  File "/tmp/main.py", line 1\n\n  1 / 0\n ZeroDivisionError: no \n\n'
+
+
+def late(stdout: str = "", stderr: str = "") -> Outcome:
+    return make_outcome(stdout, stderr, status=RunStatus.TIME_LIMIT, return_code=None, reason=KillReason.TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (make_outcome(" 42 \n"), "42"),
+        (make_outcome(), EMPTY),
+        (make_outcome(" \n"), ""),
+        (make_outcome("42\n", TRACE), f"1 / 0\nZeroDivisionError: no\n{ERRORS}"),
+        (make_outcome("42\n", "one: Warning\n", return_code=0), f"one: Warning\n{ERRORS}"),
+        (make_outcome("42\n", "\n"), ERRORS),
+        (make_outcome("", "x", return_code=-9), f"x\n{ERRORS}"),
+        (make_outcome("42\n", return_code=3), "42"),
+        (make_outcome("", return_code=-11), EMPTY),
+        (late("42\n"), FAILED),
+        (make_outcome(status=RunStatus.ERROR, return_code=None), FAILED),
+    ],
+)
+def test_as_the_authors_tell_it(outcome: Outcome, text: str) -> None:
+    assert render_feedback(outcome, Feedback.SPEAR, 30) == text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (make_outcome(" 42 \n"), "42"),
+        (make_outcome(), EMPTY[:-1]),
+        (make_outcome("42\n", TRACE), f"42\n{TRACE.strip()}\n{ERRORS[:-1]}"),
+        (make_outcome("", "w", return_code=0), f"w\n{ERRORS[:-1]}"),
+        (late("42\n"), FAILED),
+    ],
+)
+def test_as_the_paper_tells_it(outcome: Outcome, text: str) -> None:
+    assert render_feedback(outcome, Feedback.PAPER, 30) == text
+
+
+KILLED = "[sandbox] killed: memory limit of 1024 MB for all processes together"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (make_outcome(" 42 \n"), "42"),
+        (make_outcome(), EMPTY),
+        (make_outcome(" \n"), EMPTY),
+        (make_outcome("42\n", TRACE), f"42\n{TRACE.strip()}\n{ERRORS}"),
+        (make_outcome("42\n", "w\n", return_code=0), "42\nw"),
+        (make_outcome("", "w\n", return_code=0), f"w\n{EMPTY}"),
+        (make_outcome("4\n", KILLED, return_code=-9, reason=KillReason.MEMORY), f"4\n{KILLED}\n{ERRORS}"),
+        (make_outcome("4\n", return_code=-11), "4\nKilled by signal 11."),
+        (make_outcome(return_code=3), "Ended with exit code 3."),
+        (late("42\n"), "42\nTime limit of 30 s exceeded."),
+        (late(), "Time limit of 30 s exceeded."),
+        (make_outcome(status=RunStatus.ERROR, return_code=None), FAILED),
+    ],
+)
+def test_the_helpful_way(outcome: Outcome, text: str) -> None:
+    assert render_feedback(outcome, Feedback.HELPFUL, 30.0) == text
+
+
+def test_the_limit_is_said_as_it_is() -> None:
+    assert render_feedback(late(), Feedback.HELPFUL, 2.5) == "Time limit of 2.5 s exceeded."
+
+
+def test_the_middle_is_cut_out() -> None:
+    text = "a" * 9_000 + "b" * 9_000
+    cut = truncate_middle(text)
+    assert cut == "a" * 8_192 + "\n... [1,616 characters cut] ...\n" + "b" * 8_192
+    assert truncate_middle("x" * 16_384) == "x" * 16_384
+
+
+@given(st.text(), st.integers(16, 60))
+def test_what_is_cut_and_what_is_left_are_all(text: str, limit: int) -> None:
+    cut = truncate_middle(text, limit)
+    if len(text) <= limit:
+        assert cut == text
+        return
+    head, tail = limit - limit // 2, limit // 2
+    note = f"\n... [{len(text) - limit:,} characters cut] ...\n"
+    assert cut == text[:head] + note + text[-tail:]
+
+
+FIRST = PromptContext("What is $\\frac{1}{2}$ of {4}?", "What is $\\frac{1}{2}$ of {4}?", None, (), 1, 8)
+
+
+def test_all_templates() -> None:
+    templates = make_templates(CodeParser(), 30.0)
+    assert set(templates) == {"default", "budget", "retool", "compact", "tools"}
+    for name, template in templates.items():
+        assert isinstance(template, PromptTemplate) and template.name == name and template.system() is None
+        assert isinstance(template, RunningTemplate) == (name == "retool")
+        assert FIRST.instruction in template.render(FIRST), "braces stay as they are"
+
+
+# What the chat template of Qwen2.5-Instruct writes for a message of the role `tool`, and for one of the role `user`.
+
+
+@pytest.mark.parametrize("name", ["default", "budget", "retool", "compact"])
+@given(code=st.text(st.characters(exclude_characters="`<>\r\n\0")).filter(str.strip), answer=st.integers())
+def test_responses_are_read_as_they_were_meant(name: str, code: str, answer: int) -> None:
+    template, parser = make_templates(CodeParser(), 30.0)[name], CodeParser()
+    parsed = parser.parse(template.respond(write_call(code), "So"))
+    fenced = f"```python\n{code}\n```" if name == "retool" else code
+    assert parsed.format_ok and parsed.action is not None and read_call(parsed.action) == fenced
+    parsed = parser.parse(template.respond(write_answer(str(answer)), "So"))
+    assert (parsed.action, parsed.format_ok) == (write_answer(str(answer)), True)
+
+
+def test_the_compact_words_are_few_and_give_back_the_text() -> None:
+    env = make(dataset="mini-small")
+    template = env.templates["compact"]
+    assert template.token_pattern is not None
+    words = set()
+    for text in env.lexicon():
+        pieces = re.findall(template.token_pattern, text)
+        assert "".join(pieces) == text
+        words.update(pieces)
+    assert len(words) < 150
+    for split in env.splits:
+        for task in make(dataset="mini-small", split=split).tasks:
+            shown = template.render(replace(FIRST, instruction=task.instruction))
+            assert set(re.findall(template.token_pattern, shown)) <= words | {"#", "\n"}
+            assert set(str(task.content["answer"])) <= words

@@ -1,14 +1,20 @@
-"""Environments by their ids: the one way, and what is said of ids and keywords that are none."""
+"""Environments by their ids, users' Python beside ours, and errors."""
 
-from __future__ import annotations
-
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, require_whole
+from spear_envs.core.machine import import_file, make_command
 from spear_envs.core.making import find_splits, make_env
+from spear_envs.core.registration import ENVIRONMENTS
+from tests.spear_envs.corridor import CorridorEnv
 
 CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
 
@@ -50,3 +56,72 @@ def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: d
 def test_splits_of_nothing(env_id: str) -> None:
     with pytest.raises(SpearError, match="Choose one of spear/ALFWorld-v0"):
         find_splits(env_id)
+
+
+def test_every_entry_is_registered() -> None:
+    for entry in ENVIRONMENTS:
+        spec = gym.spec(entry.id)
+        assert spec.entry_point == entry.entry_point
+        assert spec.max_episode_steps is None
+
+
+def test_specs_can_be_pickled_and_made_from() -> None:
+    spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
+    assert isinstance(spec.make().unwrapped, CorridorEnv)
+    assert gym.make_vec(spec, num_envs=2).num_envs == 2
+
+
+PROGRAM = "import random, sys, mine_beside\nprint(random.randint(3, 3) + mine_beside.FOUR, sys.argv[1:], __name__)"
+
+
+def test_the_current_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in ("random", "1 / 0"), ("types", "1 / 0"), ("mine", PROGRAM), ("mine_beside", "FOUR = 4"):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(make_command("mine", "a"), capture_output=True, text=True, check=False)
+    assert done.stdout == "7 ['a'] __main__\n", done.stderr
+
+
+def test_a_file_may_have_dataclasses_and_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "neighbour_of_mine.py").write_text("ONE = 1")
+    lines = ["from __future__ import annotations", "from dataclasses import dataclass, field"]
+    lines += ["from neighbour_of_mine import ONE", "@dataclass", "class Point:", "    x: int = field(default=ONE)"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    assert import_file(tmp_path / "mine.py", "mine_of_test").Point().x == 1
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        import_file(tmp_path / "broken.py", "broken_of_test")
+    assert "broken_of_test" not in sys.modules
+
+
+def test_unknown_task_reads_as_a_sentence() -> None:
+    error = UnknownTaskError("Unknown task 'a': the ids …")
+    assert str(error) == "Unknown task 'a': the ids …"
+    assert isinstance(error, SpearError) and isinstance(error, KeyError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(UnknownTaskError()) == ""
+
+
+def test_faults_have_a_kind_and_survive_pickling() -> None:
+    fault = pickle.loads(pickle.dumps(EnvFault("retriever_timeout", "no answer in 30 s")))
+    assert (fault.kind, fault.message) == ("retriever_timeout", "no answer in 30 s")
+    assert str(fault) == "retriever_timeout: no answer in 30 s"
+    assert str(EnvFault("down")) == "down"
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "limits"),
+    [
+        (1, None, "of at least 2"),
+        (True, None, "of at least 2"),
+        (2.0, None, "of at least 2"),
+        ("2", None, "of at least 2"),
+        (1, 1_000, "from 2 to 1,000"),
+        (1_001, 1_000, "from 2 to 1,000"),
+    ],
+)
+def test_what_is_no_whole_number_within_its_limits_is_refused(value: object, most: int | None, limits: str) -> None:
+    said = f"topk={value!r} is not valid: give a whole number {limits}."
+    with pytest.raises(SpearError, match=f"^{re.escape(said)}$"):
+        require_whole("topk", value, 2, most)

@@ -1,19 +1,25 @@
-from __future__ import annotations
+"""Responses, spaces of text, and prompt templates."""
 
+import pickle
 import time
 
+import gymnasium as gym
 import pytest
+from gymnasium.error import CustomSpaceError
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
+from gymnasium.vector.utils import batch_space, create_shared_memory
+from gymnasium.wrappers import FlattenObservation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import (
     MAX_RESPONSE_LENGTH,
     PlainParser,
     ResponseParser,
     TagParser,
-    make_parser,
 )
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.spaces import PermissiveText
 
 TAGS = [
     "<think>",
@@ -143,13 +149,6 @@ def test_a_native_thought_is_no_part_of_a_bare_action(response: str) -> None:
     assert PlainParser().parse(response) == ("up", True, "", "n", "action", "n")
 
 
-def test_other_tags_for_thoughts_leave_think_to_the_model() -> None:
-    parser = TagParser("search", "reason")
-    for native in ("<think>n</think>", "n</think>"):
-        assert parser.parse(f"{native}<reason>t</reason><search>q</search>") == ("q", True, "", "t", "action", "n")
-        assert parser.parse(f"{native}<search>q</search>") == ("q", True, "", "n", "action", "n")
-
-
 @given(anything)
 def test_strict_form_means_exactly_one_of_each_tag(response: str) -> None:
     parsed = TagParser().parse(response)
@@ -182,6 +181,110 @@ def test_time_is_linear(piece: str) -> None:
     assert time.process_time() - start < 0.1
 
 
-def test_unknown_format_names_the_valid_ones() -> None:
-    with pytest.raises(SpearError, match="'tags', 'plain'"):
-        make_parser("xml")
+PINNED = "iZ=B\"&\t2}j\u304bYe\u093fth^`\uae00>~m\nL\u0416_!xt\xdf2(\u0416 ]'AVOM!\n,\nm\\j<fxKT\U0001f600|\u221a"
+
+
+@given(st.text())
+def test_any_text_is_in_the_space(text: str) -> None:
+    assert text in PermissiveText(10_000)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"bytes", ["a"], "x" * 101])
+def test_what_is_no_text_or_too_long_is_not(value: object) -> None:
+    assert value not in PermissiveText(100)
+
+
+def test_samples_depend_on_the_seed_alone() -> None:
+    first, second = PermissiveText(1000), PermissiveText(1000)
+    first.seed(5)
+    second.seed(5)
+    samples = [first.sample() for _ in range(50)]
+    assert samples == [second.sample() for _ in range(50)]
+    assert all(sample in first for sample in samples)
+    assert max(map(len, samples)) <= 64 and len(set(samples)) > 40
+    assert PermissiveText(1000, seed=5).sample() == samples[0]
+    # pinned: the same text on every machine
+    first.seed(0)
+    assert first.sample() == PINNED
+
+
+def test_equality_pickling_and_batching() -> None:
+    space = PermissiveText(50)
+    assert space == PermissiveText(50)
+    assert space != PermissiveText(51)
+    assert space != gym.spaces.Text(50)
+    again = pickle.loads(pickle.dumps(space))
+    assert again == space and "é\n" in again
+    assert ("a b", "é") in batch_space(space, 2)
+    assert repr(space) == "PermissiveText(0, 50)"
+    assert not space.is_np_flattenable
+
+
+@pytest.mark.parametrize("space", [PermissiveText(9), gym.spaces.Dict(text=PermissiveText(9))])
+def test_shared_memory_would_garble_texts_and_is_refused(space: gym.Space) -> None:
+    with pytest.raises(CustomSpaceError, match="shared_memory=False"):
+        create_shared_memory(space, n=2)
+
+
+@pytest.mark.parametrize("text", ["", "漢字 ∑ 😀", "\0\ud800", "x" * 90])
+def test_any_text_can_be_flattened(text: str) -> None:
+    space = PermissiveText(90)
+    flat = flatten(space, text)
+    assert flat in flatten_space(space) and len(flat) == flatdim(space)
+    assert unflatten(space, flat) == text
+
+
+def test_gymnasium_flattens_observations() -> None:
+    env = FlattenObservation(gym.make("spear_envs:spear/Sokoban-v1", modality="text"))
+    observation, _ = env.reset(seed=0)
+    assert observation in env.observation_space
+    assert "#" in unflatten(env.unwrapped.observation_space, observation)
+
+
+def make_context(turn: int = 1, **more: object) -> PromptContext:
+    slots: dict = {
+        "instruction": "Walk to the door.",
+        "observation": "_P_D",
+        "admissible_actions": ["left", "right", "help"],
+        "history": [],
+        "turn": turn,
+        "max_turns": 12,
+    }
+    return PromptContext(**{**slots, **more})
+
+
+@pytest.mark.parametrize("template", [DefaultTemplate("Rules."), CompactTemplate()])
+def test_templates_keep_the_protocol(template: PromptTemplate) -> None:
+    assert isinstance(template, PromptTemplate)
+    assert template.system() is None
+    assert "_P_D" in template.render(make_context())
+    assert "_P_D" in template.follow_up(make_context(2))
+    assert TagParser().parse(template.respond("left", "hm")).action == "left"
+
+
+def test_default_template_has_all_slots() -> None:
+    text = DefaultTemplate("Rules.").render(make_context(4, history=[("P__D", "right"), ("_P_D", "left")]))
+    assert text.startswith("Rules.\n\nYour task: Walk to the door.")
+    assert "You have taken 3 of at most 12 steps." in text
+    assert "[Observation 2: 'P__D', Action 2: 'right']\n[Observation 3: '_P_D', Action 3: 'left']" in text
+    assert "This is step 4. You see:\n_P_D" in text
+    assert "You may: 'left', 'right', 'help'" in text
+    assert text.endswith(TagParser().hint)
+
+
+def test_follow_up_leaves_out_what_the_conversation_shows() -> None:
+    text = DefaultTemplate("Rules.").follow_up(make_context(4, history=[("P__D", "right")]))
+    assert "Rules." not in text and "P__D" not in text and "task" not in text
+
+
+def test_actions_may_be_hidden_or_unlisted() -> None:
+    template = DefaultTemplate(hidden_actions=frozenset({"help"}))
+    assert "You may: 'left', 'right'\n" in template.render(make_context())
+    assert "You may" not in template.render(make_context(admissible_actions=None))
+    assert "You may" in template.render(make_context(admissible_actions=[]))
+
+
+def test_the_form_of_the_response_is_the_parsers() -> None:
+    template = DefaultTemplate(parser=PlainParser())
+    assert template.render(make_context()).endswith("Give the bare action, nothing else.")
+    assert template.respond("left", "hm") == "left"

@@ -1,17 +1,12 @@
-from __future__ import annotations
-
-import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.code.tasks import Problem, ProblemTaskSet
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import (
     GeneratedTaskSet,
@@ -22,7 +17,6 @@ from spear_envs.core.tasks import (
     check_disjoint,
     check_split,
 )
-from spear_envs.search.tasks import Question, QuestionTaskSet
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -87,24 +81,6 @@ def test_unknown_ids_name_the_mend(tasks: TaskSet, task_id: str) -> None:
 def test_a_near_id_is_suggested() -> None:
     with pytest.raises(UnknownTaskError, match="Did you mean 'toy/train/00000000'"):
         ListTaskSet([make_task(0)]).get("toy/train/0000000")
-
-
-@pytest.mark.parametrize("task_id", [None, 3, ["a"], b"toy"])
-def test_ids_that_are_no_text_are_unknown(task_id: Any) -> None:
-    for tasks in (make_generated(), ListTaskSet([make_task(0)])):
-        assert task_id not in tasks
-        with pytest.raises(UnknownTaskError):
-            tasks.get(task_id)
-
-
-def test_indexing() -> None:
-    tasks = make_generated(10)
-    assert [task.id for task in tasks[2:4]] == ["toy/train/00000002", "toy/train/00000003"]
-    assert len(list(tasks)) == 10
-    with pytest.raises(IndexError, match="10 tasks"):
-        tasks[10]
-    with pytest.raises(IndexError):
-        tasks[-11]
 
 
 def test_generated_tasks_are_cached_and_the_cache_is_bounded() -> None:
@@ -175,23 +151,6 @@ def test_task_sets_that_make_no_sense_are_refused() -> None:
         ListTaskSet([make_task(0), make_task(1, "test")])
     with pytest.raises(SpearError, match="at least 1"):
         make_generated(0)
-
-
-def test_drawing_is_one_call_of_the_generator() -> None:
-    tasks = make_generated(1000)
-    expected = tasks[int(np.random.default_rng(3).integers(1000))]
-    assert tasks.draw(np.random.default_rng(3)) == expected
-
-
-def test_task_sets_and_tasks_survive_pickling() -> None:
-    problems = ProblemTaskSet("toy", "train", [Problem("1 + 1", "2", "sums")])
-    questions = QuestionTaskSet("toy", "train", [Question("Who?", ("Ada",), "1hop")])
-    for tasks in (make_generated(), ListTaskSet([make_task(0)]), problems, questions):
-        again = pickle.loads(pickle.dumps(tasks))
-        assert again.fingerprint == tasks.fingerprint
-        assert again[0] == tasks[0]
-        assert again.digest(0) == tasks.digest(0)
-    assert hash(make_task(1)) == hash(make_task(1))
 
 
 def test_disjoint_splits() -> None:

@@ -1,7 +1,5 @@
 """Actions as calls of tools."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from typing import Annotated, Any, Literal
@@ -10,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.alfworld.tools import find_tools
-from spear_envs.alfworld.wording import WORDING_2_1_2
 from spear_envs.code.grammar import CodeParser, read_call
 from spear_envs.code.prompts import TOOLS as CODE_TOOLS
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import make_env
 from spear_envs.core.parsing import PlainParser
-from spear_envs.core.tools import ACT, CallError, CallParser, make_tool, show_call, write_call
-from tests.spear_envs.alfworld.small import WORDING_2_1_1
+from spear_envs.core.tools import ACT, CallError, CallParser, make_tool, write_call
 from tests.spear_envs.corridor import CORRIDOR
 
 ALL: dict[str, dict[str, Any]] = {
@@ -77,16 +72,6 @@ def test_several_moves_in_a_turn_are_a_list() -> None:
     assert tool.parameters["properties"]["directions"]["items"] == items
     with pytest.raises(CallError, match="'directions' of move is a list, each item one of up, down, left, right, not"):
         tool.write({"directions": ["up", "still"]})
-
-
-def test_the_tools_of_alfworld_speak_as_the_game() -> None:
-    old, new = find_tools(WORDING_2_1_1), find_tools(WORDING_2_1_2)
-    call = {"object": "mug 1", "receptacle": "desk 2"}
-    assert write_call(old, "move", call) == "put mug 1 in/on desk 2"
-    assert write_call(new, "move", call) == "move mug 1 to desk 2"
-    assert show_call(old, "put mug 1 in/on desk 2") == 'move(object="mug 1", receptacle="desk 2")'
-    assert show_call(old, "move mug 1 to desk 2") == "move mug 1 to desk 2" and show_call(new, "help") == "help()"
-    assert {tool.name for tool in new} - {tool.name for tool in old} == {"help"}
 
 
 Colour = Literal["red", "green"]

@@ -1,7 +1,5 @@
 """What the tests of the search environment share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

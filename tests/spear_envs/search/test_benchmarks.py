@@ -1,9 +1,10 @@
-from __future__ import annotations
+"""Files of questions, and the commands that fetch them."""
 
 import gzip
 import json
 import lzma
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, choose_panel, open_benchmark
-from spear_envs.search.opening import find_splits, open_tasks
+from spear_envs.search.benchmarks import BENCHMARKS, choose_panel, open_benchmark
+from spear_envs.search.data_cli import SOURCES
+from spear_envs.search.opening import open_tasks
 from spear_envs.search.question_files import RawQuestion, read_questions
+from tests.spear_envs.data import hub
+from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
+from tests.spear_envs.data.server import Site, cut, page, ranged, status, whole
 
 ROWS = [
     {"id": "test_0", "question": " who? ", "golden_answers": ["A", " a ", "A", ""], "metadata": {}},
@@ -159,14 +164,6 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_benchmark_by_its_name(fetched: Path) -> None:
-    tasks = open_benchmark("hotpotqa", "test")
-    assert [task.id for task in tasks] == [f"search/hotpotqa/test/{i:05d}" for i in range(3)]
-    assert tasks[1].instruction == "hotpotqa 1?" and tasks[1].content["golden_answers"] == ["a1"]
-    assert {task.subtask for task in tasks} == {"hotpotqa"}
-    assert tasks.get("search/hotpotqa/test/00002") is tasks[2]
-
-
 def test_all_seven_and_a_panel_of_them(fetched: Path) -> None:
     whole, panel = open_benchmark("seven", "test"), open_benchmark("seven", "test", 2)
     assert Counter(task.subtask for task in whole) == {item.name: 3 for item in BENCHMARKS}
@@ -177,35 +174,11 @@ def test_all_seven_and_a_panel_of_them(fetched: Path) -> None:
     assert open_benchmark("seven", "test").fingerprint != whole.fingerprint
 
 
-def test_what_is_not_fetched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
-    with pytest.raises(SpearError, match="spear data get search questions"):
-        open_benchmark("bamboogle", "test")
-    with pytest.raises(SpearError, match="spear data get search train"):
-        open_benchmark("nq_hotpotqa", "train")
-
-
-def test_splits_by_data_set(tmp_path: Path) -> None:
-    assert find_splits("mini") == find_splits("mini-small") == ("train", "valid", "test")
-    assert find_splits("seven") == ("test",) and find_splits("nq_hotpotqa") == ("train", "test")
-    assert find_splits("some/file.parquet") == ("all",)
-    with pytest.raises(SpearError, match="choose one of 'test'"):
-        open_tasks("nq", "train")
-
-
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "mine.jsonl", ROWS)
     tasks = open_tasks(str(path), None)
     assert tasks[0].id == "search/mine/all/00000" and tasks[0].subtask == "mine"
     assert tasks[1].subtask == "nq"
-
-
-def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "mine.jsonl", ROWS)
-    assert open_tasks(str(path), None) is open_tasks(str(path), None)
-    before = open_tasks(str(path), None)
-    write_lines(path, ROWS[:1])
-    assert len(open_tasks(str(path), None)) == 1 < len(before)
 
 
 def test_training_questions_keep_their_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +205,6 @@ def test_a_parquet_file_with_broken_text_is_refused(tmp_path: Path) -> None:
         list(read_questions(tmp_path / "x.parquet"))
 
 
-def test_the_published_counts_are_those_of_search_r1() -> None:
-    assert sum(item.count for item in BENCHMARKS) == 51_713
-    assert set(DATASETS) == {item.name for item in BENCHMARKS} | {"seven", "nq_hotpotqa"}
-
-
 def test_real_questions_of_the_seven_benchmarks(shared: Path) -> None:
     path = shared / "data" / "qa" / "seven_benchmarks.jsonl.xz"
     tasks = open_tasks(str(path), "all")
@@ -259,3 +227,98 @@ def test_golds_may_be_numbers(tmp_path: Path, row: dict[str, Any]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\ufeff" + json.dumps({"question": "When?", **row}) + "\n", "utf-8")
     assert [question.golden_answers for question in read_questions(path)] == [("1984",)]
+
+
+LINES = b"".join(
+    json.dumps({"id": str(i), "question": f"question {i}?", "golden_answers": ["x"]}).encode() + b"\n" for i in range(5)
+)
+PARTS = {"part_aa": b"a" * 100_000, "part_ab": b"b" * 50_000, "part_ac": b"c"}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return use_data_folder(tmp_path / "data", monkeypatch) / "search"
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with serve_hub(monkeypatch) as site:
+        yield site
+
+
+def publish_source(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
+    """Let the repository of a source have these files, and some others."""
+    others = ({"rfilename": "nq/train.jsonl", "size": 10**9},)
+    hub.publish(site, SOURCES[name].repository, files, others, lfs=lfs)
+
+
+@pytest.mark.parametrize("lfs", [True, False])
+def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.CaptureFixture[str], lfs: bool) -> None:
+    publish_source(site, "questions", {item.path: LINES for item in BENCHMARKS}, lfs=lfs)
+    code, out, err = run(capsys, "get", "search")
+    assert code == 0, err
+    assert out.count("its SHA-256 is unknown") == (0 if lfs else 7)
+    assert (data / "flashrag" / "hotpotqa" / "dev.jsonl").read_bytes() == LINES
+    assert not (data / "flashrag" / "nq" / "train.jsonl").exists()
+    asked = len(site.requests)
+    assert run(capsys, "get", "search", "questions")[0] == 0
+    assert len(site.requests) == asked + 1, "the listing of the locked commit; whole files are kept"
+    code, out, err = run(capsys, "verify", "search")
+    assert code == 1 and "search: not all of it is as it should be" in err
+    assert "nq/test: 5 questions instead of 3,610" in out and "dev.jsonl is as it should be" in out
+    (data / "flashrag" / "nq" / "test.jsonl").write_bytes(LINES[:-1] + b" ")
+    code, out, _ = run(capsys, "verify", "search", "questions")
+    assert code == 1 and "is not the expected file" in out and "dev.jsonl is as it should be" in out
+
+
+def test_parts_are_joined_and_a_cut_download_goes_on(
+    data: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish_source(site, "e5-flat", PARTS)
+    url = f"/datasets/{SOURCES['e5-flat'].repository}/resolve/{hub.COMMIT}/part_ab"
+    site.put(url, cut(PARTS["part_ab"], 20_000, ETag='"v1"'), ranged(PARTS["part_ab"]))
+    code, _, err = run(capsys, "get", "search", "e5-flat")
+    assert code == 0, err
+    target = data / "wiki-18" / "e5_Flat.index"
+    assert target.read_bytes() == b"".join(PARTS.values())
+    assert "bytes=20000-" in site.ranges()
+    assert sorted(path.name for path in target.parent.iterdir()) == [target.name]
+    asked = len(site.requests)
+    assert run(capsys, "get", "search", "e5-flat")[0] == 0
+    assert len(site.requests) == asked, "it is there"
+    assert run(capsys, "verify", "search", "e5-flat")[0] == 0
+    target.write_bytes(target.read_bytes()[:-1] + b"x")
+    code, out, _ = run(capsys, "verify", "search")
+    assert code == 1 and "is not the expected file" in out
+
+
+def test_the_corpus_is_unpacked(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = b'{"id": "0", "contents": "\\"T\\"\\ntext"}\n' * 1_000
+    publish_source(site, "wiki-18", {"wiki-18.jsonl.gz": gzip.compress(corpus)})
+    code, _, err = run(capsys, "get", "search", "wiki-18")
+    assert code == 0, err
+    target = data / "wiki-18" / "wiki-18.jsonl"
+    assert target.read_bytes() == corpus
+    assert not (data / "wiki-18" / "wiki-18.files").exists()
+    assert run(capsys, "verify", "search", "wiki-18")[0] == 0
+    target.write_bytes(corpus[:-1] + b" ")
+    assert run(capsys, "verify", "search", "wiki-18")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (status(404), "could not be listed"),
+        (whole(json.dumps({"id": "a", "sha": hub.COMMIT, "siblings": []}).encode()), "has no file"),
+        (whole(b'{"error": "gone"}'), "could not be listed"),
+        (page("Sign in"), "could not be listed"),
+    ],
+)
+def test_a_repository_that_is_not_what_it_was(
+    data: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
+) -> None:
+    publish_source(site, "questions", {})
+    site.put(hub.locate_listing(SOURCES["questions"].repository), answer)
+    code, _, err = run(capsys, "get", "search")
+    assert code == 1 and words in err
+    assert "browser" in err and err.count("\n") == 1

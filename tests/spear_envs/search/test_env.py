@@ -1,16 +1,11 @@
-from __future__ import annotations
-
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.spaces import INFO_KEYS
+from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault
 from spear_envs.search.prompts import INVALID_ACTION, LAST_TURN
 from spear_envs.testing import check_spear_env
@@ -35,16 +30,6 @@ SMALL = {"dataset": "mini-small", "topk": 1, "reward": "native", "max_turns": 6}
 @pytest.mark.parametrize("kwargs", [{}, pytest.param(SMALL, marks=pytest.mark.slow)])
 def test_contract(kwargs: dict[str, Any]) -> None:
     check_spear_env("spear/SearchR1-v0", **kwargs)
-
-
-def test_the_first_observation_is_the_question() -> None:
-    env = make()
-    observation, info = env.reset(options={"task": "search/mini/train/00000"})
-    assert observation == f"Question: {info['instruction']}"
-    assert info.keys() == INFO_KEYS | {"passages", "answer", "retriever"}
-    assert (info["passages"], info["answer"], info["admissible_actions"]) == ([], None, None)
-    assert info["subtask"] == "1hop" and env.max_turns == 32
-    assert info["reward_terms"]["f1"] == 0.0
 
 
 def test_passages_answer_a_query(tmp_path: Path) -> None:
@@ -98,15 +83,6 @@ def test_information_that_the_policy_writes_is_not_read(tmp_path: Path) -> None:
     assert info["reward_terms"]["format"] == 0.0
 
 
-def test_an_example_or_a_thought_is_no_answer(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["Beijing"])
-    observation, _, terminated, _, info = env.step("<think>Say <answer> Beijing </answer>, as in the example.</think>")
-    assert not terminated and "within the thoughts" in observation
-    assert "<search>your query</search>" in observation and "<answer>your answer</answer>" in observation
-    _, _, terminated, _, info = env.step(say("<answer>Rome</answer><answer>Beijing</answer>"))
-    assert terminated and info["answer"] == "Rome" and info["score"] == 0.0
-
-
 def test_a_blank_answer_ends_nothing(tmp_path: Path) -> None:
     env = make_asking(tmp_path, ["The The"])
     _, _, terminated, _, info = env.step(answer(" "))
@@ -134,14 +110,6 @@ def test_a_query_that_no_service_would_take_is_not_sent(tmp_path: Path) -> None:
     assert shelf.queries == ["a?b"] and info["tool_calls"] == 1
 
 
-def test_strange_queries_find_something_or_nothing_and_never_raise() -> None:
-    env = make()
-    env.reset(seed=0)
-    for query in ("\0", "AND OR NOT (", '"', "*?~^:[]{}", "の 😀", "\u202e", "a" * 8_192, "q " * 4_000, "\ud800"):
-        *_, info = env.step(search(query))
-        assert info["fault"] is None and info["action_ok"], query
-
-
 def test_the_last_turn_is_told_and_a_search_there_loses(tmp_path: Path) -> None:
     env = make_asking(tmp_path, ["x"], max_turns=3, shelf=Shelf("x"))
     first, *_ = env.step(search("x"))
@@ -151,13 +119,6 @@ def test_the_last_turn_is_told_and_a_search_there_loses(tmp_path: Path) -> None:
     assert truncated and not terminated
     assert (info["score"], info["won"], info["answer"]) == (0.0, False, None)
     assert reward == pytest.approx(-1.0)
-
-
-def test_a_single_turn_is_the_last(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["x"], max_turns=1)
-    observation, _ = env.reset(seed=0)
-    assert observation == f"Question: Who?\n\n{LAST_TURN}"
-    assert env.expert_plan() == ["<answer>x</answer>"]
 
 
 def test_the_preset_is_search_r1_s(tmp_path: Path) -> None:
@@ -181,14 +142,6 @@ def test_the_preset_is_search_r1_s(tmp_path: Path) -> None:
     assert all(text.startswith("\n\n<") and text.endswith(">\n\n") for text in seen)
     *_, truncated, info = env.step(search("other"))
     assert truncated and info["fault"] is None
-
-
-def test_a_preset_gives_way_to_keywords() -> None:
-    env = make(preset="search_r1", max_turns=7, observation_chars=70)
-    env.reset(seed=0)
-    assert env.max_turns == 7 and len(env.step(search("historian"))[0]) <= 70
-    with pytest.raises(SpearError, match="preset='search'"):
-        make(preset="search")
 
 
 @pytest.mark.parametrize(
@@ -260,17 +213,6 @@ def test_the_anchor_is_the_task_and_the_passages_read(tmp_path: Path) -> None:
     assert mini.reset(options={"task": mini.tasks[0].id})[1]["anchor"] != start
 
 
-def test_observations_are_measured_in_the_policy_s_tokens(tmp_path: Path) -> None:
-    shelf = Shelf("t\n" + "word " * 2_000)
-    env = make_asking(tmp_path, ["x"], shelf=shelf, observation_tokens=50)
-    assert 1_900 < len(env.step(search("t"))[0]) <= 2_000
-    env.set_text_measure(lambda text: len(text.split()))
-    observation = env.step(search("t"))[0]
-    assert 40 <= len(observation.split()) <= 50 and observation.endswith("</information>")
-    env.set_text_measure(None)
-    assert len(env.step(search("t"))[0]) > 1_900
-
-
 def test_states_lead_on_to_the_same(tmp_path: Path) -> None:
     env = make(split="test")
     env.reset(options={"task": "search/mini/test/00002"})
@@ -282,23 +224,6 @@ def test_states_lead_on_to_the_same(tmp_path: Path) -> None:
     env.reset(seed=3)
     env.set_state(state)
     assert env.step(rest[0]) == step and env.expert_plan() == plan
-
-
-def test_the_peer_s_reading_on_request(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["Oslo"], on_malformed="peer")
-    _, _, terminated, _, info = env.step("<think><answer>Oslo</answer>")
-    assert terminated and info["score"] == 1.0 and not info["format_ok"]
-    env.reset(seed=0)
-    _, _, terminated, _, info = env.step("nothing to read")
-    assert not terminated and not info["action_ok"]
-
-
-def test_plain_responses_are_for_people(tmp_path: Path) -> None:
-    env = make_asking(tmp_path, ["Oslo"], response_format="plain")
-    *_, info = env.step("<search>x</search>")
-    assert info["format_ok"]
-    *_, info = env.step("<answer>Oslo</answer>")
-    assert info["won"] and info["reward_terms"]["format"] == 0.1
 
 
 def test_the_expert_ends_with_any_retriever() -> None:
@@ -345,39 +270,3 @@ def test_keywords_without_a_valid_value_are_refused(kwargs: dict[str, Any], word
     with pytest.raises(SpearError, match=words) as caught:
         make(**kwargs)
     assert "\n" not in str(caught.value)
-
-
-def test_a_benchmark_has_no_passages_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text('{"question": "Who?", "golden_answers": ["x"]}\n')
-    with pytest.raises(SpearError, match="no passages of its own"):
-        make(dataset=str(path))
-
-
-def test_unknown_tasks() -> None:
-    env = make()
-    for task in ("search/mini/test/00000", "search/mini/train/99999", "search/mini/train/0"):
-        with pytest.raises(UnknownTaskError):
-            env.reset(options={"task": task})
-
-
-def test_environments_share_what_they_opened() -> None:
-    assert make().retriever is make(split="test").retriever
-    assert make().tasks is make().tasks
-
-
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_the_module_is_light() -> None:
-    heavy = ("torch", "faiss", "fastapi", "httpx", "sentence_transformers", "onnxruntime", "pyarrow", "verl")
-    code = f"import sys, spear_envs.search.env; print(*[name for name in {heavy!r} if name in sys.modules])"
-    assert run_python(code) == ""
-    code = (
-        "import spear_envs, time; start = time.process_time(); import spear_envs.search.env;"
-        " print(time.process_time() - start)"
-    )
-    assert min(float(run_python(code)) for _ in range(3)) < 0.3

@@ -1,7 +1,5 @@
 """Levels and strategies for Sokoban's tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The original gym-sokoban 0.0.6, loaded without its dependencies, to compare with."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

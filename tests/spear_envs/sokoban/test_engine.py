@@ -1,15 +1,27 @@
-"""One board: moves, rewards, texts and pictures."""
+"""One board: moves, rewards, texts, tiles and prompts; recorded games of gym-sokoban."""
 
-from __future__ import annotations
+import hashlib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
+from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import PlainParser, ResponseParser, TagParser
+from spear_envs.core.prompts import PromptContext
 from spear_envs.sokoban.engine import DOWN, LEFT, RIGHT, STILL, UP, Board
-from spear_envs.sokoban.levels import Level, format_codes, parse_level
-from spear_envs.sokoban.sprites import Image, draw_tiles
+from spear_envs.sokoban.levels import SYMBOLS, WORDS, Level, format_codes, parse_level
+from spear_envs.sokoban.moves import RememberingParser, find_peer_action, read_like_peer, read_moves
+from spear_envs.sokoban.prompts import CompactBoardTemplate, SokobanTemplate
+from spear_envs.sokoban.sprites import Image, draw_tiles, load_tiles, read_peer_tiles
 from tests.spear_envs.sokoban.conftest import actions, levels
+from tests.spear_envs.sokoban.peer import MEND, find_peer
 
 BACK = {UP: DOWN, DOWN: UP, LEFT: RIGHT, RIGHT: LEFT}
 
@@ -108,24 +120,157 @@ def test_a_walk_is_undone_by_walking_back_and_a_push_by_its_state(level: Level, 
             assert board.text() == before
 
 
-def test_pictures_are_fresh_copies(level: Level) -> None:
-    board = Board(level, draw_tiles())
-    first = board.frame()
-    kept = first.copy()
-    board.step(RIGHT)
-    assert np.array_equal(first, kept)
-    first[:] = 0
-    assert board.frame().any()
-
-
-def test_a_board_without_tiles_has_no_picture(level: Level) -> None:
-    with pytest.raises(RuntimeError, match="no tiles"):
-        Board(level).frame()
-
-
 def test_a_board_takes_levels_of_other_sizes(level: Level) -> None:
     board = Board(level, draw_tiles())
     board.frame()
     board.load(parse_level("####\n#P_#\n#XO#\n####"))
     assert board.frame().shape == (64, 64, 3)
     assert np.array_equal(board.frame(), draw_whole(board))
+
+
+@pytest.mark.parametrize(
+    ("text", "codes", "words"),
+    [
+        ("up", (1,), "up"),
+        ("DOWN", (2,), "down"),
+        ("Left.", (3,), "left"),
+        (" right \n", (4,), "right"),
+        ("still", (0,), "still"),
+    ],
+)
+def test_single_words(text: str, codes: tuple[int, ...], words: str) -> None:
+    assert read_moves(text) == (codes, words, "")
+
+
+@pytest.mark.parametrize("text", ["", "jump", "up, down", "upp", "I go up", "up..", "u p", "上", "up\0"])
+def test_anything_else_is_explained(text: str) -> None:
+    moves = read_moves(text)
+    assert not moves.codes
+    assert not moves.words
+    assert "Nothing moved" in moves.problem
+    assert "up, down, left, right" in moves.problem
+
+
+@pytest.mark.parametrize("text", ["up, left, up", "up left up", "Up || Left || Up", "up,left,up.", "up|| left,,up"])
+def test_several_words_a_turn(text: str) -> None:
+    assert read_moves(text, 3) == ((1, 3, 1), "up, left, up", "")
+    assert read_moves(text, 2).problem.startswith("The action holds 3 moves")
+
+
+@given(st.text(max_size=10_000), st.integers(1, 5))
+def test_no_text_raises_and_no_message_is_long(text: str, limit: int) -> None:
+    moves = read_moves(text, limit)
+    assert bool(moves.codes) != bool(moves.problem)
+    assert len(moves.codes) <= limit
+    assert len(moves.problem) < 400
+    assert moves.problem.isascii()
+    read_like_peer(text)
+    find_peer_action(text)
+
+
+def test_a_megabyte_is_turned_down_at_once() -> None:
+    assert "too long" in read_moves("up " * 400_000, 1).problem
+
+
+@pytest.mark.parametrize(
+    ("response", "word"),
+    [
+        ("<think>x</think><action>I should not go up, but left</action>", "up"),
+        ("<action>LEFT</action>", "left"),
+        ("<action>go right</action> or <action>up</action>", "right"),
+        ("<action>standstill</action>", "still"),
+        ("I go left", ""),
+        ("<action>jump</action>", ""),
+        ("</action><action>up", ""),
+    ],
+)
+def test_the_peers_rule_finds_a_word_anywhere(response: str, word: str) -> None:
+    moves = read_like_peer(find_peer_action(response))
+    assert moves.words == word
+    assert bool(moves.problem) == (not word)
+    if not word:
+        assert moves.codes == (0,)
+
+
+@given(st.lists(st.one_of(st.text(max_size=200), st.sampled_from(["<think></think><action>up</action>", "up"]))))
+def test_remembering_responses_changes_nothing(responses: list[str]) -> None:
+    parser = RememberingParser(TagParser())
+    assert isinstance(parser, ResponseParser)
+    assert parser.hint == TagParser().hint
+    assert parser.respond("up", "x") == TagParser().respond("up", "x")
+    for response in responses * 2:
+        assert parser.parse(response) == TagParser().parse(response)
+
+
+# The games are played on levels of their own, under the id of their time.
+AS_RECORDED = """
+import runpy, sys
+from spear_envs import register_env
+register_env("spear/Sokoban-v0", "spear_envs.sokoban.env:SokobanEnv")
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_all_recorded_games_hold(shared: Path) -> None:
+    check = shared / "golden" / "sokoban" / "check.py"
+    if not check.exists():
+        pytest.skip(f"{check.name} of the recorded Sokoban games is not there")
+    options = [] if find_peer() else ["--no-pixels"]
+    root = Path(__file__).resolve().parents[3]
+    run = subprocess.run(
+        [sys.executable, "-c", AS_RECORDED, str(check), *options], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == "60 of 60 hold", run.stderr
+
+
+def test_our_tiles_never_change() -> None:
+    tiles = draw_tiles()
+    assert tiles.shape == (7, 16, 16, 3)
+    assert tiles.dtype == np.uint8
+    assert hashlib.sha256(tiles.tobytes()).hexdigest() == TILES_DIGEST
+
+
+TILES_DIGEST = "89d8fdf63f63155f402abc88560f436136dc18e94ccfbc344d665168b4810e45"
+
+
+def test_peer_tiles_are_read_without_importing_it() -> None:
+    if find_peer() is None:
+        pytest.skip(MEND)
+    read_peer_tiles.cache_clear()
+    before = set(sys.modules)
+    assert read_peer_tiles().shape == (7, 16, 16, 3)
+    assert not any(name.split(".")[0] in ("gym", "gym_sokoban") for name in set(sys.modules) - before)
+
+
+def test_a_missing_wheel_is_an_error_that_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_peer_tiles.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SpearError, match=r"pip install --no-deps gym-sokoban==0\.0\.6"):
+        load_tiles("gym-sokoban")
+    read_peer_tiles.cache_clear()
+
+
+BOARD = "######\n#P_O_#\n#_X__#\n#____#\n#____#\n######"
+
+
+def make_context(observation: str = BOARD, history: tuple[tuple[str, str], ...] = (), turn: int = 3) -> PromptContext:
+    return PromptContext("Push the box onto the target.", observation, list(WORDS), history, turn, 15)
+
+
+def test_responses_are_read_back() -> None:
+    text = SokobanTemplate().respond("up", "go north")
+    parsed = TagParser().parse(text)
+    assert (parsed.action, parsed.format_ok, parsed.think) == ("up", True, "go north")
+    assert SokobanTemplate(parser=PlainParser()).respond("up", "go north") == "up"
+
+
+def test_the_token_pattern_of_the_compact_prompt_gives_the_tiny_vocabulary() -> None:
+    pattern = CompactBoardTemplate().token_pattern
+    assert pattern is not None
+    response = CompactBoardTemplate().respond("up")
+    assert re.findall(pattern, response) == ["<think></think><action>", "up", "</action>"]
+    prompt = CompactBoardTemplate().render(make_context())
+    assert re.findall(pattern, prompt) == list(prompt)
+    words = {token for word in WORDS for token in re.findall(pattern, CompactBoardTemplate().respond(word))}
+    assert len(words | set(SYMBOLS)) == 13  # and three special ones: 16 of the 18 of the recipe

@@ -1,10 +1,6 @@
 """The environment ``spear/Sokoban-v1``."""
 
-from __future__ import annotations
-
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import gymnasium as gym
@@ -17,9 +13,8 @@ from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.sokoban.env import TEXT_LENGTH, SokobanEnv
-from spear_envs.sokoban.levels import LevelError, format_spaced
+from spear_envs.sokoban.levels import LevelError
 from spear_envs.testing import check_spear_env
-from tests.spear_envs.sokoban.peer import MEND, find_peer
 
 ID = "spear_envs:spear/Sokoban-v1"
 LEVEL = "######\n#P_O_#\n#_X__#\n#____#\n######"
@@ -136,48 +131,6 @@ def test_the_peers_rule_plays_words_within_text(response: str, action: str, form
     assert reward == -0.1
 
 
-def test_several_moves_a_turn() -> None:
-    env = make(level=LEVEL, moves_per_turn=3, reward="native")
-    env.reset()
-    assert env.expert_plan() == ["down, right, down", "right, up"]
-    _, reward, terminated, _, info = env.step(respond("Down || right, down"))
-    assert reward == -0.1 + -0.1 + -0.1
-    assert (info["action"], info["tool_calls"], info["pushed"]) == ("down, right, down", 3, True)
-    _, reward, terminated, _, info = env.step(respond("right up up"))  # the third would come after the win
-    assert terminated
-    assert reward == -0.1 + (-0.1 + 1 + 10)
-    assert info["tool_calls"] == 5
-
-
-def test_diagnostics_tell_lost_positions() -> None:
-    env = make(level=LEVEL, diagnostics=True)
-    assert env.reset()[1]["solvable"]
-    solvable = [env.step(respond(word))[4]["solvable"] for word in ("right", "down", "up")]
-    assert solvable == [True, False, False]  # the second move put the box at the lower wall
-    assert env.expert_plan() == []
-
-
-def test_modalities() -> None:
-    both, text, image = (make(level=LEVEL, modality=name) for name in ("both", "text", "image"))
-    seen = both.reset()[0]
-    assert isinstance(seen, dict)
-    assert text.reset()[0] == LEVEL
-    picture = image.reset()[0]
-    assert isinstance(picture, dict)
-    assert picture["text"] == ""
-    assert np.array_equal(picture["image"], seen["image"])
-    assert "could not be read" in text_of(image.step("nonsense")[0])
-    for env in (both, text, image):
-        assert env.observation_space.contains(env.step(respond("down"))[0])
-        assert env.templates["default"].render is not None
-    assert text.templates["default"] != image.templates["default"]
-
-
-def test_spaced_text() -> None:
-    env = make(level=LEVEL, text_format="spaced")
-    assert text_of(env.reset()[0]) == format_spaced(LEVEL)
-
-
 def test_the_largest_text_fits_the_space() -> None:
     rows = ["#" * 20] + ["#" + "_" * 18 + "#"] * 18 + ["#" * 20]
     rows[1] = "#P_XO" + "_" * 14 + "#"
@@ -229,14 +182,6 @@ def test_a_state_brings_everything_back(before: list[str], after: list[str]) -> 
     assert other.reset()[1]["task_id"] == env.reset()[1]["task_id"]
 
 
-def test_anchors_are_keys_of_the_position() -> None:
-    env = make(level=LEVEL)
-    start = env.reset()[1]["anchor"]
-    assert env.step(respond("left"))[4]["anchor"] == start
-    assert env.step(respond("right"))[4]["anchor"] != start
-    assert env.step(respond("left"))[4]["anchor"] == start
-
-
 def test_a_task_id_and_a_seed_give_a_level() -> None:
     env = make(split="valid")
     info = env.reset(options={"task": "sokoban-v1/6x6-1/valid/00000031"})[1]
@@ -278,24 +223,3 @@ def test_keywords_without_a_valid_value_are_refused(keywords: dict[str, Any], wo
 def test_an_unsolvable_level_is_a_level_error() -> None:
     with pytest.raises(LevelError, match="cannot be solved"):
         SokobanEnv(level="#####\n#PX_#\n#__O#\n#####")
-
-
-def test_the_papers_preset() -> None:
-    if find_peer() is None:
-        pytest.skip(MEND)
-    env = make(preset="paper")
-    info = env.reset(seed=0)[1]
-    assert info["task_id"].startswith("sokoban-v1/6x6-1-1to15/train/")
-    assert (env.sprites.value, env.modality.value, env.max_turns) == ("gym-sokoban", "image", 15)
-    own = make(preset="paper", sprites="drawn", longest=10)
-    assert own.sprites.value == "drawn"
-    assert own.tasks.name == "sokoban-v1/6x6-1-1to10"
-
-
-def test_neither_torch_nor_gym_is_imported() -> None:
-    program = (
-        "import sys, gymnasium as gym; env = gym.make('spear_envs:spear/Sokoban-v1'); env.reset(seed=0);"
-        "print([name for name in ('torch', 'gym', 'gym_sokoban', 'transformers') if name in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"

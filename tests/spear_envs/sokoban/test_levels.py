@@ -1,12 +1,18 @@
-"""Parsing, digests and splits of levels."""
+"""Levels: parsing, digests, splits, published files and task sets."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.tasks import check_disjoint
+from spear_envs.sokoban.engine import ACTIONS, Board
+from spear_envs.sokoban.env import SokobanEnv
+from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.levels import (
     Level,
     LevelError,
@@ -21,6 +27,8 @@ from spear_envs.sokoban.levels import (
     format_spaced,
     parse_level,
 )
+from spear_envs.sokoban.search import find_solution
+from spear_envs.sokoban.tasks import DEFAULT_FINGERPRINTS, make_level_set, make_task_set, read_level
 from tests.spear_envs.sokoban.conftest import levels
 
 BOARD = "######\n#_SO_#\n#X_√X#\n#____#\n######"
@@ -80,10 +88,6 @@ def test_digests_are_those_of_every_rotation_and_reflection(level: Level, which:
     assert find_split(forms[which]) == find_split(level.text)
 
 
-def test_symmetries_of_a_board_without_any_are_eight() -> None:
-    assert len(set(find_symmetries("###\n#PX\nO__"))) == 8
-
-
 def test_the_digest_of_a_room_looks_at_walls_and_targets_alone() -> None:
     board = "######\n#P_O_#\n#_X__#\n######"
     assert digest_room(board) == digest_room("######\n#__O_#\n#_XP_#\n######")
@@ -128,3 +132,239 @@ def test_splitting_by_room_puts_all_levels_of_a_room_into_one_split() -> None:
 )
 def test_bands(moves: int, band: str) -> None:
     assert find_band(moves) == band
+
+
+BOXOBAN = """\
+; 0
+########
+#  .   #
+# #$#@ #
+#    $.#
+########
+
+; 7
+########
+# . $@ #
+########
+"""
+XSB = """\
+Two of ours  # 2024
+
+; first
+
+   ####
+####  ##
+# @ $  .#
+#########
+
+Title: first
+Author: us
+
+8#|#.-$@2-#|8#
+Title: second
+"""
+HALL = "\n".join(
+    [
+        "#" * 14,
+        "#@" + " " * 11 + "#",
+        *["#" + " " * 12 + "#"] * 4,
+        "#" + "  $ " * 3 + "#",
+        "#" + " " * 12 + "#",
+        "#" + "  $ " * 3 + "#",
+        "#" + " " * 12 + "#",
+        "#" + " .  " * 3 + "#",
+        "#" + " .  " * 3 + "#",
+        "#" * 14,
+    ]
+)
+"""A hall with six boxes, which the solver does not finish."""
+LONG = "#" * 24 + "\n#@$" + " " * 20 + ".#\n" + "#" * 24
+
+
+def make(**keywords: Any) -> SokobanEnv:
+    env = gym.make(
+        "spear_envs:spear/Sokoban-v1", modality="text", response_format="plain", disable_env_checker=True, **keywords
+    )
+    assert isinstance(env.unwrapped, SokobanEnv)
+    return env.unwrapped
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def win(env: SokobanEnv, task: str) -> tuple[bool, int]:
+    _, info = env.reset(options={"task": task})
+    for action in env.expert_plan():
+        *_, info = env.step(action)
+    return info["won"], info["optimal"]
+
+
+def test_a_boxoban_file(tmp_path: Path) -> None:
+    env = make(levels=write(tmp_path, "000.txt", BOXOBAN))
+    assert [task.content["optimal"] for task in env.tasks] == [13, 2]
+    assert [win(env, task.id) for task in env.tasks] == [(True, 13), (True, 2)]
+    assert make(levels=tmp_path / "000.txt", number=7).tasks[0].content["level"] == "########\n#_O_XP_#\n########"
+    assert make(levels=tmp_path / "000.txt").tasks.fingerprint == env.tasks.fingerprint
+
+
+def test_a_collection_in_xsb_and_sok(tmp_path: Path) -> None:
+    path = write(tmp_path, "two.sok", "\ufeff" + XSB.replace("\n", "\r\n"))
+    env = make(levels=str(path))
+    assert [task.content["level"].split("\n")[1:-1] for task in env.tasks] == [["####__###", "#_P_X__O#"], ["#O_XP__#"]]
+    assert [task.content["optimal"] for task in env.tasks] == [4, 2]
+    assert make(levels=path, number=2).tasks[0].content["level"] == env.tasks[1].content["level"]
+
+
+def test_folders_make_the_splits(tmp_path: Path) -> None:
+    for split, text in (("train", BOXOBAN), ("valid", XSB)):
+        write(tmp_path, f"{split}/000.txt", text)
+        write(tmp_path, f"{split}/001.txt", text)
+    assert [len(make(levels=tmp_path, split=split).tasks) for split in ("train", "valid", "all")] == [4, 4, 8]
+    with pytest.raises(SpearError, match="no level file"):
+        make(levels=tmp_path, split="test")
+
+
+def test_without_folders_the_content_makes_the_splits(tmp_path: Path) -> None:
+    boards = [f"{'#' * (n + 5)}\n#@$.{' ' * n}#\n{'#' * (n + 5)}" for n in range(59)]
+    path = write(tmp_path, "many.xsb", "\n\n".join(boards))
+    parts = {
+        split: [task.content["level"] for task in make(levels=path, split=split).tasks]
+        for split in ("train", "valid", "test")
+    }
+    assert sorted(level for part in parts.values() for level in part) == sorted(
+        task.content["level"] for task in make(levels=path).tasks
+    )
+    assert min(map(len, parts.values())) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "keywords", "word"),
+    [
+        ("no level", {}, "no level"),
+        ("#####\n#@$.\n#####", {}, "outer wall"),
+        ("#####\n#@$ #\n#####", {}, "level 1"),
+        (BOXOBAN, {"number": 1}, "no such level"),
+        (BOXOBAN, {"split": "tests"}, "Did you mean"),
+        (BOXOBAN, {"level": "x"}, "exclude"),
+    ],
+)
+def test_what_a_file_does_not_have_is_refused(tmp_path: Path, text: str, keywords: Any, word: str) -> None:
+    with pytest.raises(SpearError, match=word):
+        make(levels=write(tmp_path, "x.txt", text), **keywords)
+
+
+def test_a_missing_file_and_a_number_without_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="neither a file nor a folder"):
+        make(levels=tmp_path / "none")
+    with pytest.raises(SpearError, match="needs levels"):
+        make(number=3)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "turns"),
+    [
+        ({}, 15),
+        ({"longest": 15}, 15),
+        ({"longest": 16}, 32),
+        ({"longest": 30, "moves_per_turn": 2}, 15),
+        ({"level": LONG}, 42),
+        ({"level": LONG, "moves_per_turn": 2}, 15),
+        ({"level": LONG, "max_turns": 30}, 30),
+        ({"level": HALL}, 1_000),
+    ],
+)
+def test_turns_follow_from_the_optimum(keywords: Any, turns: int) -> None:
+    env = make(**keywords)
+    assert env.max_turns == turns
+
+
+def test_each_generated_task_can_be_won_within_its_turns() -> None:
+    env = make(room="8x8", shortest=14, longest=30)
+    for task in env.tasks[:20]:
+        optimal = env.reset(options={"task": task.id})[1]["optimal"]
+        assert env.max_turns == (15 if optimal <= 15 else 2 * optimal)
+
+
+def test_a_level_that_the_solver_cannot_finish_is_played() -> None:
+    env = make(level=HALL, diagnostics=True)
+    assert env.tasks[0].content["optimal"] is None and env.tasks[0].subtask == "unsolved"
+    info = env.reset(seed=0)[1]
+    assert (info["optimal"], info["solvable"]) == (0, True)
+    assert env.step("right")[-1]["moved"]
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_default_splits_never_change(split: str) -> None:
+    tasks = make_task_set(Recipe(), split)
+    assert tasks.fingerprint == DEFAULT_FINGERPRINTS[split]
+    assert len(tasks) == (1_000_000 if split == "train" else 256)
+    task = tasks[17]
+    assert task.id == f"sokoban-v1/6x6-1/{split}/00000017"
+    assert tasks.get(task.id) == task
+    assert task.subtask == find_band(task.content["optimal"])
+
+
+def test_splits_are_disjoint_by_content_over_5000_draws() -> None:
+    splits = [make_task_set(Recipe(), split) for split in ("train", "valid", "test")]
+    assert check_disjoint(*splits, sample=5_000) == 5_512
+
+
+def test_held_out_levels_are_new_whatever_the_split_goes_by() -> None:
+    for split_by in SplitBy:
+        train = make_task_set(Recipe(split_by=split_by), "train")
+        seen = {digest_level(train[place].content["level"]) for place in range(2_000)}
+        for split in ("valid", "test"):
+            held_out = make_task_set(Recipe(split_by=split_by), split)
+            assert not seen & {digest_level(task.content["level"]) for task in held_out}
+
+
+def test_the_oracle_wins_every_embedded_task_in_exactly_its_optimal_number_of_moves() -> None:
+    for split in ("valid", "test"):
+        for task in make_task_set(Recipe(), split):
+            level = read_level(task.content["level"])
+            words = find_solution(level)
+            assert words is not None
+            assert len(words) == task.content["optimal"] <= 15
+            board = Board(level)
+            for word in words:
+                board.step(ACTIONS[word])
+            assert board.won
+
+
+def test_an_id_names_one_level_only() -> None:
+    recipes = [Recipe(), Recipe(longest=13), Recipe(boxes=2), Recipe(split_by=SplitBy.LEVEL), Recipe(6, 7)]
+    ids = [make_task_set(recipe, "train")[5].id for recipe in recipes]
+    assert len(set(ids)) == len(recipes)
+    with pytest.raises(UnknownTaskError):
+        make_task_set(Recipe(), "train").get(ids[1])
+    with pytest.raises(UnknownTaskError, match="run from"):
+        make_task_set(Recipe(), "test").get("sokoban-v1/6x6-1/test/00000256")
+
+
+def test_a_level_by_hand_is_a_set_of_one() -> None:
+    text = "######\n#P_O_#\n#_X__#\n#____#\n######"
+    tasks = make_level_set(text)
+    assert len(tasks) == 1
+    task = tasks[0]
+    assert task.content == {"level": text, "optimal": 5}
+    assert task.subtask == "len4-6"
+    assert task.id.startswith("sokoban-v1/5x6-1/level/")
+    assert task.id != make_level_set(text.replace("P_", "_P"))[0].id
+    assert make_level_set(text + "\n")[0].id == task.id
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("####\n#P√#\n####", "already solved"),
+        ("#####\n#PX_#\n#__O#\n#####", "cannot be solved"),
+        ("#####\n#PXO#\n###", "same length"),
+    ],
+)
+def test_levels_that_cannot_be_played_are_refused(text: str, words: str) -> None:
+    with pytest.raises(LevelError, match=words):
+        make_level_set(text)

@@ -1,7 +1,5 @@
 """Differential tests against the original gym-sokoban 0.0.6: dynamics, rewards and every pixel."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

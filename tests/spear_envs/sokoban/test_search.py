@@ -1,6 +1,4 @@
-"""Exact searches: against each other, and against a plain breadth-first search."""
-
-from __future__ import annotations
+"""Exact searches, and the generator of levels."""
 
 from collections import deque
 
@@ -9,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.sokoban.engine import ACTIONS, Board
-from spear_envs.sokoban.generate import Recipe, make_level
-from spear_envs.sokoban.levels import Level, LevelError, parse_level
+from spear_envs.sokoban.generate import Recipe, draw_held_out, draw_room, make_dice, make_level, parse_room
+from spear_envs.sokoban.levels import (
+    BOX_ON_TARGET,
+    Level,
+    LevelError,
+    SplitBy,
+    digest_level,
+    digest_room,
+    find_split,
+    parse_level,
+)
 from spear_envs.sokoban.search import CELL_BITS, find_solution, measure_backward, measure_pushes
 from tests.spear_envs.sokoban.conftest import actions, levels
 
@@ -85,10 +92,6 @@ def test_lost_positions_have_no_solution() -> None:
     assert find_solution(parse_level("######\n#OXXO#\n#_P__#\n######")) is None
 
 
-def test_a_solved_level_needs_no_moves() -> None:
-    assert find_solution(parse_level("####\n#P√#\n####")) == []
-
-
 def test_backward_layers_hold_every_start_by_its_distance() -> None:
     grid = [int(c == "_") for c in "#######____#######"]
     layers = measure_backward(grid, 6, [10], 9)
@@ -116,3 +119,99 @@ def test_searches_stop_at_their_budget() -> None:
     grid = [int(code != 0) for code in level.codes]
     with pytest.raises(LevelError, match="budget of 100 states"):
         measure_backward(grid, 8, level.targets, 16, budget=100)
+
+
+SIZES = [Recipe(), Recipe(boxes=2, shortest=6, longest=15), Recipe(7, 7, 2, 8, 20)]
+
+
+@pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: recipe.name)
+def test_reported_lengths_are_those_of_the_forward_solver(recipe: Recipe) -> None:
+    for number in range(1_000):
+        level = make_level(recipe, "length", number)
+        words = find_solution(level)
+        assert words is not None
+        assert len(words) == level.optimal
+        assert recipe.shortest <= len(words) <= recipe.longest
+
+
+@pytest.mark.parametrize(
+    "recipe", [*SIZES, Recipe(5, 5, 1, 1, 4), Recipe(5, 10, 3), Recipe(10, 10, 4), Recipe(9, 6, 1, 15, 30)],
+    ids=lambda recipe: recipe.name,
+)  # fmt: skip
+def test_levels_are_what_was_asked_for(recipe: Recipe) -> None:
+    for number in range(20):
+        level = make_level(recipe, "shape", number)
+        again = parse_level(level.text)
+        assert again.codes == level.codes
+        assert (again.height, again.width, len(again.boxes)) == (recipe.height, recipe.width, recipe.boxes)
+        assert BOX_ON_TARGET not in again.codes
+
+
+# The first levels of some recipes. They may never change within a version of the environment's id.
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("split_by", list(SplitBy))
+def test_a_split_given_is_the_split_of_the_content(split: str, split_by: SplitBy) -> None:
+    recipe = Recipe(split_by=split_by)
+    for number in range(30):
+        assert find_split(make_level(recipe, number, split=split).text, split_by) == split
+
+
+def test_held_out_lists_are_disjoint_and_without_twins() -> None:
+    lists = draw_held_out(Recipe(), 100)
+    digests = {split: {digest_level(level.text) for level in levels} for split, levels in lists.items()}
+    assert {split: len(found) for split, found in digests.items()} == {"valid": 100, "test": 100}
+    assert not digests["valid"] & digests["test"]
+
+
+def test_splitting_by_room_keeps_rooms_apart() -> None:
+    recipe = Recipe()
+    lists = draw_held_out(recipe, 64)
+    rooms = {split: {digest_room(level.text) for level in levels} for split, levels in lists.items()}
+    train = {digest_room(make_level(recipe, "train", number, split="train").text) for number in range(2_000)}
+    assert not rooms["valid"] & rooms["test"]
+    assert not train & (rooms["valid"] | rooms["test"])
+
+
+def test_rooms_are_closed_and_connected() -> None:
+    for number in range(200):
+        grid = draw_room(make_dice("room", number), 7, 9)
+        cells = {i for i, floor in enumerate(grid) if floor}
+        assert cells
+        assert not any(i < 9 or i >= 54 or i % 9 in (0, 8) for i in cells)
+        reached = {min(cells)}
+        while more := {i + step for i in reached for step in (-9, 9, -1, 1)} & cells - reached:
+            reached |= more
+        assert reached == cells
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"height": 4}, "between 5 and 10"),
+        ({"width": 11}, "between 5 and 10"),
+        ({"boxes": 5}, "between 1 and 4"),
+        ({"boxes": 0}, "between 1 and 4"),
+        ({"shortest": 9, "longest": 8}, "shortest <= longest"),
+        ({"shortest": 0}, "shortest <= longest"),
+    ],
+)
+def test_recipes_out_of_range_are_refused(values: dict[str, int], words: str) -> None:
+    with pytest.raises(LevelError, match=words):
+        Recipe(**values)
+
+
+def test_room_texts() -> None:
+    assert parse_room("6x7") == (6, 7)
+    assert parse_room("10X5") == (10, 5)
+    for text in ("6", "6x", "x6", "6x6x6", "six", "-6x6", "6 x 6", "٦x٦"):
+        with pytest.raises(LevelError, match="6x6"):
+            parse_room(text)
+
+
+def test_a_search_that_would_take_too_long_is_refused_instead() -> None:
+    with pytest.raises(LevelError, match="budget of 50 states"):
+        make_level(Recipe(10, 10, 4, 10, 30), 0, budget=50)
+    with pytest.raises(LevelError, match="no 5x5 level"):
+        make_level(Recipe(5, 5, 1, 40, 50), 0, budget=20_000)

@@ -1,7 +1,5 @@
 """Small catalogues in the form of the official files."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections.abc import Iterable, Mapping

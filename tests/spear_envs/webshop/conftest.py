@@ -1,7 +1,5 @@
 """Recordings of the original, its 1,000-product set, and a small shop of products of our own."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import re

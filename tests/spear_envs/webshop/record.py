@@ -4,8 +4,6 @@
 to change what the shop shows or pays, and read the difference.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

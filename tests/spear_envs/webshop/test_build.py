@@ -1,27 +1,21 @@
-from __future__ import annotations
-
 import fcntl
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data import processes
 from spear_envs.data.files import digest_file
 from spear_envs.webshop import record_chunks, sources
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import CatalogFiles, find_files
+from spear_envs.webshop.sources import CatalogFiles
 from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
+from tests.spear_envs.webshop.catalogs import make_entry, make_record
 
 
 @pytest.fixture(autouse=True)
@@ -170,17 +164,6 @@ def test_only_one_build_at_a_time(tmp_path: Path) -> None:
     build_store(files, tmp_path / "store", processes=1)
 
 
-def test_a_new_store_takes_the_place_of_the_old(tmp_path: Path) -> None:
-    files = make_files(tmp_path / "raw")
-    build_store(files, tmp_path / "store", processes=1)
-    first = open_catalog(tmp_path / "store")
-    build_store(files, tmp_path / "store", processes=1, price_seed=7)
-    second = open_catalog(tmp_path / "store", price_seed=7)
-    assert second is not first
-    assert first.product(3) == second.product(3)  # what is open stays readable
-    assert [path.name for path in tmp_path.iterdir() if path.name != "raw"] == ["store"]
-
-
 def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
     files = make_files(tmp_path / "raw")
     (tmp_path / "mine").mkdir()
@@ -234,27 +217,6 @@ def test_bad_items(tmp_path: Path, items: str, message: str) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_bad_records_are_named_by_workers_too(tmp_path: Path) -> None:
-    records = [make_record(f"B{i:03d}") for i in range(30)]
-    records[21]["pricing"] = 5
-    with pytest.raises(SpearError, match=r"items_shuffle\.json, record 21: product B021: pricing is a number"):
-        build_store(catalogs.write(tmp_path / "raw", records), tmp_path / "store", processes=2)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_options_of_more_goals_than_can_be_numbered(tmp_path: Path, workers: int) -> None:
-    values = [str(i) for i in range(8)]
-    records = [
-        make_record("B1"),
-        make_record("B2", customization_options=make_options(**dict.fromkeys("abcdefghijklmnopqrstu", values))),
-    ]
-    files = catalogs.write(tmp_path / "raw", records, {"B2": make_entry("soft")})
-    with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
-        build_store(files, tmp_path / "store", processes=workers)
-    with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
-        open_catalog(tmp_path / "raw")
-
-
 def test_bad_attributes(tmp_path: Path) -> None:
     for text, message in (
         ("[]", r"\{ expected"),
@@ -268,34 +230,6 @@ def test_bad_attributes(tmp_path: Path) -> None:
             build_store(files, tmp_path / "store", processes=1)
 
 
-def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None:
-    text = '{"B1": {"attributes": ["a"]}, "é": {}, "B0123456789": {}, "": {}, "B2": {}, "B1": {"attributes": ["b"]}}'
-    files = catalogs.write(tmp_path / "raw", [make_record("B1"), make_record("B2"), make_record("B3")], text)
-    build_store(files, tmp_path / "store", processes=1)
-    catalog = open_catalog(tmp_path / "store")
-    found = [catalog.product(number).attributes for number in range(3)]
-    assert found == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
-
-
-@pytest.mark.parametrize("settings", [{"processes": 0}, {"limit": 0}, {"draws": "x"}, {"title_nouns": "x"}])
-def test_bad_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(SpearError, match=f"{next(iter(settings))}="):
-        build_store(make_files(tmp_path / "raw", 3), tmp_path / "store", **{"processes": 1, **settings})
-
-
-def test_missing_files(tmp_path: Path) -> None:
-    files = CatalogFiles(tmp_path / "items.json", tmp_path / "attributes.json")
-    with pytest.raises(SpearError, match=r"items\.json does not exist"):
-        build_store(files, tmp_path / "store", processes=1)
-
-
-def test_own_taggers_are_named(tmp_path: Path) -> None:
-    files = make_files(tmp_path / "raw", 3)
-    build_store(files, tmp_path / "store", processes=2, title_nouns=shlex.split)
-    catalog = open_catalog(tmp_path / "store", title_nouns=shlex.split)
-    assert catalog.tagger == "custom:shlex.split" and catalog.nouns(0) == ("Soft", "Thing", "B000")
-
-
 def test_wrong_taggers_are_refused_before_the_files_are_read(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(SpearError, match="title_nouns='nltk' is not valid"):
@@ -306,48 +240,3 @@ def test_wrong_taggers_are_refused_before_the_files_are_read(tmp_path: Path) -> 
             on_progress=lambda what, done, total: said.append(what),
         )
     assert not said and not (tmp_path / "store.partial").exists()
-
-
-def test_a_build_that_was_interrupted_while_it_cleared_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = make_files(tmp_path / "raw")
-    build_store(files, tmp_path / "store", processes=1)
-    rmtree = shutil.rmtree
-
-    def stop(path: Path, ignore_errors: bool = False) -> None:
-        if path.name == "store.partial":
-            raise Stop
-        rmtree(path, ignore_errors)
-
-    monkeypatch.setattr(shutil, "rmtree", stop)
-    with pytest.raises(Stop):
-        build_store(files, tmp_path / "store", processes=1)
-    monkeypatch.undo()
-    assert (tmp_path / "store.partial" / "replaced").is_dir()
-    build_store(files, tmp_path / "store", processes=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "store"]
-
-
-def test_the_index_gets_the_texts_in_order(tmp_path: Path) -> None:
-    files = find_files(make_files(tmp_path / "raw").items.parent)
-    build_store(files, tmp_path / "store", processes=1)
-    catalog = open_catalog(tmp_path / "store")
-    for number in (0, 17, 49):
-        assert catalog.search(f"text {number}")[0] == number
-
-
-def double(value: int) -> int:
-    return 2 * value
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_jobs_are_done_in_order_and_not_taken_ahead(workers: int) -> None:
-    taken = []
-
-    def jobs() -> Iterator[int]:
-        for value in range(20):
-            taken.append(value)
-            yield value
-
-    for position, result in enumerate(processes.map_in_order(double, jobs(), workers)):
-        assert result == 2 * position
-        assert len(taken) <= max(2, position + 1 + (workers > 1) * (workers + 1))

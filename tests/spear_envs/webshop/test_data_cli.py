@@ -1,7 +1,5 @@
 """``spear data get|build|verify webshop``, against files and a server of our own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,6 @@ from spear_envs.data import RemoteFile
 from spear_envs.webshop import data_cli
 from spear_envs.webshop.opening import open_catalog
 from tests.spear_envs.data.server import Site, page, serve, whole
-from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_entry, make_record
 
 RECORDS = [make_record(f"B{i:03d}") for i in range(12)]
@@ -63,16 +60,6 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_cli, "FILES", {size: tuple(map(move, files)) for size, files in data_cli.FILES.items()})
     monkeypatch.setattr(data_cli, "HUMAN_FILE", move(data_cli.HUMAN_FILE))
     monkeypatch.setattr("spear_envs.data.fetching.KNOWN", Path("nothing is known of ours"))
-
-
-def test_the_official_files() -> None:
-    files = [*data_cli.FILES["small"], *data_cli.FILES["full"], data_cli.HUMAN_FILE]
-    assert [file.size for file in files] == [4_467_013, 147_099, None, None, None]
-    for file in files:
-        url = file.url
-        drive_id = url.split("id=")[1].split("&")[0]
-        assert url.startswith("https://drive.usercontent.google.com/") and len(drive_id) == 33
-        assert drive_id in file.manual and file.name in file.manual
 
 
 @pytest.mark.parametrize("size", ["small", "full"])
@@ -125,49 +112,3 @@ def test_a_page_is_no_file(
     code, _, err = run(capsys, "get", "webshop", "--size", "full")
     assert code == 1 and "By hand: Open https://drive.google.com/file/d/1A2whVg" in err and "--from FOLDER" in err
     assert not list((data / "full" / "raw").glob("items_shuffle.json*"))
-
-
-def test_build_from_files_at_hand(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = catalogs.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
-    common = ["--items", files.items, "--attributes", files.attributes, "--processes", 1]
-    code, out, err = run(capsys, "build", "webshop", *common)
-    assert code == 0, err
-    assert "goals: 12 synthetic" in out and "human" not in out
-    assert len(open_catalog(tmp_path / "files")) == 12
-    more = ["--human-goals", files.human, "--out", tmp_path / "out", "--limit", 4, "--draws", "sequential"]
-    code, out, err = run(capsys, "build", "webshop", *common, *more)
-    assert code == 0, err
-    assert "4 products; goals: 4 synthetic, 1 human" in out and "prices sequential from seed 42" in out
-    assert len(open_catalog(tmp_path / "out")) == 4
-
-
-def test_what_does_not_go_together(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = catalogs.write(tmp_path, RECORDS)
-    for args, message in (
-        ([], "Give either --size, or --items together with --attributes"),
-        (["--items", files.items], "Give either --size, or --items together with --attributes"),
-        (["--size", "small", "--items", files.items, "--attributes", files.attributes], "Give either --size"),
-        (["--size", "small", "--human-goals", files.items], "--human-goals goes with --items"),
-        (["--size", "huge"], "'small', 'full'"),
-    ):
-        code, _, err = run(capsys, "build", "webshop", *args)
-        assert code == 2 and message in err
-    code, _, err = run(capsys, "build", "webshop", "--size", "small")
-    assert code == 1 and "'spear data get webshop --size small' fetches it" in err
-    code, _, err = run(capsys, "build", "webshop", *common_of(files), "--nouns", "spacy")
-    assert code == 1 and "title_nouns='spacy' is not valid" in err
-    assert run(capsys, "verify", "webshop", "--size", "small", "--store", tmp_path)[0] == 2
-    code, out, _ = run(capsys, "verify", "webshop", "--store", tmp_path)
-    assert code == 1 and "is not a finished store" in out
-    code, _, err = run(capsys, "verify", "webshop", "--size", "small")
-    assert code == 3 and "'spear data get webshop --size small' fetches them" in err
-
-
-def common_of(files: catalogs.CatalogFiles) -> list[object]:
-    return ["--items", files.items, "--attributes", files.attributes]
-
-
-def test_offline(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SPEAR_OFFLINE", "1")
-    code, _, err = run(capsys, "get", "webshop")
-    assert code == 1 and "downloads are forbidden" in err and "drive.google.com" in err

@@ -1,23 +1,16 @@
 """The environment ``spear/WebShop-v0``."""
 
-from __future__ import annotations
-
-import json
 import pickle
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from gymnasium.error import ResetNeeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext
 from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.testing import check_spear_env
@@ -94,19 +87,6 @@ def test_the_score_as_outcome_and_the_search_that_pays_once() -> None:
     assert info["reward_terms"]["outcome"] == pytest.approx(2 * info["score"] - 1)
 
 
-def test_the_script_reads_only_what_is_shown_and_wins_often() -> None:
-    env = make(split="test")
-    won = 0
-    for task in list(env.tasks)[:40]:
-        env.reset(options={"task": task.id})
-        while not env.done:
-            action = env.scripted_action()
-            assert action.startswith("search[") or action in env._admissible(), action
-            env.step(action)
-        won += env.episode.won
-    assert 10 <= won <= 25
-
-
 def test_score_and_won_are_apart() -> None:
     env = make(reward="spear", mu=0.5)
     env.reset(options={"task": TASK})
@@ -117,36 +97,6 @@ def test_score_and_won_are_apart() -> None:
     assert info["reward_terms"]["native_return"] == info["score"]
     assert info["reward_terms"]["outcome"] == -1.0
     assert reward == pytest.approx(-1 + 0.5 * 0.1 * info["tool_calls"] + 0.1)
-
-
-def test_what_is_no_action_costs_a_turn_and_says_nothing() -> None:
-    env = make()
-    first, before = env.reset(options={"task": TASK})
-    for number, action in enumerate(["", " click[buy now]", "click[buy now]", "Search[x]", "hello"], 1):
-        observation, reward, terminated, _, info = env.step(action)
-        assert (observation, reward, terminated) == (first, 0.0, False)
-        assert (info["turn"], info["action_ok"], info["tool_calls"]) == (number, False, 0)
-        assert info["format_ok"] and info["anchor"] == before["anchor"]
-    assert info["action"] == ""
-
-
-def test_actions_have_one_form_in_info() -> None:
-    env = make()
-    env.reset(options={"task": TASK})
-    assert env.step("search[Red LAMP] please")[4]["action"] == "search[red lamp]"
-    assert env.step("click[Nowhere]")[4]["action"] == "click[nowhere]"
-    assert env.step("dance")[4]["action"] == ""
-
-
-def test_malformed_responses_are_explained_in_one_more_field() -> None:
-    env = make(response_format="tags")
-    first, _ = env.reset(options={"task": TASK})
-    observation, *_, info = env.step("click[x]")
-    assert observation.startswith(f"{first} [SEP] Your response could not be read: there is no <action>")
-    assert not info["format_ok"] and not info["purchase"]["asin"]
-    rich = make(response_format="tags", observation_mode="text_rich")
-    first, _ = rich.reset(options={"task": TASK})
-    assert rich.step("")[0].startswith(f"{first}Your response could not be read: it is empty.")
 
 
 def test_peer_plays_what_verl_agent_would() -> None:
@@ -161,13 +111,6 @@ def test_peer_plays_what_verl_agent_would() -> None:
     assert env.step("<think>a</think><action>SEARCH[Red]</action>")[4]["action_ok"]  # all is lowered, names too
     _, _, _, _, info = env.step("<think>a</think>\n<ACTION>search[blue]</Action>.")
     assert (info["action"], info["format_ok"]) == ("search[blue]", True)
-
-
-def test_turn_limit() -> None:
-    env = make(max_turns=2)
-    env.reset(seed=0)
-    assert env.step("search[x]")[2:4] == (False, False)
-    assert env.step("search[x]")[2:4] == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -192,34 +135,6 @@ def test_bad_keywords_say_what_is_good(kwargs: dict[str, Any], says: str) -> Non
     with pytest.raises(SpearError) as error:
         make(**kwargs)
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_goals_from_a_file(tmp_path: Path) -> None:
-    whole = make(split="all")
-    rows = [{"index": i, **whole.tasks[40 + i].content} for i in range(3)]
-    file = tmp_path / "goals.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    env = make(goals=file)
-    assert env.splits == ("all",)
-    assert [task.id for task in env.tasks] == [f"webshop/all/{i:05}" for i in range(3)]
-    _, info = env.reset(options={"task": "webshop/all/00001"})
-    assert info["instruction"] == rows[1]["instruction_text"]
-    assert play_all(env, env.expert_plan())[-1][4]["won"]
-    with pytest.raises(UnknownTaskError):
-        env.reset(options={"task": "webshop/train/00001"})
-    # Prices beside the file count: at this one the goal's own product is too dear.
-    (tmp_path / "prices.json").write_text(json.dumps({rows[1]["asin"]: 1e7}), encoding="utf-8")
-    dear = make(goals=file)
-    dear.reset(options={"task": "webshop/all/00001"})
-    goal = dear.shop.goal
-    play_all(dear, [f"search[{goal.title}]", f"click[{goal.asin}]", *(f"click[{pair[1]}]" for pair in goal.options)])
-    assert not dear.step("click[buy now]")[4]["purchase"]["price_ok"]
-
-
-def test_splits_of_the_schemes() -> None:
-    assert make().splits == ("train", "eval", "test")
-    assert make(split_scheme="verl-agent", split="test").splits == ("train", "test")
-    assert len(make(split="all").tasks) == sum(len(make(split=split).tasks) for split in ("train", "eval", "test"))
 
 
 def test_states_come_back_from_every_turn_of_another_process() -> None:
@@ -252,18 +167,6 @@ def test_no_response_takes_long() -> None:
     assert time.process_time() - start < 2  # seconds; it takes a tenth of that
 
 
-def test_many_environments_share_one_catalogue_and_reset_at_once() -> None:
-    start = time.process_time()
-    vector: Any = gym.make_vec("spear/WebShop-v0", num_envs=256)
-    observations, infos = vector.reset(seed=0)
-    taken = time.process_time() - start
-    envs = [env.unwrapped for env in vector.envs]
-    assert len({id(env.catalog) for env in envs}) == 1
-    assert len(observations) == 256 and len({*infos["task_id"]}) > 100
-    assert taken < 5  # seconds; it takes a twentieth of that
-    vector.close()
-
-
 @pytest.mark.parametrize("split", ["eval", "test"])
 def test_lexicon_knows_the_words_of_other_splits(split: str) -> None:
     env = make(observation_mode="text_rich", split=split)
@@ -282,38 +185,6 @@ def test_lexicon_knows_the_words_of_other_splits(split: str) -> None:
     assert unknown <= {"search", "done", "*", "~"}  # which no fresh product shows
 
 
-def test_import_is_light() -> None:
-    code = (
-        "import time, sys, spear_envs.core.env;"
-        "assert 'spear_envs.webshop' not in sys.modules;"
-        "start = time.process_time();"
-        "import spear_envs.webshop.env;"
-        "print(time.process_time() - start);"
-        "print([name for name in ('spacy', 'httpx', 'torch') if name in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, heavy = run.stdout.splitlines()
-    assert float(seconds) < 0.3 and heavy == "[]"
-
-
-pieces = st.sampled_from(
-    [
-        "search[",
-        "click[",
-        "]",
-        "buy now",
-        "<think>",
-        "</think>",
-        "<action>",
-        "</action>",
-        "[",
-        "< prev",
-        "z0",
-        "\n",
-        "é",
-    ]
-)
-responses = st.one_of(st.text(), st.lists(st.one_of(pieces, st.text(max_size=3)), max_size=12).map("".join))
 ENVS = {
     name: make(max_turns=10**6, **kwargs)
     for name, kwargs in {
@@ -322,17 +193,6 @@ ENVS = {
         "peer": {"response_format": "tags", "on_malformed": "peer"},
     }.items()
 }
-
-
-@pytest.mark.parametrize("name", ENVS)
-@given(st.lists(responses, max_size=6))
-def test_any_text_is_a_response(name: str, texts: list[str]) -> None:
-    env = ENVS[name]
-    env.reset(seed=len(texts))
-    for text in texts:
-        if not env.done:
-            observation, _, _, _, info = env.step(text)
-            assert isinstance(observation, str) and isinstance(info["action_ok"], bool)
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 10**6), max_size=14))

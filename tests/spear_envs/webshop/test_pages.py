@@ -1,24 +1,27 @@
-"""Pages as text, written by hand from the original's templates."""
+"""Pages as text, prompts, and responses."""
 
-from __future__ import annotations
-
+import random
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import MAX_RESPONSE_LENGTH
+from spear_envs.core.prompts import PromptContext, PromptTemplate
+from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.pages import (
     Mark,
     ObservationMode,
     add_message,
-    list_done,
     list_item,
-    list_results,
-    list_search,
-    list_sub_page,
     write_page,
 )
+from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
+from spear_envs.webshop.prompts import LONGEST_WITH_HISTORY, ShopTemplate, strip_instruction
 from tests.spear_envs.webshop.conftest import make_product
 
 TEXT, RICH = ObservationMode.TEXT, ObservationMode.TEXT_RICH
@@ -30,88 +33,11 @@ MUG = make_product(
     prices=(5.0, 7.5),
     options={"color": ("red", "blue"), "size": ("blue",)},
 )
-BARE = make_product("A000000002", "\u00a0", bullets=(), options={"": ()})
-
-
-def test_search_page() -> None:
-    nodes = list_search(" Find me a mug ")
-    assert write_page(nodes, TEXT) == "WebShop [SEP] Instruction: [SEP] Find me a mug [SEP] Search"
-    assert write_page(nodes, RICH) == "WebShop\nInstruction: \n Find me a mug \n[button] Search [button_]\n"
-
-
-def test_results_page() -> None:
-    nodes = list_results("x", 2, 12, [MUG, BARE], {"A000000002"})
-    assert write_page(nodes, TEXT).split(" [SEP] ") == [
-        *("Instruction:", "x", "Back to Search", "Page 2 (Total results: 12)", "< Prev", "Next >"),
-        *("A000000001", "A <b>Mug</b>", "$5.0 to $7.5"),
-        *("A000000002", "", "$100.0"),
-    ]
-    assert write_page(nodes, RICH) == (
-        "Instruction:\nx\n[button] Back to Search [button_]\nPage 2 (Total results: 12)\n[button] < Prev [button_]\n"
-        "[button] Next > [button_]\n\n[button] A000000001 [button_]\n A <b>Mug</b> \n$5.0 to $7.5\n"
-        "\n[clicked button] A000000002 [clicked button_]\n\u00a0\n$100.0\n"
-    )
-
-
-def test_first_page_of_nothing() -> None:
-    text = write_page(list_results("x", 1, 0, [], ()), TEXT)
-    assert text == "Instruction: [SEP] x [SEP] Back to Search [SEP] Page 1 (Total results: 0) [SEP] Next >"
-
-
-def test_product_page() -> None:
-    nodes = list_item("x", MUG, '{"color": "blue"}')
-    assert write_page(nodes, TEXT).split(" [SEP] ") == [
-        *("Instruction:", "x", "Back to Search", "< Prev", "color", "red", "blue", "size", "blue", "A <b>Mug</b>"),
-        *("Price: $5.0 to $7.5", "Rating: N.A.", "Description", "Features", "Reviews", "Buy Now"),
-    ]
-    assert write_page(nodes, RICH) == (
-        "You have clicked blue.\nYou have clicked blue.\nInstruction:\nx\n[button] Back to Search [button_]\n"
-        "[button] < Prev [button_]\ncolor\n  [button] red [button_]\n  [clicked button] blue [clicked button_]\n"
-        "size\n  [clicked button] blue [clicked button_]\n A <b>Mug</b> \nPrice: $5.0 to $7.5\nRating: N.A.\n"
-        "[button] Description [button_]\n[button] Features [button_]\n[button] Reviews [button_]\n"
-        "[button] Buy Now [button_]\n"
-    )
 
 
 def test_later_values_are_said_first() -> None:
     lines = write_page(list_item("x", MUG, '{"a": "red", "b": "blue"}'), RICH).split("\n")
     assert lines[:3] == ["You have clicked blue.", "You have clicked blue.", "You have clicked red."]
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "rich"),
-    [
-        ("description", ["Holds tea.\nAnd coffee."], "Holds tea.\nAnd coffee.\n"),
-        ("features", ["", "dishwasher safe"], " \n dishwasher safe\n"),  # an empty bullet is a blank, "\n" is none
-        ("reviews", [], ""),
-    ],
-)
-def test_sub_pages(name: str, fields: list[str], rich: str) -> None:
-    nodes = list_sub_page("x", MUG, name)
-    head = ["Instruction:", "x", "Back to Search", "< Prev"]
-    assert write_page(nodes, TEXT) == " [SEP] ".join([*head, *fields])
-    assert write_page(nodes, RICH).endswith(f"[button] < Prev [button_]\n{rich}")
-
-
-def test_no_description_leaves_no_field() -> None:
-    assert write_page(list_sub_page("x", BARE, "description"), TEXT).endswith("< Prev")
-    assert write_page(list_sub_page("x", BARE, "features"), TEXT).endswith("< Prev")
-
-
-def test_last_page() -> None:
-    nodes = list_done("A000000001", {"size": "5' <b>", "color": "é & co"}, 0.75)
-    fields = write_page(nodes, TEXT).split(" [SEP] ")
-    assert fields[:6] == [
-        *("Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)"),
-        *("Purchased", "asin"),
-    ]
-    assert fields[6:9] == [
-        "A000000001",
-        "options",
-        r'{"color": "\u00e9 \u0026 co", "size": "5\u0027 \u003cb\u003e"}',
-    ]
-    assert fields[-4:] == ["Your score (min 0.0, max 1.0)", "0.75", "Reward Details", "None"]
-    assert "Your code: \nNone\n (Paste it" in write_page(nodes, RICH)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +87,122 @@ def test_a_value_between_quotes_in_the_address_counts_as_clicked(url: str, click
     product = replace(MUG, options={"color": ("red", "caf\u00e9", '6" wide', "blue")})
     found = [text for mark, text in list_item("x", product, url) if mark is Mark.CHOSEN]
     assert found == clicked
+
+
+TASK = "Find me soft red mugs with size: 12 oz, and price lower than 30.00 dollars"
+
+
+def make_context(observation: str, **values: Any) -> PromptContext:
+    fields: dict[str, Any] = {
+        "instruction": TASK,
+        "observation": observation,
+        "admissible_actions": ["click[a]", "click[b]"],
+        "history": [],
+        "turn": 1,
+        "max_turns": 15,
+    }
+    return PromptContext(**{**fields, **values})
+
+
+def test_view_of_verl_agent() -> None:
+    seen = f"Instruction: [SEP] {TASK} [SEP] Back to Search [SEP]  [SEP] Next >"
+    assert strip_instruction(seen, TASK) == "'Back to Search' [SEP] '' [SEP] 'Next >'"
+    assert strip_instruction(seen, f" {TASK} ") == strip_instruction(seen, TASK)
+    last = "Thank you for shopping with us! [SEP] Your code:"
+    assert strip_instruction(last, TASK) == last
+
+
+def test_overlong_history_is_left_out() -> None:
+    history = [("x" * LONGEST_WITH_HISTORY, "click[a]")]
+    assert ShopTemplate().render(make_context("x", turn=2, history=history)) == ShopTemplate().render(
+        make_context("x", turn=2)
+    )
+
+
+def test_compact_needs_to_see_what_is_chosen() -> None:
+    env = WebShopEnv()
+    observation, info = env.reset(seed=0)
+    with pytest.raises(SpearError, match="observation_mode='text_rich'"):
+        env.templates["compact"].render(make_context(observation, instruction=info["instruction"]))
+
+
+def cut(pattern: str, text: str) -> list[str]:
+    """The tokens of a text, as :mod:`spear_training.warmstart.rows` cuts it."""
+    pieces, end = [], 0
+    for match in re.finditer(pattern, text):
+        pieces += [text[end : match.start()]] * (match.start() > end) + [match[0]]
+        end = match.end()
+    return pieces + [text[end:]] * (end < len(text))
+
+
+@pytest.fixture(scope="module")
+def played() -> list[tuple[str, list[str], list[str]]]:
+    """Page, tokens of the compact prompt and tokens of the expert's response, along noisy expert play."""
+    env = WebShopEnv(observation_mode="text_rich")
+    template: PromptTemplate = env.templates["compact"]
+    assert template.token_pattern is not None
+    rng = random.Random(0)
+    rows = []
+    for seed in range(60):
+        observation, info = env.reset(seed=seed)
+        while not env.done:
+            context = make_context(observation, instruction=info["instruction"])
+            plan = env.expert_plan()
+            response = template.respond(plan[0] if plan else "click[back to search]", "thoughts")
+            if plan:
+                prompt, page = template.render(context), env.shop.page.value
+                rows.append((page, cut(template.token_pattern, prompt), cut(template.token_pattern, response)))
+                assert "".join(rows[-1][1]) == prompt
+            if rng.random() < 0.3:
+                response = template.respond(rng.choice(info["admissible_actions"]))
+            observation, _, _, _, info = env.step(response)
+    return rows
+
+
+def test_compact_prompts_are_short(played: list[tuple[str, list[str], list[str]]]) -> None:
+    assert {page for page, _, _ in played} == {"search", "results", "item", "sub"}
+    assert max(len(prompt) for _, prompt, _ in played) < 250
+    assert max(len(response) for _, _, response in played) <= 16
+
+
+def test_words_of_responses_stand_in_the_prompt(played: list[tuple[str, list[str], list[str]]]) -> None:
+    """What the expert writes can be copied token by token: names, values, and its first searches.
+
+    Later searches add values, whose first word then has a blank before it as it has not in the task.
+    """
+    fixed = {"<think></think><action>search[", "<think></think><action>click[", "]</action>"}
+    fixed |= {"buy now", "back to search", "next >", "< prev"}
+    for page, prompt, response in played:
+        assert response[0] in fixed and response[-1] in fixed
+        assert {word.lstrip() for word in response} <= {word.lstrip() for word in prompt} | fixed, page
+        if page != "search" or prompt[: len(response) - 2] == response[1:-1]:
+            assert {*response} <= {*prompt} | fixed, page
+
+
+@given(st.text().filter(lambda text: "\0" not in text))
+def test_plain_responses_are_taken_as_they_are(text: str) -> None:
+    parsed = VerbatimParser().parse(text)
+    assert (parsed.action, parsed.format_ok) == (text, True)
+    assert VerbatimParser().respond(text, "thoughts") == text
+
+
+@pytest.mark.parametrize("text", ["a\0b", "x" * (MAX_RESPONSE_LENGTH + 1)])
+def test_unreadable_responses_are_malformed(text: str) -> None:
+    parsed = VerbatimParser().parse(text)
+    assert parsed.action is None and parsed.problem and not parsed.format_ok
+
+
+@pytest.mark.parametrize(
+    ("response", "action"),
+    [
+        ("<action> Click[Buy Now] </action>", "click[buy now]"),
+        ("<ACTION>search[a]</Action> <action>b</action>", "search[a]"),
+        ("I would say: search[red lamp]", "ay: search[red lamp]"),
+        ("search[red lamp]", "search[red lamp]"),
+        ("<action>search[red lamp]", "tion>search[red lamp]"[-20:]),
+        ("</action><action>x", ""),
+        ("", ""),
+    ],
+)
+def test_peer_action(response: str, action: str) -> None:
+    assert find_peer_action(response) == action

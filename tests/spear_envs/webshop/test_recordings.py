@@ -1,7 +1,5 @@
 """Recorded episodes on the mini catalogue: every page, every list of actions, every reward."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,15 +1,11 @@
 """The shop's state machine: facts of the original, one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError
-from spear_envs.webshop.pages import ObservationMode
 from spear_envs.webshop.shop import SEARCH_ACTION, Page, Shop, read_action
 from tests.spear_envs.webshop.conftest import SmallStock, make_goal, make_product
 
@@ -74,11 +70,6 @@ def test_what_is_no_action_does_nothing(shop: Shop, action: str) -> None:
     assert shop.save() == before
 
 
-def test_search_page(shop: Shop) -> None:
-    assert list(shop.list_clickables()) == []
-    assert shop.list_actions() == [SEARCH_ACTION]
-
-
 def test_search_works_on_every_page(shop: Shop) -> None:
     play(shop, "search[lamp]")
     assert (shop.page, shop.page_number, len(shop.hits)) == (Page.RESULTS, 1, 25)
@@ -86,12 +77,6 @@ def test_search_works_on_every_page(shop: Shop) -> None:
     assert (shop.page, shop.page_number, shop.keywords, shop.number) == (Page.RESULTS, 1, "sofa", None)
     play(shop, "click[b000000001]", "click[features]", "search[Lamp]")
     assert shop.keywords == "lamp"
-
-
-def test_blank_search_finds_nothing(shop: Shop) -> None:
-    play(shop, "search[ ]")
-    assert "Page 1 (Total results: 0) [SEP] Next >" in shop.observe()
-    assert list(shop.list_clickables()) == ["back to search", "next >"]
 
 
 def test_pages_of_results_never_end(shop: Shop) -> None:
@@ -118,12 +103,6 @@ def test_options_are_chosen_replaced_kept_and_cleared(shop: Shop) -> None:
     assert (shop.page, shop.page_number, shop.options) == (Page.RESULTS, 2, {})
     play(shop, "click[a000000011]")
     assert shop.options == {}
-
-
-def test_back_to_search_clears_everything(shop: Shop) -> None:
-    fresh = shop.save()
-    play(shop, "search[lamp]", "click[next >]", "click[a000000011]", "click[small]", "click[back to search]")
-    assert shop.save() == fresh
 
 
 def test_value_of_two_groups_belongs_to_the_last(shop: Shop) -> None:
@@ -156,16 +135,6 @@ def test_purchase_without_options(shop: Shop) -> None:
         assert not shop.play(action).ok
 
 
-def test_opened_products_are_marked_until_the_search_page(shop: Shop) -> None:
-    rich = ObservationMode.TEXT_RICH
-    play(shop, "search[lamp]", "click[a000000003]", "click[< prev]")
-    assert "[clicked button] A000000003 [clicked button_]" in shop.observe(rich)
-    play(shop, "search[lamp 3]")
-    assert "[clicked button] A000000003" in shop.observe(rich)
-    play(shop, "click[back to search]", "search[lamp]")
-    assert "[clicked button]" not in shop.observe(rich)
-
-
 def test_anchor_tells_what_the_text_hides(shop: Shop) -> None:
     play(shop, "search[lamp]", "click[a000000003]")
     seen, anchor = shop.observe(), shop.anchor
@@ -173,11 +142,6 @@ def test_anchor_tells_what_the_text_hides(shop: Shop) -> None:
     assert shop.observe() == seen and shop.anchor != anchor
     assert shop.anchor == ("item", "lamp", 1, "A000000003", "", (("size", "large"),))
     hash(shop.anchor)
-
-
-def test_goal_of_another_catalogue_is_refused() -> None:
-    with pytest.raises(SpearError, match="'Z999999999' is not in the catalogue"):
-        Shop(STOCK, make_goal(make_product("Z999999999")))
 
 
 @pytest.mark.parametrize(
@@ -190,11 +154,6 @@ def test_strange_queries_are_plain_text(shop: Shop, query: str) -> None:
     if played.ok:
         assert len(shop.hits) <= 50
         assert shop.observe() and shop.list_actions()
-
-
-def test_other_scripts_emoji_and_html_are_shown_as_they_are(shop: Shop) -> None:
-    play(shop, "search[🛋]", "click[b000000001]")
-    assert TWIN.title in shop.observe()
 
 
 steps = st.lists(

@@ -1,17 +1,27 @@
-from __future__ import annotations
+"""Goals, their splits and task sets, and the mini catalogue."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import check_disjoint
+from spear_envs.data.embedded import read_embedded
 from spear_envs.webshop import splits
+from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.goal_files import read_goals, read_prices, write_goals
 from spear_envs.webshop.goals import Goal, GoalSource, ListedGoals, make_goal
+from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.products import Product
+from spear_envs.webshop.reward import Score, score_purchase
 from spear_envs.webshop.splits import Positions, SplitScheme, positions_from_json, positions_to_json, split_goals
 from tests.spear_envs.webshop.catalogs import load, make_entry, make_options, make_record
 from tests.spear_envs.webshop.conftest import make_product
@@ -93,26 +103,6 @@ def test_a_duplicate_stays_in_the_first_split(drawn: list[tuple[int, int]]) -> N
         start = part.stop
 
 
-@settings(max_examples=30)
-@given(sizes, st.data())
-def test_twins_are_the_goals_with_equal_keys(drawn: list[tuple[int, int]], data: st.DataObject) -> None:
-    source = make_source(*zip(*drawn, strict=True))
-    goals = listed(source)
-    chosen = data.draw(st.lists(st.integers(0, len(goals) - 1), max_size=5))
-    keys = {goals[position].key for position in chosen}
-    expected = {position for position, goal in enumerate(goals) if goal.key in keys}
-    assert source.find_twins(chosen) == expected == ListedGoals(goals).find_twins(chosen)
-
-
-@settings(max_examples=30)
-@given(sizes)
-def test_owners_name_the_products(drawn: list[tuple[int, int]]) -> None:
-    source = make_source(*zip(*drawn, strict=True))
-    for some in (source, ListedGoals(listed(source))):
-        names = [some.owner_name(int(number)) for number in some.owners()]
-        assert names == [goal.asin for goal in listed(source)]
-
-
 def test_shares_of_products() -> None:
     source = make_source([1] * 400, [0] * 400)  # two goals each, since both colours are red
     made = split_goals(source, SplitScheme.PRODUCT)
@@ -155,3 +145,297 @@ def test_task_sets_of_both_disjoint_schemes() -> None:
         assert check_disjoint(*sets) == sum(map(len, sets))
     with pytest.raises(SpearError, match="splits overlap"):
         check_disjoint(*(catalog.make_tasks(split, split_scheme="verl-agent") for split in ("train", "test")))
+
+
+def make_catalog() -> Catalog:
+    records = [make_record(f"B{i:03d}", customization_options=make_options(Size=["s", "m"])) for i in range(900)]
+    records[3]["category"] = None
+    return load(records, {record["asin"]: make_entry("soft") for record in records})
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return make_catalog()
+
+
+def test_tasks_describe_their_goals(catalog: Catalog) -> None:
+    made = catalog.make_tasks("test")
+    assert len(made) == 500 and made.bounded
+    task = made[17]
+    assert task.id == "webshop/test/00017" and task.split == "test" and task.subtask == "garden"
+    assert task.instruction == task.goal.instruction == catalog.goals().goal(17).instruction
+    assert Goal.from_row(json.loads(json.dumps(task.definition()))["content"]) == task.goal
+    assert made.get("webshop/test/00017") is task and made.draw(np.random.default_rng(0)) in list(made)
+    assert {task.subtask for task in catalog.make_tasks("all")} == {"garden", "other"}
+
+
+@pytest.mark.parametrize(
+    "task_id", ["webshop/test/17", "webshop/train/00017", "webshop/test/00500", "webshop/test/-0001", "x", 17, "٠٠٠٠٠"]
+)
+def test_unknown_ids(catalog: Catalog, task_id: str) -> None:
+    with pytest.raises(UnknownTaskError, match="run from 'webshop/test/00000' to 'webshop/test/00499'"):
+        catalog.make_tasks("test").get(task_id)
+
+
+def test_fingerprints_cover_order_prices_text_and_tagger() -> None:
+    def print_of(
+        names: str = "ABC", pricing: str = "$1 - $9", text: str = "Find me x", **settings: object
+    ) -> tuple[str, str]:
+        records = [make_record(name, pricing=pricing) for name in names]
+        entries = {name: make_entry("soft", instruction=text) for name in names}
+        made = load(records, entries, **settings)
+        return made.make_tasks("test").fingerprint, made.fingerprint
+
+    from spear_envs.webshop.nouns import find_tagger
+
+    base = print_of()
+    assert print_of() == base
+    tagger = find_tagger("rule")._replace(name="another")
+    for other in (print_of(pricing="$1 - $8"), print_of(price_seed=43), print_of(tagger=tagger), print_of("ABD")):
+        assert other[0] != base[0] and other[1] != base[1]
+    # The order of the file decides the order of the goals, and nothing else.
+    shuffled = print_of("BCA")
+    assert shuffled[0] != base[0] and shuffled[1] == base[1]
+    assert print_of(text="Find me y")[0] != base[0]
+
+
+def test_splits_and_schemes_have_their_own_fingerprints(catalog: Catalog) -> None:
+    sets = [
+        catalog.make_tasks(split, split_scheme=scheme)
+        for split, scheme in [
+            ("train", "original"), ("train", "product"), ("test", "original"), ("test", "product"), ("all", "original")
+        ]
+    ]  # fmt: skip
+    assert len({made.fingerprint for made in sets}) == len(sets)
+    same = [catalog.make_tasks("test", split_scheme=scheme).fingerprint for scheme in ("original", "verl-agent")]
+    assert same[0] == same[1]
+
+
+words = st.text(max_size=12)
+goals = st.builds(
+    Goal,
+    asin=words,
+    instruction=words,
+    attributes=st.lists(words, max_size=3).map(tuple),
+    options=st.dictionaries(words, words, max_size=3).map(lambda options: tuple(options.items()))
+    | st.lists(words, min_size=1, max_size=3).map(tuple),
+    price_upper=st.floats(0, 1e6),
+    weight=st.floats(0, 1),
+    query=words,
+    category=words,
+    product_category=words,
+    title=words,
+)
+
+
+@given(st.lists(goals, min_size=1, max_size=5), st.booleans())
+def test_goals_come_back_from_a_file(
+    tmp_path_factory: pytest.TempPathFactory, several: list[Goal], packed: bool
+) -> None:
+    path = tmp_path_factory.mktemp("goals") / f"goals.jsonl{'.xz' * packed}"
+    write_goals(several, path)
+    assert read_goals(path) == several
+    if path.suffix != ".xz":
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert read_goals(path) == several
+
+
+def test_the_text_of_a_goal() -> None:
+    product = make_product("B1")
+    goal = make_goal(product, "Find me x", ("soft",), (("color", "red"), ("size", "l")), 30.0, 0.5)
+    assert goal.instruction == "Find me x with color: red, and size: l, and price lower than 30.00 dollars"
+    assert make_goal(product, "Find me x", ("soft",), (), 1_000_000.0, 1.0).instruction == "Find me x"
+    assert make_goal(product, "I want x", ("soft",), ("red",), 1_000_000.0, 1.0).instruction == "I want x"
+
+
+def test_a_product_makes_a_goal_of_each_combination_of_its_options() -> None:
+    record = make_record("B1", customization_options=make_options(Size=["S", "M"], Color=["Red"], Style=["a", "b"]))
+    catalog = load([record, make_record("B2")], {"B1": make_entry("soft", "durable"), "B2": {"attributes": ["soft"]}})
+    source = catalog.goals()
+    made = [source.goal(position) for position in range(len(source))]
+    assert sorted(goal.options for goal in made) == [
+        (("color", "red"), ("size", size), ("style", style)) for size in ("m", "s") for style in ("a", "b")
+    ]
+    assert len({goal.price_upper for goal in made}) == 1
+    assert {goal.weight for goal in made} == {0.25}
+
+
+def test_products_without_goals() -> None:
+    records = [
+        make_record("B1"),
+        make_record("B2"),
+        make_record("B3", customization_options=make_options(Size=[])),
+        make_record("B4"),
+    ]
+    entries = {
+        "B1": {"attributes": ["soft"], "instruction": None, "instruction_attributes": None},
+        "B2": {"attributes": ["soft"], "instruction": "Find me x", "instruction_attributes": []},
+        "B3": make_entry("soft"),
+        "B4": make_entry("soft"),
+    }
+    source = load(records, entries).goals()
+    assert [source.goal(position).asin for position in range(len(source))] == ["B4"]
+    with pytest.raises(SpearError, match="lacks goals of this kind"):
+        load(records[:2], entries).goals()
+
+
+def test_weights_are_rarities() -> None:
+    entries = {"B1": make_entry("a", "b"), "B2": make_entry("a"), "B3": make_entry("a", "c")}
+    source = load([make_record(asin) for asin in entries], entries).goals()
+    weights = {source.goal(position).asin: source.goal(position).weight for position in range(3)}
+    assert weights == pytest.approx({"B1": (1 / 3 + 1) / 2, "B2": 1 / 3, "B3": (1 / 3 + 1) / 2})
+
+
+def test_human_goals() -> None:
+    row = {"instruction": "..I need x.", "instruction_attributes": ["soft"], "instruction_options": ["red"]}
+    human = {"B1": [{**row, "instruction_attributes": []}, row, row], "B9": [row]}
+    source = load([make_record("B1", pricing="$5"), make_record("B2")], {}, human).goals("human")
+    assert len(source) == 2
+    for position in range(2):
+        goal = source.goal(position)
+        assert goal.instruction.startswith("I need x, and price lower than ") and goal.weight == 1
+        assert goal.options == ("red",) and goal.attributes == ("soft",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"a": 1}, "instructions for B1 must be a list"),
+        (["x"], "instructions for B1 must be a list of objects"),
+        ([{"instruction": "x", "instruction_options": []}], "instruction_attributes of an instruction for B1"),
+        ([{"instruction": None, "instruction_attributes": ["a"], "instruction_options": []}], "instruction 0 for B1"),
+        ([{"instruction": "x", "instruction_attributes": ["a"], "instruction_options": "red"}], "instruction_options"),
+    ],
+)
+def test_odd_human_instructions(rows: Any, message: str) -> None:
+    with pytest.raises(SpearError, match=message):
+        load([make_record("B1")], {}, {"B1": rows}).goals("human")
+
+
+def test_kinds() -> None:
+    catalog = load([make_record("B1")], {"B1": make_entry("soft")})
+    with pytest.raises(SpearError, match=r"goal_kind='human': the catalogue has no items_human_ins\.json"):
+        catalog.goals("human")
+    with pytest.raises(SpearError, match="goal_kind='x' is not valid"):
+        catalog.goals("x")
+
+
+def write_rows(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), "utf-8")
+    return path
+
+
+def test_broken_goals_files(tmp_path: Path) -> None:
+    row = make_goal(make_product("B1"), "x", ("a",), (), 30.0, 1.0).to_row()
+    for rows, message in (
+        ((row, "{"), "row 1: broken JSON"),
+        ((row, [1]), "row 1: a goal must be an object"),
+        ((row, {"index": 3, **row}), "row 1: its index is 3"),
+        (({**row, "price_upper": "30"},), "row 0: price_upper must be a number"),
+        (({**row, "price_upper": float("inf")},), "row 0: price_upper must be a number"),
+        (({**row, "price_upper": float("nan")},), "row 0: price_upper must be a number"),
+        (({**row, "price_upper": 10**400},), "row 0: price_upper must be a number"),
+        (({**row, "weight": -1},), "row 0: weight must be a number of at least 0"),
+        (("[" * 100_000,), "row 0: broken JSON"),
+        (({**row, "attributes": None},), "row 0: attributes must be a list of texts"),
+        (({**row, "goal_options": None},), "row 0: goal_options must be a list of texts"),
+        (({key: value for key, value in row.items() if key != "query"},), "row 0: query must be"),
+        ((), "is empty: name a file"),
+    ):
+        with pytest.raises(SpearError, match=message):
+            read_goals(write_rows(tmp_path / "goals.jsonl", *rows))
+    with pytest.raises(SpearError, match=r"none\.jsonl does not exist"):
+        read_goals(tmp_path / "none.jsonl")
+    with pytest.raises(SpearError, match=r"cannot be read \(Is a directory\): name a goals file"):
+        read_goals(tmp_path)
+    (tmp_path / "goals.jsonl.xz").write_bytes(b"not packed")
+    with pytest.raises(SpearError, match=r"goals\.jsonl\.xz, row 0: broken"):
+        read_goals(tmp_path / "goals.jsonl.xz")
+
+
+def test_prices_beside_a_goals_file(tmp_path: Path) -> None:
+    assert read_prices(tmp_path / "goals.jsonl") == {}
+    (tmp_path / "prices.json").write_text('{"B1": 3}')
+    assert read_prices(tmp_path / "goals.jsonl") == {"B1": 3.0}
+    for price in ('"3"', "true", "NaN", "-1", "1" + "0" * 400):
+        (tmp_path / "prices.json").write_text(f'{{"B1": {price}}}')
+        with pytest.raises(SpearError, match=r"prices\.json: the price of B1 must be a number of at least 0"):
+            read_prices(tmp_path / "goals.jsonl")
+    (tmp_path / "prices.json").write_text("[]")
+    with pytest.raises(SpearError, match="must be an object of prices"):
+        read_prices(tmp_path / "goals.jsonl")
+
+
+"""Of the records. A change of them makes a new catalogue: scores on it do not compare with those on the old one."""
+CATEGORIES = {"beauty", "electronics", "fashion", "garden", "grocery"}
+
+Records = tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    data = read_embedded("webshop")
+    return data["items"], data["attributes"], data["human"]
+
+
+@pytest.fixture(scope="module")
+def mini() -> Catalog:
+    return open_catalog("mini")
+
+
+@pytest.fixture(scope="module")
+def products(mini: Catalog) -> list[Product]:
+    return [mini.product(number) for number in range(len(mini))]
+
+
+@pytest.fixture(scope="module")
+def goals_mini(mini: Catalog) -> list[Goal]:
+    return [mini.goals().goal(i) for i in range(len(mini.goals()))]
+
+
+def buy(mini: Catalog, goal: Goal, product: Product, options: dict[str, str]) -> Score:
+    number, wanted = mini.number_of(product.asin), mini.number_of(goal.asin)
+    assert number is not None and wanted is not None
+    return score_purchase(goal, product, mini.price(number), options, mini.nouns(number), mini.nouns(wanted))
+
+
+# ---------------------------------------------------------------- the same everywhere
+
+
+# ---------------------------------------------------------------- what is in it
+
+
+def test_size_shelves_and_asins(records: Records) -> None:
+    items, attributes, human = records
+    asins = [item["asin"] for item in items]
+    assert len(items) == len(set(asins)) == 1000
+    assert all(re.fullmatch(r"Z0[A-Z]{8}", asin) for asin in asins)
+    assert {item["category"] for item in items} == CATEGORIES
+    queries = Counter((item["category"], item["query"]) for item in items)
+    assert len(queries) >= 40 and min(queries.values()) >= 8
+    assert set(attributes) <= set(asins) and set(human) <= set(attributes)
+
+
+def test_goals_and_splits(mini: Catalog, goals_mini: list[Goal]) -> None:
+    assert len(goals_mini) >= 500
+    owners = {}
+    for kind in ("synthetic", "human"):
+        for split in ("train", "eval", "test"):
+            tasks = mini.make_tasks(split, goal_kind=kind)
+            assert len(tasks) == 100 if split != "train" else len(tasks) >= 100
+            assert {task.subtask for task in tasks} == CATEGORIES
+            owners[split] = {task.content["asin"] for task in tasks}
+        assert not owners["train"] & owners["eval"] | owners["train"] & owners["test"] | owners["eval"] & owners["test"]
+
+
+# ---------------------------------------------------------------- what wins, and what does not
+
+
+def test_the_wanted_product_wins(mini: Catalog, goals_mini: list[Goal], products: list[Product]) -> None:
+    for goal in goals_mini:
+        number = mini.number_of(goal.asin)
+        assert number is not None
+        assert buy(mini, goal, mini.product(number), dict(goal.options)).reward == 1.0  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- other sizes, and the cost

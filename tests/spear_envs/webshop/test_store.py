@@ -1,28 +1,25 @@
-from __future__ import annotations
+"""The catalogue on disk, and the products in it."""
 
 import json
+import math
 import os
+import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import digest_file
-from spear_envs.webshop import store
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
-from spear_envs.webshop.store import INDEX, check_store, open_store, read_store
+from spear_envs.webshop.products import DEFAULT_PRICE, is_listed, parse_prices, read_options, read_product
+from spear_envs.webshop.store import check_store, open_store, read_store
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 
@@ -154,25 +151,6 @@ def test_half_a_surrogate_pair_survives() -> None:
 # ---------------------------------------------------------------- stores that are not what they should be
 
 
-def change_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text("utf-8"))
-    change(content)
-    path.write_text(json.dumps(content), "utf-8")
-
-
-def test_another_version(copy: Path) -> None:
-    change_manifest(copy, lambda content: content.update(version=99))
-    with pytest.raises(SpearError, match="version is 99, not 1: build it again"):
-        open_catalog(copy)
-
-
-def test_a_changed_manifest(copy: Path) -> None:
-    change_manifest(copy, lambda content: content.update(price_seed=7))
-    with pytest.raises(SpearError, match=r"manifest\.json was changed or cut short"):
-        open_catalog(copy)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "other"}', "\udcff"])
 def test_a_broken_manifest(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -203,32 +181,6 @@ def test_damage_within_a_file(copy: Path) -> None:
         check_store(copy)
 
 
-@pytest.mark.parametrize("name", ["offsets", "goal_order", "goal_numbers"])
-def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
-    path = copy / f"{name}.bin"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    catalog = open_catalog(copy)
-    with pytest.raises(SpearError, match=r"is damaged.*: build"):
-        catalog.goals().goal(0)
-    with pytest.raises(SpearError, match=f"{name}.bin is damaged"):
-        check_store(copy)
-
-
-def test_a_search_index_of_an_earlier_version_names_the_command(copy: Path) -> None:
-    path = copy / INDEX / "manifest.json"
-    path.write_text(path.read_text("utf-8").replace('"version": 3', '"version": 2'), "utf-8")
-    with pytest.raises(SpearError, match=r"version is 2, not 3: .*'spear data build webshop'"):
-        open_catalog(copy)
-
-
-def test_a_folder_without_a_manifest(copy: Path) -> None:
-    (copy / "manifest.json").unlink()
-    with pytest.raises(SpearError, match="is not a finished store"):
-        open_store(copy)
-    with pytest.raises(SpearError, match="is not a catalogue"):
-        open_catalog(copy)
-
-
 def test_the_wrong_settings(built: Path) -> None:
     assert open_catalog(built, price_seed=42, draws="keyed", title_nouns="rule") is open_catalog(built)
     for settings_, message in (
@@ -241,47 +193,117 @@ def test_the_wrong_settings(built: Path) -> None:
             open_catalog(built, **settings_)  # type: ignore[arg-type]
 
 
-def test_goals_that_a_store_lacks(tmp_path: Path) -> None:
-    records, entries, _ = make_records(3)
-    build_store(catalogs.write(tmp_path / "raw", records, entries), tmp_path / "store", processes=1)
-    with pytest.raises(SpearError, match=r"goal_kind='human': the store .* lacks such goals"):
-        open_catalog(tmp_path / "store").goals("human")
+@pytest.mark.parametrize(
+    ("pricing", "prices", "tag"),
+    [
+        ("", (100.0,), "$100.0"),
+        ("$18.00", (18.0,), "$18.0"),
+        ("$19.99 - $27.99", (19.99, 27.99), "$19.99 to $27.99"),
+        ("$1,234.56", (1234.56,), "$1234.56"),
+        ("from $5 to $7 or $9", (5.0, 7.0), "$5.0 to $7.0"),
+        ("19.99", (100.0,), "$100.0"),
+        ("US$3", (3.0,), "$3.0"),
+    ],
+)
+def test_prices_and_tags(pricing: str, prices: tuple[float, ...], tag: str) -> None:
+    assert parse_prices(pricing) == prices
+    assert read_product(make_record("B1", pricing=pricing)).price_tag == tag
 
 
-def test_arrays_are_mapped_and_read_only(built: Path) -> None:
-    array = store.map_array(built / "prices.bin", store.ARRAYS["prices"])
-    assert isinstance(array, np.ndarray) and not array.flags.writeable and array.base is not None
-    assert len(store.map_array(built / "dictionary.bin", "u1")) == (built / "dictionary.bin").stat().st_size
+@pytest.mark.parametrize("pricing", ["$", "$1.2.3", "$.", "$ - $5", "$" + "9" * 400])
+def test_prices_that_are_none(pricing: str) -> None:
+    with pytest.raises(SpearError, match=r"product B1: the price .* cannot be read"):
+        read_product(make_record("B1", pricing=pricing))
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from spear_envs.webshop.build import build_store
-from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import find_files
-raw, folder = Path(sys.argv[1]), Path(sys.argv[2])
-build_store(find_files(raw), folder, processes=1)
-for catalog in (open_catalog(raw), open_catalog(folder), open_catalog("mini")):
-    tasks = [catalog.make_tasks("test", goal_kind=kind).fingerprint for kind in ("synthetic", "human")]
-    print(catalog.fingerprint, *tasks)
-"""
+@given(st.text(alphabet="$0123456789.,- ab€", max_size=30))
+def test_prices_are_the_digits_behind_the_signs(pricing: str) -> None:
+    pieces = [re.sub(r"[^\d.]", "", piece) for piece in pricing.split("$")[1:]][:2]
+    try:
+        expected = tuple(float(piece) for piece in pieces) or (DEFAULT_PRICE,)
+    except ValueError:
+        with pytest.raises(SpearError):
+            parse_prices(pricing)
+    else:
+        assert parse_prices(pricing) == expected
+        assert all(map(math.isfinite, parse_prices(pricing)))
 
 
-def test_nothing_hangs_on_the_hash_seed(built: Path, tmp_path: Path) -> None:
-    outputs, digests = [], []
-    for seed in ("0", "1"):
-        folder = tmp_path / seed
-        run = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(built.parent / "raw"), str(folder)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        outputs.append(run.stdout)
-        digests.append({path.name: digest_file(path) for path in sorted(folder.rglob("*")) if path.is_file()})
-    assert outputs[0] == outputs[1]
-    assert digests[0] == digests[1]
-    lines = outputs[0].splitlines()
-    assert lines[0] == lines[1] != lines[2]
+def test_options() -> None:
+    raw = {"Color": [{"value": " Navy/Blue "}, {"value": "RED", "image": "x"}], "Size": None, "Style": []}
+    assert read_options(raw) == {"color": ("navy | blue", "red"), "style": ()}
+
+
+def test_a_later_group_of_the_same_name_replaces_the_earlier_in_its_place() -> None:
+    options = read_options(make_options(Color=["red"], Size=["l"], COLOR=["blue", "green"]))
+    assert list(options.items()) == [("color", ("blue", "green")), ("size", ("l",))]
+
+
+@given(st.dictionaries(st.text(max_size=5), st.none() | st.lists(st.text(max_size=8), max_size=4), max_size=5))
+def test_options_are_lower_case_and_complete(groups: dict[str, list[str] | None]) -> None:
+    raw = {name: None if values is None else [{"value": value} for value in values] for name, values in groups.items()}
+    options = read_options(raw)
+    assert set(options) == {name.lower() for name, values in groups.items() if values is not None}
+    last = {name.lower(): values for name, values in groups.items() if values is not None}
+    for name, values in options.items():
+        assert list(values) == [value.strip().replace("/", " | ").lower() for value in last[name]]
+
+
+def test_index_text_takes_the_first_bullet_and_the_options() -> None:
+    record = make_record(
+        "B1",
+        name="A <b>Lamp</b>",
+        full_description="For READING",
+        small_description=["Bright", "Cheap"],
+        customization_options=make_options(Size=["S", "M"], Color=["Red"]),
+    )
+    assert read_product(record).index_text == "a <b>lamp</b> for reading bright size: s, m, and color: red"
+    assert read_product({**record, "small_description": []}).index_text.startswith("a <b>lamp</b> for reading  size")
+
+
+def test_what_may_be_missing() -> None:
+    product = read_product({"asin": "B1", "name": "Thing"})
+    assert product.prices == (100.0,) and product.options == {} and product.bullets == ("",)
+    assert product.category == product.query == product.product_category == product.description == ""
+    assert product.attributes == ("DUMMY_ATTR",)
+    assert read_product(make_record("B1"), {"instruction": "x"}).attributes == ("DUMMY_ATTR",)
+    assert read_product(make_record("B1"), {"attributes": ["soft"]}).attributes == ("soft",)
+
+
+def test_bullets_may_be_one_text_and_the_query_is_stripped() -> None:
+    product = read_product(make_record("B1", small_description="All in one", query="  Desk LAMPS "))
+    assert product.bullets == ("All in one",) and product.query == "desk lamps"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"asin": None}, "lacks an asin"),
+        ({"asin": 7}, "lacks an asin"),
+        ({"asin": "Ä"}, "plain letters"),
+        ({"name": None}, "B1: name is null"),
+        ({"name": ["x"]}, "B1: name is a list"),
+        ({"full_description": 3}, "full_description is a number"),
+        ({"small_description": ["a", None]}, "small_description must be a list of texts"),
+        ({"small_description": {"a": 1}}, "small_description is an object"),
+        ({"pricing": 19.99}, "pricing is a number"),
+        ({"customization_options": "size: large"}, "customization_options is a text"),
+        ({"customization_options": {"Size": "large"}}, "option 'Size' is a text"),
+        ({"customization_options": {"Size": ["large"]}}, "option 'Size' is not an object"),
+        ({"customization_options": {"Size": [{"value": 3}]}}, "option 'Size' is not an object"),
+        ({"query": True}, "query is a truth value"),
+    ],
+)
+def test_odd_types_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpearError, match=message):
+        read_product({**make_record("B1"), **fields})
+
+
+def test_odd_attributes_are_named() -> None:
+    with pytest.raises(SpearError, match="B1: attributes must be a list of texts"):
+        read_product(make_record("B1"), {"attributes": "soft"})
+
+
+def test_which_asins_are_listed() -> None:
+    assert is_listed("B06Y3VLDFB") and is_listed("1")
+    assert not is_listed("nan") and not is_listed("B06Y3VLDFB1")

@@ -1,13 +1,30 @@
-from __future__ import annotations
+"""Advantages of groups and steps, their statistics, estimators by name, and the baseline buffer."""
 
+import json
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_training.algorithms import discounted_returns, gigpo_advantages, group_advantages, rloo_advantages
+from spear_training.algorithms import (
+    BaselineBuffer,
+    RowTable,
+    SettingsError,
+    SpearSettings,
+    StateMismatchError,
+    discounted_returns,
+    estimate,
+    gigpo_advantages,
+    group_advantages,
+    group_statistics,
+    recalibrate_advantages,
+    rloo_advantages,
+)
+from spear_training.algorithms.estimators import average_tokens
 
 
 def tensor(values) -> torch.Tensor:
@@ -77,7 +94,7 @@ def test_advantages_of_a_group_sum_to_zero(batch) -> None:
 def test_invalid_rows_are_zero_and_change_nothing(batch) -> None:
     rewards, groups, trajectories, valid = batch
     on = [i for i, flag in enumerate(valid) if flag]
-    for estimate in (group_advantages, rloo_advantages):
+    for estimate in (group_advantages, rloo_advantages):  # noqa: F402
         got = estimate(rewards, groups, trajectory_ids=trajectories, valid=torch.tensor(valid))
         alone = estimate(rewards[on], [groups[i] for i in on], trajectory_ids=[trajectories[i] for i in on])
         assert torch.allclose(got[on], alone, atol=1e-12)
@@ -124,17 +141,6 @@ def test_wrong_arguments_are_refused() -> None:
         group_advantages(torch.tensor([1, 2]), ["a", "a"])
     with pytest.raises(ValueError, match="median"):
         group_advantages(rewards, ["a", "a"], weight="median")
-
-
-def test_no_rows_give_no_advantages() -> None:
-    empty = tensor([])
-    assert group_advantages(empty, [], trajectory_ids=[]).shape == rloo_advantages(empty, []).shape == (0,)
-    assert gigpo_advantages(empty, empty, [], [], []).total.shape == (0,)
-
-
-def test_discounted_returns_by_hand() -> None:
-    assert discounted_returns(tensor([1.0, 0.0, 2.0]), 0.5).tolist() == [1.5, 1.0, 2.0]
-    assert discounted_returns(tensor([]), 0.5).tolist() == []
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=30), st.floats(0, 1))
@@ -189,11 +195,189 @@ def test_gigpo_invalid_rows_are_zero_and_unseen() -> None:
     assert got.total.tolist() == [1.0, 0.5, -1.0, 0.0]
 
 
-def test_gigpo_refuses_wrong_lengths() -> None:
-    two, ids = tensor([0.0, 1.0]), ["a", "b"]
-    with pytest.raises(ValueError, match="step_rewards"):
-        gigpo_advantages(two, tensor([0.0]), ids, ids, ids)
-    with pytest.raises(ValueError, match="anchors has 1"):
-        gigpo_advantages(two, two, ids, ids, ["x"])
-    with pytest.raises(ValueError, match="turn_ids"):
-        gigpo_advantages(two, two, ids, ids, ids, turn_ids=[0])
+def test_statistics_by_hand_in_first_seen_order() -> None:
+    got = group_statistics(tensor([3.0, 1.0, 1.0, -1.0]), ["late", "early", "late", "early"], ddof=0)
+    assert got.ids == ("late", "early")
+    assert (got.mean.tolist(), got.std.tolist(), got.count.tolist()) == ([2.0, 0.0], [1.0, 1.0], [2, 2])
+
+
+def test_each_trajectory_counts_once_and_dead_groups_are_left_out() -> None:
+    got = group_statistics(
+        tensor([4.0, 4.0, 1.0, 7.0]), ["a", "a", "a", "b"], trajectory_ids=[0, 0, 1, 0], valid=[1, 1, 1, 0], ddof=1
+    )
+    assert got.ids == ("a",)
+    assert got.mean.tolist() == [2.5]
+    assert got.count.tolist() == [2]
+    assert group_statistics(tensor([1.0]), ["a"], ddof=1).std.tolist() == [0.0]
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100), st.integers(0, 3)), min_size=1, max_size=40), st.integers(0, 1))
+def test_statistics_equal_numpy(rows, ddof: int) -> None:
+    rewards, ids = [r for r, _ in rows], [g for _, g in rows]
+    got = group_statistics(tensor(rewards), torch.tensor(ids), ddof=ddof)
+    for name, mean, std, count in zip(got.ids, got.mean, got.std, got.count, strict=True):
+        members = np.array([r for r, g in rows if g == name])
+        assert float(mean) == pytest.approx(members.mean(), abs=1e-9)
+        assert float(std) == pytest.approx(members.std(ddof=ddof) if members.size > ddof else 0.0, abs=1e-6)
+        assert int(count) == members.size
+
+
+def choose(**values: Any) -> SpearSettings:
+    return SpearSettings.from_mapping({"advantage": values})
+
+
+def make_rows(*rows: dict[str, Any]) -> RowTable:
+    """Rows of turns given as (tokens up to the end of the response, reward)."""
+    turns = [turn for row in rows for turn in row["turns"]]
+    return RowTable(
+        key=[f"k{n}" for n in range(len(rows))],
+        group=[row["group"] for row in rows],
+        trajectory=[row["trajectory"] for row in rows],
+        turn=[row.get("turn", 0) for row in rows],
+        prompt_length=[1] * len(rows),
+        response_length=[row["turns"][-1][0] for row in rows],
+        reward=[row["reward"] for row in rows],
+        turns=[len(row["turns"]) for row in rows],
+        turn_end=[end for end, _ in turns],
+        turn_reward=[reward for _, reward in turns],
+    )
+
+
+def test_stepwise_credit_by_hand() -> None:
+    # Two conversations of two turns; episode advantages are +1 and -1. With gamma 1/2 the returns are 1 + 2/2 = 2 and
+    # 2 of the first, 0 and 0 of the second: from their means, +1 and +1, -1 and -1.
+    rows = make_rows(
+        {"group": "g", "trajectory": "a", "reward": 1.0, "turns": [(2, 1.0), (5, 2.0)]},
+        {"group": "g", "trajectory": "b", "reward": -1.0, "turns": [(1, 0.0), (3, 0.0)]},
+    )
+    found = estimate(rows, choose(estimator="stepwise", gamma=0.5, step_weight=1.0))
+    assert found.tolist() == pytest.approx([2.0] * 5 + [-2.0] * 3)
+    uneven = rows.add(turn_reward=[3.0, 0.0, 0.0, 1.0])
+    # Returns 3 and 0 against 1/2 and 1: first turns +-1.25, second turns -+0.5.
+    found = estimate(uneven, choose(estimator="stepwise", gamma=0.5, step_weight=2.0))
+    first, second = [1 + 2.5] * 2 + [1 - 1.0] * 3, [-1 - 2.5] * 1 + [-1 + 1.0] * 2
+    assert found.tolist() == pytest.approx(first + second)
+
+
+def test_stepwise_credit_is_the_same_in_either_layout() -> None:
+    whole = make_rows(
+        {"group": "g", "trajectory": "a", "reward": 1.0, "turns": [(2, 0.3), (5, -0.2), (6, 1.0)]},
+        {"group": "g", "trajectory": "b", "reward": -1.0, "turns": [(1, 0.0), (3, 0.4)]},
+    )
+    parts = make_rows(
+        *(
+            {"group": "g", "trajectory": name, "reward": reward, "turn": n, "turns": [(size, paid)]}
+            for name, reward, turns in (
+                ("b", -1.0, [(1, 0.0), (2, 0.4)]),
+                ("a", 1.0, [(2, 0.3), (3, -0.2), (1, 1.0)]),
+            )
+            for n, (size, paid) in enumerate(turns)
+        )
+    )
+    settings = choose(estimator="stepwise", gamma=0.9)
+    one, other = estimate(whole, settings), estimate(parts, settings)
+    assert one.tolist() == pytest.approx([*other[3:], *other[:3]])
+
+
+def leave_one_out(rows, settings):
+    return [reward - (rows.reward.sum() - reward) / (len(rows) - 1) for reward in rows.reward]
+
+
+def by_token(rows, settings):
+    return np.arange(rows.response_length.sum())
+
+
+def too_many(rows, settings):
+    return np.zeros(len(rows) + 5)
+
+
+def not_finite(rows, settings):
+    return np.full(len(rows), np.nan)
+
+
+def test_an_estimator_of_ones_own_is_named_by_its_module() -> None:
+    rows = make_rows(
+        {"group": "g", "trajectory": "a", "reward": 3.0, "turns": [(2, 0.0)]},
+        {"group": "g", "trajectory": "b", "reward": 1.0, "turns": [(1, 0.0)]},
+    )
+    assert estimate(rows, choose(estimator=f"{__name__}:leave_one_out")).tolist() == [2.0, -2.0]
+    assert estimate(rows, choose(estimator=f"{__name__}:by_token")).tolist() == [0.0, 1.0, 2.0]
+    for name, message in (("too_many", r"\[7\] advantages for 2 rows with 3"), ("not_finite", "not finite")):
+        with pytest.raises(SettingsError, match=message):
+            estimate(rows, choose(estimator=f"{__name__}:{name}"))
+
+
+def test_tokens_are_averaged_over_the_loss_tokens() -> None:
+    rows = make_rows(
+        {"group": "g", "trajectory": "a", "reward": 0.0, "turns": [(3, 0.0)]},
+        {"group": "g", "trajectory": "b", "reward": 0.0, "turns": [(2, 0.0)]},
+    )
+    values, mask = np.asarray([1.0, 9.0, 3.0, 5.0, 5.0]), np.asarray([1, 0, 1, 0, 0], dtype=bool)
+    assert average_tokens(values, mask, rows).tolist() == [2.0, 0.0]
+
+
+def test_only_ppo_has_a_critic() -> None:
+    assert choose(estimator="gae").advantage.needs_critic
+    assert not any(choose(estimator=name).advantage.needs_critic for name in ("grpo", "rloo", "gigpo", "stepwise"))
+
+
+finite = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(st.lists(finite, max_size=7), max_size=7), st.integers(0, 10))
+def test_first_in_first_out(chunks, capacity: int) -> None:
+    buffer, everything = BaselineBuffer(capacity), []
+    for chunk in chunks:
+        buffer.extend(chunk)
+        everything += chunk
+        assert len(buffer) == min(capacity, len(everything))
+    assert buffer.values == (everything[-capacity:] if capacity else [])
+
+
+@given(st.lists(finite, min_size=1, max_size=50), st.floats(0, 100))
+def test_percentile_equals_numpy(values, q: float) -> None:
+    buffer = BaselineBuffer(100)
+    buffer.extend(torch.tensor(values, dtype=torch.float64))
+    assert buffer.percentile(q) == pytest.approx(float(np.percentile(values, q)))
+
+
+@given(st.lists(finite, max_size=20))
+def test_state_survives_json_exactly(values) -> None:
+    buffer, twin = BaselineBuffer(8), BaselineBuffer(8)
+    buffer.extend(values)
+    twin.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert twin.values == buffer.values
+    twin.extend([1.0])
+    buffer.extend([1.0])
+    assert twin.values == buffer.values
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        BaselineBuffer(-1)
+    buffer = BaselineBuffer(4)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.percentile()
+    with pytest.raises(ValueError, match="empty"):
+        recalibrate_advantages(torch.ones(1), buffer)
+    with pytest.raises(ValueError, match="not finite"):
+        buffer.extend([1.0, float("nan")])
+    assert len(buffer) == 0
+    with pytest.raises(StateMismatchError, match=r"capacity=5.*this run 4"):
+        buffer.load_state_dict({"capacity": 5, "values": []})
+
+
+def test_recalibration_by_hand() -> None:
+    buffer = BaselineBuffer(10)
+    buffer.extend([1, 2])
+    rewards = torch.tensor([1.5, 2.0, -1.0], dtype=torch.float64)
+    assert recalibrate_advantages(rewards, buffer).tolist() == [0.0, 0.5, -2.5]
+    assert recalibrate_advantages(rewards, 1.0).tolist() == [0.5, 1.0, -2.0]
+    assert rewards.tolist() == [1.5, 2.0, -1.0]
+
+
+@given(st.sampled_from([1.1, 0.1, -0.9, 1 / 3]), st.integers(1, 9))
+def test_a_reward_equal_to_the_baseline_is_exactly_zero(reward: float, count: int) -> None:
+    buffer = BaselineBuffer(10)
+    buffer.extend(torch.tensor([reward] * count, dtype=torch.float32))
+    assert recalibrate_advantages(torch.tensor([reward], dtype=torch.float32), buffer).tolist() == [0.0]

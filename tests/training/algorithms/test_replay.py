@@ -1,6 +1,8 @@
-from __future__ import annotations
+"""The replay buffer, the archive of earlier episodes, and the curriculum of tasks."""
 
 import io
+import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_training.algorithms import BaselineBuffer, ReplayBuffer, ReplayEntry, StateMismatchError
+from spear_training.algorithms import (
+    BaselineBuffer,
+    ReplayBuffer,
+    ReplayEntry,
+    SettingsError,
+    SpearSettings,
+    StateMismatchError,
+)
+from spear_training.algorithms.branching import Archive, BranchSettings
+from spear_training.algorithms.curriculum import CurriculumSettings, TaskSource
 from spear_training.algorithms.replay import tabulate_entries
 
 
@@ -92,15 +103,6 @@ def test_a_bad_row_is_refused_and_leaves_the_buffer_alone() -> None:
     assert buffer.add([ReplayEntry([], [1, 2], [0, 1], [float("nan"), 0.0], 1.0, 1.0, 1, "x")]) == 1
 
 
-def test_eviction_by_age() -> None:
-    buffer = ReplayBuffer(10, max_age=2)
-    buffer.add([entry(step=t) for t in (1, 2, 3)])
-    assert (buffer.evict(3), buffer.evict(4), buffer.evict(4), len(buffer)) == (0, 1, 0, 2)
-    forever = ReplayBuffer(10, max_age=None)
-    forever.add([entry(step=1)])
-    assert forever.evict(10_000) == 0 and len(forever) == 1
-
-
 def test_readiness() -> None:
     buffer = ReplayBuffer(2, trigger_ratio=1.5)
     for ready in (False, False, False, True):
@@ -119,23 +121,6 @@ def test_draw_gates_strictly_recalibrates_and_empties() -> None:
     assert len(buffer) == 0 and buffer.nbytes == 0
 
 
-def test_a_draw_may_come_back_empty() -> None:
-    buffer = ReplayBuffer(10)
-    buffer.add([entry(reward=-1.0)])
-    draw = buffer.draw(baseline(0.0))
-    assert (draw.entries, draw.advantages.shape, draw.eligible, len(buffer)) == ([], (0,), 0, 0)
-    assert ReplayBuffer().draw(None).considered == 0
-
-
-def test_draw_from_an_empty_baseline_keeps_the_buffer() -> None:
-    buffer = ReplayBuffer(10)
-    buffer.add([entry()])
-    with pytest.raises(ValueError, match="empty"):
-        buffer.draw(BaselineBuffer(3))
-    assert len(buffer) == 1
-    assert buffer.draw(BaselineBuffer(0)).advantages.tolist() == [1.0]  # capacity 0: no recalibration
-
-
 def test_trajectories_stay_together() -> None:
     buffer = ReplayBuffer(2, unit="trajectory", seed=3)
     buffer.add([entry(f"t{i}", step=1) for i in range(5) for _ in range(i + 1)])
@@ -148,20 +133,13 @@ def test_trajectories_stay_together() -> None:
     assert (draw.considered, draw.eligible) == (6, 6)
 
 
-@pytest.mark.parametrize(("held", "drawn"), [(1, 1), (3, 2), (5, 4), (9, 8), (30, 8)])
-def test_power_of_two(held: int, drawn: int) -> None:
-    buffer = ReplayBuffer(10, power_of_two=True)
-    buffer.add([entry(str(i)) for i in range(held)])
-    assert len(buffer.draw(None).entries) == drawn
-
-
 def test_draw_is_uniform() -> None:
     buffer, hits = ReplayBuffer(2, seed=1), dict.fromkeys("abcd", 0)
-    for _ in range(2000):
+    for _ in range(800):
         buffer.add([entry(name) for name in "abcd"])
         for name in names(buffer.draw(None)):
             hits[name] += 1
-    assert all(abs(count / 2000 - 0.5) < 0.06 for count in hits.values()), hits
+    assert all(abs(count / 800 - 0.5) < 0.06 for count in hits.values()), hits
 
 
 @settings(deadline=None)
@@ -215,7 +193,144 @@ def test_a_token_costs_at_most_8_2_bytes() -> None:
     assert buffer.nbytes <= 8.2 * 4 * 6000
 
 
-@pytest.mark.parametrize("options", [{"capacity": 0}, {"trigger_ratio": 0.0}, {"max_age": -1}, {"unit": "token"}])
-def test_bad_settings_are_refused(options) -> None:
-    with pytest.raises(ValueError):
-        ReplayBuffer(**options)
+def open_archive(**settings: Any) -> Archive[int, str]:
+    return Archive(BranchSettings.from_mapping({"share": 0.5, **settings}))
+
+
+def remember(archive: Archive[int, str], task: int, anchors: list[int], *, won: bool) -> None:
+    """States are the names as texts."""
+    archive.remember(task, anchors, [str(anchor) for anchor in anchors], won=won)
+
+
+def test_a_reverse_curriculum_walks_back_as_groups_win() -> None:
+    archive, rng = open_archive(), np.random.default_rng(0)
+    assert archive.draw(2, rng) == [], "nothing is known yet"
+    remember(archive, 3, [10, 11, 12], won=True)
+    for back, wins in ((1, 1), (1, 4), (2, 8), (3, 8)):
+        (begun,) = archive.draw(2, rng)
+        assert (begun.episode, begun.task, begun.turn, begun.state) == (0, 3, 3 - back, str(13 - back))
+        archive.tell(begun.episode, wins, 8)
+    assert archive.draw(2, rng) == [], "it won from the start: nothing is left to learn"
+
+
+def test_a_group_that_was_not_played_tells_nothing() -> None:
+    archive = open_archive()
+    remember(archive, 3, [10, 11], won=True)
+    archive.tell(0, 0, 0)
+    archive.tell(7, 8, 8)
+    assert archive.draw(2, np.random.default_rng(0))[0].turn == 1
+
+
+def test_a_near_miss_begins_where_wins_of_its_task_passed() -> None:
+    archive, rng = open_archive(mode="near_miss", share=1.0), np.random.default_rng(0)
+    remember(archive, 4, [20], won=True)
+    remember(archive, 3, [10, 12, 20, 21], won=False)
+    assert archive.draw(1, rng)[0].state == "20", "half-way, while nobody has won"
+    archive.remember(3, [10, 11, 12, 13], [], won=True)
+    assert {archive.draw(1, rng)[0].state for _ in range(20)} == {"12"}, "no group begins in a win"
+    archive.tell(1, 8, 8)
+    assert archive.draw(1, rng)[0].state == "12"
+
+
+def test_an_episode_without_a_turn_is_not_begun_in() -> None:
+    for mode, won in (("success", True), ("near_miss", False)):
+        archive = open_archive(mode=mode)
+        archive.remember(3, [], [], won=won)
+        assert archive.draw(2, np.random.default_rng(0)) == []
+
+
+@pytest.mark.parametrize(("share", "groups", "branched"), [(0.5, 4, 2), (0.3, 4, 1), (1.0, 3, 3), (0.0, 4, 0)])
+def test_a_share_of_the_groups_branches(share: float, groups: int, branched: int) -> None:
+    archive = open_archive(share=share)
+    for task in range(3):
+        remember(archive, task, [1, 2], won=True)
+    assert len(archive.draw(groups, np.random.default_rng(0))) == branched
+    assert len(archive) == (3 if share else 0)
+
+
+def test_old_episodes_leave_and_those_of_no_use_are_not_kept() -> None:
+    archive = open_archive(capacity=2)
+    for task in range(3):
+        remember(archive, task, [1], won=True)
+        remember(archive, task, [1], won=False)
+    assert [one["task"] for one in archive.state_dict()["episodes"]] == [1, 2]
+    settings = BranchSettings.from_mapping({"share": 0.5, "mode": "near_miss"})
+    assert settings.keeps(won=True) and settings.keeps(won=False)
+    assert settings.begins_in(won=False) and not settings.begins_in(won=True)
+    assert not BranchSettings().keeps(won=True) and not BranchSettings().begins_in(won=True)
+
+
+def test_a_saved_archive_goes_on_exactly() -> None:
+    whole, rng = open_archive(target=0.25), np.random.default_rng(3)
+    for task in range(5):
+        remember(whole, task, list(range(10 * task, 10 * task + 4)), won=True)
+    for begun in [one for _ in range(4) for one in whole.draw(4, rng)]:
+        whole.tell(begun.episode, 2, 4)
+    resumed = open_archive(target=0.25)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    again = np.random.default_rng()
+    again.bit_generator.state = rng.bit_generator.state
+    for _ in range(6):
+        drawn = whole.draw(4, rng)
+        assert resumed.draw(4, again) == drawn
+        for archive in (whole, resumed):
+            for begun in drawn:
+                archive.tell(begun.episode, 1, 4)
+            remember(archive, 9, [90, 91], won=True)
+
+
+def test_its_settings_are_a_node_of_the_algorithm_s() -> None:
+    made = SpearSettings.from_mapping({"branch": {"share": 0.25, "mode": "near_miss"}})
+    assert made.branch.share == 0.25 and SpearSettings().branch.share == 0
+    with pytest.raises(SettingsError, match=r"spear\.branch\.mode: .*'success'.*'wins'"):
+        SpearSettings.from_mapping({"branch": {"mode": "wins"}})
+
+
+def open_source(bands: list[object], choice: str = "thompson", group: int = 8) -> TaskSource:
+    return TaskSource(bands, CurriculumSettings.from_mapping({"choice": choice}), group)
+
+
+def test_uniform_tasks_come_once_before_any_comes_again() -> None:
+    source, rng = open_source(["a"] * 16, "uniform"), np.random.default_rng(0)
+    drawn = np.concatenate([source.draw(6, rng) for _ in range(8)])
+    assert [sorted(drawn[at : at + 16].tolist()) for at in (0, 16, 32)] == [list(range(16))] * 3
+
+
+def test_thompson_sampling_draws_what_still_differs() -> None:
+    """Of 16 tasks four are won half of the time, the others never or always: they must soon be most of the draws."""
+    source, rng = open_source(list(range(16))), np.random.default_rng(1)
+    rate = np.asarray([0.0] * 6 + [0.5] * 4 + [1.0] * 6)
+    drawn = []
+    for _ in range(60):
+        tasks = source.draw(4, rng)
+        assert len(set(tasks.tolist())) == 4
+        source.tell(tasks, rng.binomial(8, rate[tasks]), 8)
+        drawn.append(np.isin(tasks, range(6, 10)).mean())
+    assert np.mean(drawn[:3]) < 0.6 < 0.9 < np.mean(drawn[-20:])
+    expected, differing = source.estimate()
+    assert source.known.all() and np.abs(expected - rate)[6:10].max() < 0.25
+    assert differing[6:10].min() > 0.9 > differing[:6].max()
+
+
+def test_tasks_of_one_difficulty_tell_of_each_other() -> None:
+    source, rng = open_source(["hard"] * 6 + ["other"] * 10), np.random.default_rng(1)
+    for _ in range(10):
+        source.tell(np.asarray([0]), np.asarray([0]), 8)
+    counts = np.bincount(np.concatenate([source.draw(4, rng) for _ in range(200)]), minlength=16)
+    assert counts[1:6].mean() < 0.5 * counts[6:].mean(), "never played, but of a kind that is never won"
+
+
+def test_counts_fade_and_groups_may_have_fewer_episodes() -> None:
+    source = open_source(["a", "b"])
+    source.tell(np.asarray([0, 1]), np.asarray([8, 1]), [8, 2])
+    source.tell(np.asarray([0]), np.asarray([0]), 8)
+    state = source.state_dict()
+    assert state["wins"] == pytest.approx([0.9 * 8, 1]) and state["losses"] == pytest.approx([8, 1])
+
+
+def test_settings_are_checked() -> None:
+    assert SpearSettings.from_mapping({"curriculum": {"choice": "thompson"}}).curriculum.forget == 0.9
+    with pytest.raises(SettingsError, match=r"spear\.curriculum\.choice: .*Did you mean 'thompson'"):
+        SpearSettings.from_mapping({"curriculum": {"choice": "tompson"}})
+    with pytest.raises(SettingsError, match=r"spear\.curriculum\.forget: .*greater than 0"):
+        SpearSettings.from_mapping({"curriculum": {"forget": 0.0}})

@@ -1,8 +1,5 @@
 """Micro-batches that fit: the arithmetic of the choice, who has the last word, and what a resumed run keeps."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +11,16 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
-from spear_training.planning import memory
 from spear_training.planning.fitting import (
     ACTOR_KEYS,
     BUCKET,
     ENOUGH,
     Wish,
-    find_room,
     fit_training,
     fit_tuning,
     fit_update,
 )
-from spear_training.planning.memory import GIB, Architecture, Item, Trainer, read_known, read_width
+from spear_training.planning.memory import GIB, Architecture, Item, Trainer
 
 SMOLLM = Architecture(134_515_008, 28_311_552, 49_152, 576, 1536, 30, 11_520)
 TRAINER = Trainer(SMOLLM, width=2)
@@ -63,16 +58,6 @@ def test_a_row_that_does_not_fit_is_refused_with_the_number() -> None:
     assert "may not fit: about 5.2 GiB of the 5.0 GiB" in fit.describe()
 
 
-def test_what_is_estimated_or_asked_for_is_warned_of_and_not_refused() -> None:
-    (activations,) = [item.bytes for item in TRAINER.size_update(2048, checkpointing=True) if item.estimated]
-    room = sum_update(2048, checkpointing=True) - activations / 2
-    assert "may not fit" in fit_update(TRAINER, WISH, room).describe()
-    with pytest.raises(SpearError, match=r"set .*ppo_max_token_len_per_gpu=2048 to try"):
-        fit_update(TRAINER, WISH, room - activations)
-    asked = replace(WISH, tokens=2048, given_tokens=True)
-    assert "may not fit" in fit_update(TRAINER, asked, GIB).describe()
-
-
 def test_an_adapter_has_gradients_and_moments_of_its_own_only() -> None:
     model = replace(SMOLLM, edges=10**6)
     items = {item.name: item.bytes for item in Trainer(model, 2, rank=8, stored=2).size_update(9, checkpointing=True)}
@@ -97,12 +82,6 @@ def test_the_user_has_the_last_word() -> None:
     assert not fit_update(TRAINER, without, 6 * GIB).checkpointing
 
 
-def test_a_small_mini_batch_is_no_reason_to_choose() -> None:
-    small = Wish(tokens=32_768, checkpointing=False, longest=500, share=1000)
-    fit = fit_update(TRAINER, small, 5 * GIB)
-    assert not fit.chosen and fit.needed == sum_update(1000, checkpointing=False)
-
-
 def test_what_an_update_takes() -> None:
     items = {item.name: item.bytes for item in TRAINER.size_update(1000, checkpointing=False)}
     parameters = SMOLLM.parameters
@@ -117,16 +96,6 @@ def test_what_an_update_takes() -> None:
     wide = Trainer(SMOLLM, width=4, shards=2, networks=2)
     assert sum_update(10, checkpointing=True, trainer=wide) > 0
     assert {item.name: item.bytes for item in wide.size_update(10, checkpointing=True)}["weights"] == 4 * parameters
-
-
-def test_logits_are_counted_as_they_are_made() -> None:
-    scoring = pytest.importorskip("spear_training.verl_plugin.scoring")
-    assert memory.LOGITS == scoring.LOGITS
-
-
-def test_the_width_of_the_computation_is_that_of_the_configuration() -> None:
-    for precision, width in ({"param_dtype": "fp32"}, 4), ({"param_dtype": "bf16"}, 2), (None, 2):
-        assert read_width(OmegaConf.create({"mixed_precision": precision})) == width
 
 
 def compose(*overrides: str) -> Any:
@@ -187,24 +156,6 @@ def test_on_a_cpu_micro_batches_of_a_large_policy_have_few_shapes(tmp_path: Path
     assert read_padding(earlier) == before, "a run that began without goes on without"
 
 
-def test_on_a_cpu_a_tiny_policy_is_left_as_it_is(tmp_path: Path) -> None:
-    shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 384}
-    settings = {"model_type": "llama", "vocab_size": 8192, "architectures": ["LlamaForCausalLM"], **shape}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    config = compose_config(("preset=demo", f"actor_rollout_ref.model.path={tmp_path}"), Path("x"), check=False)
-    fit = fit_training(config, (), 20 * GIB)
-    assert fit is not None and not fit.chosen and read(config) == (32_768, False)
-
-
-def test_a_model_that_was_converted_is_fitted_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
-    config = compose("actor_rollout_ref.model.path=own")
-    assert fit_training(config, (), 9 * GIB) is None
-    (tmp_path / "models" / "own").mkdir(parents=True)
-    (tmp_path / "models" / "own" / "config.json").write_text(json.dumps(read_known()["smollm2-135m"]["config"]))
-    assert fit_training(config, (), 9 * GIB) is not None
-
-
 def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     settings = {
         "model": {"path": "smollm2-135m", "enable_gradient_checkpointing": False},
@@ -231,15 +182,3 @@ def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
     OmegaConf.save(config, tmp_path / "tuning.yaml")
     with pytest.raises(SpearError, match="is not of this kind of run"):
         fit_training(compose(), (), None, tmp_path / "tuning.yaml")
-
-
-def test_on_a_cpu_the_choice_ends_where_more_is_hardly_faster() -> None:
-    most = replace(WISH, most=ENOUGH)
-    room = 12 * GIB
-    assert fit_update(TRAINER, WISH, room).tokens > fit_update(TRAINER, most, room).tokens == ENOUGH
-    assert fit_update(TRAINER, most, 100 * GIB).tokens == WISH.tokens
-    assert fit_update(TRAINER, replace(most, longest=2 * ENOUGH), room).tokens == 2 * ENOUGH
-
-
-def test_this_machine_has_some_room() -> None:
-    assert (find_room("cpu") or 0) > GIB / 10

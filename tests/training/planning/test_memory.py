@@ -1,7 +1,5 @@
 """Sizes of models: any config.json that transformers knows, and what models.yaml says of some."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from omegaconf import OmegaConf
 
 from spear_training.catalogue import list_presets, survey_presets
-from spear_training.choices import GROUPS, list_choices, list_official
+from spear_training.choices import list_choices, list_official
 from spear_training.launch import compose_config
 from spear_training.settings import RunSettings
 from tests.training.presets.rows import load_preset
@@ -53,30 +51,6 @@ def test_a_preset_gives_settings_that_hold(choice: str) -> None:
     settings = RunSettings.from_config(compose(f"preset={choice}"))
     assert settings.env.kwargs["max_turns"] == load_preset(choice.rpartition("/")[2])["max_turns"]
     assert settings.algorithm.cov.bounds.value == "fixed" and settings.algorithm.cov.upper in (40, 60)
-
-
-def test_the_authors_presets_differ_as_documented() -> None:
-    paper, authors = (RunSettings.from_config(compose(f"preset={name}webshop")).algorithm for name in ("", "official/"))
-    for node, key, before, after in (
-        ("sil", "coupling", "joint", "sequential"),
-        ("sil", "always_add", False, True),
-        ("sil", "trigger_ratio", 1.0, 1.5),
-        ("reward", "success", 1.0, 10.0),
-        ("reward", "failure", -1.0, 0.0),
-        ("reward", "format", "bonus", "penalty_per_turn"),
-        ("reward", "tool_count", "valid", "steps"),
-        ("cov", "scope", "position", "batch"),
-        ("filter", "void", "trajectory", "turn"),
-        ("replay", "power_of_two", False, True),
-        ("replay", "max_age", None, 5),
-    ):
-        assert (paper.to_mapping()[node][key], authors.to_mapping()[node][key]) == (before, after), key
-    math = RunSettings.from_config(compose("preset=official/math")).algorithm
-    assert (math.reward.format.value, math.filter.void.value, math.replay.require_tool_call) == ("none", "off", True)
-    shapes = [
-        compose(f"preset=official/math_{model}_32b_16k").spear.reward.tool_shape for model in ("qwen2.5", "qwen3")
-    ]
-    assert shapes == ["linear", "any_if_correct"]
 
 
 def validate(config: Any) -> None:
@@ -145,13 +119,3 @@ def test_an_algorithm_wins_over_the_preset_and_the_command_line_over_both() -> N
         compose("spear.clip.low=0.1", "algorithm=grpo", "preset=webshop_qwen2.5_7b")
     ).algorithm
     assert settings == again
-
-
-def test_a_model_of_ones_own_takes_the_place_of_the_presets() -> None:
-    config = compose("preset=alfworld_qwen2.5_7b", "model=qwen2.5_1.5b", "cluster=8gpu")
-    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
-
-
-def test_every_group_has_choices_that_say_what_they_are() -> None:
-    for group in GROUPS:
-        assert list_choices(group) and all(list_choices(group).values()), group

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import pytest
 
-from spear_training.catalogue import list_presets
 from tests.training.presets.rows import FLAVOURS, load_preset
 
 # tab:hyperparams_value of the paper
@@ -70,19 +67,9 @@ def test_a_row_is_its_column_with_a_context(name: str) -> None:
     assert load_preset(name) == load_preset(parent) | own
 
 
-def test_the_list_of_presets() -> None:
-    assert list_presets() == sorted([*COLUMNS, *ROWS])
-
-
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("name", [*COLUMNS, *ROWS])
 def test_a_preset_has_all_keys_and_no_other(name: str, flavour: str) -> None:
     preset = load_preset(name, flavour)
     assert preset.keys() == load_preset("alfworld").keys()
     assert preset.keys() == {*TABLE, "rollout_temperature", "rollout_top_p"}
-
-
-def test_flavours_differ() -> None:
-    assert [load_preset("alfworld", flavour)["warmup_steps"] for flavour in FLAVOURS] == [100, 200]
-    assert [load_preset("math", flavour)["ppo_mini_batch_size"] for flavour in FLAVOURS] == [32, 64]
-    assert [load_preset("webshop", flavour)["tensor_parallel_size"] for flavour in FLAVOURS] == [2, 1]

@@ -1,7 +1,5 @@
 """The presets beside the paper's own source, where it is at hand."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A byte-level tokenizer with a chat template, as most models have them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

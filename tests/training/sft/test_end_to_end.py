@@ -1,7 +1,5 @@
 """A real fine-tuning through verl: a tiny policy learns from an expert's episodes and plays."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

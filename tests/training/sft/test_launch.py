@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,24 +7,19 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from click.testing import CliRunner
 from rich.console import Console
 
 from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import computing as precision
-from spear_training.cli import sft
 from spear_training.sft import launch
 from spear_training.sft.launch import (
     SftSettings,
     compose_sft,
     count_steps,
-    describe,
     read_model,
-    read_progress,
     run_sft,
 )
-from spear_training.sft.samples import Preparation
 from tests.training.sft.conftest import write_lines
 
 QUIET = Console(quiet=True)
@@ -48,15 +41,6 @@ def model(tokenizer: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(model: Path, tmp_path: Path) -> SftSettings:
     return SftSettings(model, (write_lines(tmp_path / "data.jsonl", *[LINE] * 10),), batch=4, epochs=3)
-
-
-def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    config = {"vocab_size": 9, "max_position_embeddings": 50}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_model(tmp_path) == (9, 50)
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
-    assert read_model(tmp_path) == (9, 50), "of a model that also sees"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"vocab_size": null}'])
@@ -141,14 +125,6 @@ def test_a_run_is_that_of_its_settings_data_and_model(
         run_sft(settings, out, QUIET)
 
 
-def test_a_training_that_ends_early_is_said(
-    settings: SftSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "supervise_training", lambda *_, **__: None)
-    with pytest.raises(SpearError, match=r"ended before step 6: see .*train\.log"):
-        run_sft(settings, tmp_path / "run", QUIET)
-
-
 def test_the_models_own_folder_is_not_trained_into(settings: SftSettings) -> None:
     with pytest.raises(SpearError, match="is the model's own folder"):
         run_sft(settings, settings.model, QUIET)
@@ -160,26 +136,6 @@ def test_samples_are_no_longer_than_the_models_context(
     long = {"messages": [LINE["messages"][0], {"role": "assistant", "content": "y" * 70}]}  # type: ignore[index]
     with pytest.raises(SpearError, match="longer than 64 tokens"):
         run_sft(replace(settings, data=(write_lines(tmp_path / "long.jsonl", long),)), tmp_path / "run", QUIET)
-
-
-def test_a_mistake_on_the_command_line_is_one_line(settings: SftSettings, tmp_path: Path) -> None:
-    given = ["--model", str(settings.model), "--data", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "run")]
-    result = CliRunner().invoke(sft, [*given, "--device", "cpu"])
-    assert isinstance(result.exception, SpearError) and "none.jsonl cannot be read" in str(result.exception)
-    assert CliRunner().invoke(sft, given[:2]).exit_code == 2
-
-
-def test_progress_and_what_was_left_out_are_told() -> None:
-    assert read_progress([{"step": 0}]) is None
-    told = read_progress(
-        [{"step": 1, "train/loss": 2.0, "train/lr": 1e-5}, {"step": 2, "train/loss": None, "train/lr": 0}]
-    )
-    assert told == (2, "loss 0.000 · lr 0.0e+00")
-    found = Preparation(samples=1200, tokens=9000, learnt=4000, longest=30, lost=2, dropped=1, unended=3)
-    assert describe(found, 16384) == (
-        "1,200 samples of 9,000 tokens, 4,000 of them learnt; 2 of lost episodes left out; "
-        "1 of more than 16,384 tokens left out; 3 do not end with an end token"
-    )
 
 
 def test_the_type_of_a_fine_tuning_is_chosen_by_cpu_and_model(

@@ -1,7 +1,5 @@
 """A policy for a step: a table of log-probs that Adam or plain descent changes, in this process and without verl."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mini-batches of random numbers, with the loss that settings give them and the one that the paper does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A policy, a critic and rollouts for a step that needs none of verl: they remember what they are asked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups that begin in snapshots: which, what is learnt of them and measured, and going on from a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import math
 from typing import Any
 
 import pytest
@@ -75,12 +72,6 @@ def test_tool_calls_are_paid_by_count_and_shape(mu: float, shape: str, count: st
     assert reward.total == pytest.approx(reward.outcome + mu * reward.tool_call + 0.1)
 
 
-def test_the_scale_of_the_outcome_is_the_trainers_own() -> None:
-    settings = choose(reward={"success": 10, "failure": 0, "format": "none"}).reward
-    assert reward_episode(make_episode("g", 0, won=True).record, settings, 0.0).total == 10.0
-    assert reward_episode(make_episode("g", 0, won=False).record, settings, 0.0).total == 0.0
-
-
 def test_the_environments_own_terms_are_taken_where_they_are_asked_for() -> None:
     terms = {"outcome": 0.7, "tool_call": 0.2, "format": 0.1}
     record = make_episode("g", 0, won=False, turns=7, tool_calls=7, terms=terms).record
@@ -114,15 +105,6 @@ def test_a_fault_enters_no_statistic_and_no_row() -> None:
     assert len(with_fault.rewards) == 4, "one reward an episode, in their order"
 
 
-def test_a_group_of_faults_alone_is_no_group() -> None:
-    episodes = [make_episode("a", n, fault="bug", stop="fault") for n in range(2)]
-    episodes += [make_episode("b", 0, won=True), make_episode("b", 1)]
-    made = plan(episodes, choose(filter={"groups": 0.5}))
-    assert made.baselines == pytest.approx((0.1,))
-    assert find_groups(made) == {"b"}
-    assert made.masked["low_variance"] == 0, "no group of mere faults takes the place of one to keep"
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
 def test_a_step_of_faults_alone_has_no_rows(estimator: str) -> None:
     episodes = [make_episode(group, n, fault="bug", stop="fault") for group in "ab" for n in range(2)]
@@ -130,11 +112,6 @@ def test_a_step_of_faults_alone_has_no_rows(estimator: str) -> None:
     assert not len(made.rows) and made.baselines == () and made.total_rows == 0
     assert made.masked == {"overlong": 0, "void": 0, "repetition": 0, "low_variance": 0}
     assert len(made.rewards) == 4
-
-
-def test_a_step_without_episodes_has_an_empty_plan() -> None:
-    made = plan([])
-    assert (made.rewards, len(made.rows), made.baselines, made.total_rows) == ((), 0, (), 0)
 
 
 def test_an_episode_without_a_row_counts_in_no_mean() -> None:
@@ -197,14 +174,6 @@ def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
         plan(episodes, choose(filter={"custom": [f"{__name__}:give_numbers"]}))
 
 
-def test_a_void_turn_may_take_out_its_whole_trajectory() -> None:
-    episodes = [make_episode("g", 0, won=True, rows=[{"void": True}]), make_episode("g", 1)]
-    made = plan(episodes, choose(filter={"void": "trajectory"}))
-    assert find_keys(made) == {"g_1_0", "g_1_1"}
-    assert made.masked["void"] == 2
-    assert made.baselines == pytest.approx((0.1,)), "the mean still knows the episode that won"
-
-
 def test_a_row_without_a_loss_token_is_not_trained_on() -> None:
     episodes = [make_episode("g", 0, won=True, rows=[{"loss_tokens": 0}]), make_episode("g", 1)]
     assert find_keys(plan(episodes)) == {"g_0_1", "g_1_0", "g_1_1"}
@@ -225,12 +194,6 @@ def test_excluded_from_the_baseline_is_what_is_not_trained_on() -> None:
     assert find_advantages(excluded) == pytest.approx({"g_1_1": 1.0, "g_2_0": -1.0, "g_2_1": -1.0})
 
 
-def test_everything_excluded_leaves_no_baseline() -> None:
-    episodes = [make_episode("g", n, won=n == 0, rows=[{"void": True}, {"void": True}]) for n in range(2)]
-    made = plan(episodes, choose(filter={"void": "turn", "exclude_from_baseline": True}))
-    assert not len(made.rows) and made.baselines == ()
-
-
 # ---- groups ----------------------------------------------------------------------------------------------------------
 def test_groups_of_little_variance_go_out_by_id_not_by_place() -> None:
     split = [make_episode("split", n, won=n == 0) for n in range(2)]
@@ -240,13 +203,6 @@ def test_groups_of_little_variance_go_out_by_id_not_by_place() -> None:
     assert find_groups(made) == {"split"}
     assert made.masked["low_variance"] == 4
     assert made.baselines == pytest.approx((0.1,)), "only kept groups extend the baseline buffer"
-
-
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75, 1.0])
-def test_the_share_of_kept_groups_is_as_set(ratio: float) -> None:
-    episodes = [make_episode(f"g{g}", n, won=n < g) for g in range(1, 5) for n in range(8)]
-    made = plan(episodes, choose(filter={"groups": ratio}))
-    assert len(find_groups(made)) == len(made.baselines) == math.floor(4 * ratio)
 
 
 def test_baselines_count_each_episode_once_however_long_it_was() -> None:
@@ -313,28 +269,6 @@ def test_advantages_are_those_of_the_algorithms(estimator: str, normalize: bool,
     assert dict(zip(made.rows.key, made.rows.reward, strict=True)) == {
         key: made.rewards[n].total for key, (n, _), ok in zip(keys, pairs, valid, strict=True) if ok
     }
-
-
-def test_the_order_of_episodes_does_not_matter() -> None:
-    episodes = draw_episodes()
-    settings = choose(advantage={"estimator": "gigpo"})
-    there, back = plan(episodes, settings), plan(episodes[::-1], settings)
-    assert find_advantages(there, settings) == pytest.approx(find_advantages(back, settings))
-    assert sorted(there.baselines) == pytest.approx(sorted(back.baselines))
-
-
-@pytest.mark.parametrize(("singleton", "expected"), [("zero", 0.0), ("raw", 1.1)])
-def test_a_lone_member_gets_what_the_settings_say(singleton: str, expected: float) -> None:
-    settings = choose(advantage={"singleton": singleton})
-    found = find_advantages(plan([make_episode("g", 0, won=True)], settings), settings)
-    assert list(found.values()) == pytest.approx([expected] * 2)
-
-
-def test_equal_rewards_give_advantages_of_exactly_zero() -> None:
-    # Rounding noise would pass for a positive advantage and enter the replay buffer.
-    episodes = [make_episode("g", n, tool_calls=3, turns=n + 1) for n in range(7)]
-    made = plan(episodes, mu=1 / 3)
-    assert set(find_advantages(made).values()) == {0.0}
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
-from __future__ import annotations
+"""What a step keeps between launches: buffers, bounds, streams, and the curriculum."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,16 @@ import pytest
 import torch
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import Task
 from spear_training.algorithms import ReplayEntry, SpearSettings
+from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.replay import tabulate_entries
 from spear_training.checkpoints import STATE, TENSORS
+from spear_training.step.curriculum import Curriculum, check_tasks, rate_difficulty
 from spear_training.step.dealing import deal_rows
+from spear_training.step.records import EpisodeRecord
 from spear_training.step.state import SpearState
+from tests.training.episodes import make_episode
 
 
 def choose(**nodes: Any) -> SpearSettings:
@@ -72,24 +79,6 @@ def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nod
     assert {path.name for path in (tmp_path / "global_step_4").iterdir()} == {STATE, TENSORS}
 
 
-def test_saving_does_not_disturb_the_run(tmp_path: Path) -> None:
-    one, other = (fill(SpearState(choose(), seed=3)) for _ in range(2))
-    one.save(tmp_path, {})
-    assert draw(one) == draw(other)
-
-
-def test_seeds_decide_draws_and_deals() -> None:
-    same = [draw(fill(SpearState(choose(), seed=3))) for _ in range(2)]
-    other = draw(fill(SpearState(choose(), seed=4)))
-    assert same[0] == same[1] != other
-
-
-def test_fixed_bounds_are_known_from_the_start() -> None:
-    fixed = choose(cov={"bounds": "fixed", "lower": 1, "upper": 40})
-    assert SpearState(fixed, 0).bounds == (1.0, 40.0)
-    assert SpearState(choose(), 0).bounds is None
-
-
 def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
     SpearState(choose(), 0).save(tmp_path, {})
     resumed = SpearState(choose(), 0)
@@ -101,13 +90,6 @@ def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"lacks spear\.json.*another run folder") as caught:
         SpearState(choose(), 0).load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_another_format_is_told(tmp_path: Path) -> None:
-    state = SpearState(choose(), 0)
-    state.save(tmp_path, {"format": 7})
-    with pytest.raises(SpearError, match=r"format 7, this code reads \d+"):
-        state.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS])
@@ -133,27 +115,11 @@ def test_pictures_of_replayed_rows_come_back(tmp_path: Path) -> None:
     assert [part.tolist() for part in drawn.split("pictures")] == [picture.tolist()] * 2
 
 
-@pytest.mark.parametrize("capacities", [(16, 0), (0, 16)])
-def test_another_capacity_of_the_baseline_is_told(tmp_path: Path, capacities: tuple[int, int]) -> None:
-    before, after = (choose(baseline={"capacity": capacity}) for capacity in capacities)
-    SpearState(before, 0).save(tmp_path, {})
-    with pytest.raises(SpearError, match=r"spear\.baseline\.capacity"):
-        SpearState(after, 0).load(tmp_path)
-
-
 @pytest.mark.parametrize("node", ["baseline", "replay"])
 def test_a_buffer_of_another_size_is_told(tmp_path: Path, node: str) -> None:
     SpearState(choose(), 0).save(tmp_path, {})
     with pytest.raises(SpearError, match=rf"spear\.{node}\.capacity"):
         SpearState(choose(**{node: {"capacity": 5}}), 0).load(tmp_path)
-
-
-def test_an_unwritable_folder_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("no folder")
-    with pytest.raises(OSError):
-        SpearState(choose(), 0).save(blocked / "global_step_1", {})
-    assert blocked.read_text() == "no folder"
 
 
 def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +168,65 @@ def test_states_are_new_once_and_the_oldest_are_forgotten(monkeypatch: pytest.Mo
     monkeypatch.setattr("spear_training.step.state.REMEMBERED_ANCHORS", 2)
     state.meet(["d"])
     assert state.meet(["a"]) == 1.0, "the first of them was forgotten"
+
+
+THOMPSON = CurriculumSettings.from_mapping({"choice": "thompson"})
+TASKS = [Task(f"t/train/{n}", "train", f"kind {n % 3}", "", {}) for n in range(12)]
+
+
+def open_curriculum(seed: int = 3, tasks: Sequence[Task] = TASKS) -> Curriculum:
+    return Curriculum(tasks, THOMPSON, 4, seed)
+
+
+def play(tasks: Sequence[str], wins: Sequence[int], faults: int = 0) -> list[EpisodeRecord]:
+    """Four episodes of each task; the last ``faults`` of a group were cut short."""
+    return [
+        make_episode(
+            f"1-{g:05d}", n, won=n < won, task_id=task, fault="backend" if n >= 4 - faults else None
+        ).record
+        for g, (task, won) in enumerate(zip(tasks, wins, strict=True))
+        for n in range(4)
+    ]  # fmt: skip
+
+
+def test_a_resumed_curriculum_draws_what_it_would_have_drawn() -> None:
+    whole = open_curriculum()
+    for _ in range(5):
+        whole.tell(play(whole.draw(3), (0, 2, 4)))
+    saved = json.loads(json.dumps(whole.state_dict()))
+    rest = []
+    for _ in range(5):
+        rest.append(whole.draw(3))
+        whole.tell(play(rest[-1], (1, 2, 0)))
+    resumed = open_curriculum(seed=99)
+    resumed.load_state_dict(saved)
+    for drawn in rest:
+        assert resumed.draw(3) == drawn
+        resumed.tell(play(drawn, (1, 2, 0)))
+    assert resumed.summarize() == whole.summarize()
+    again, other = open_curriculum(), open_curriculum(seed=4)
+    assert [again.draw(3) for _ in range(4)] != [other.draw(3) for _ in range(4)], "a run's own seed"
+    for state in (None, open_curriculum(tasks=TASKS[:11]).state_dict()):
+        with pytest.raises(SpearError, match="without this curriculum"):
+            resumed.load_state_dict(state)
+
+
+def test_faults_say_nothing_of_a_task() -> None:
+    some, none = open_curriculum(), open_curriculum()
+    some.tell(play(["t/train/5"], [1], faults=2))
+    none.tell(play(["t/train/5"], [0], faults=4))
+    assert some.state_dict()["source"]["wins"][5] == 1 and some.state_dict()["source"]["losses"][5] == 1
+    assert none.summarize()["curriculum/met"] == 0 and some.summarize()["curriculum/met"] == 1 / 12
+    assert some.summarize()["curriculum/success"] == pytest.approx(0.5)
+    none.tell([])
+
+
+def test_difficulty_is_the_length_of_a_solution_or_the_subtask() -> None:
+    assert rate_difficulty(Task("a", "train", "len 3-6", "", {"optimal": 5})) == 5
+    assert rate_difficulty(TASKS[4]) == "kind 1"
+
+
+def test_a_split_without_end_needs_a_limit() -> None:
+    check_tasks(2**16, "train")
+    with pytest.raises(SpearError, match=r"set data\.train_max_samples"):
+        check_tasks(2**16 + 1, "train")

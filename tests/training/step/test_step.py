@@ -1,17 +1,17 @@
 """A whole step without verl: what is drawn, trained and stored when, and what the parameters are afterwards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SpearSettings, gae_advantages, spear_loss
-from spear_training.step.records import Rollout
+from spear_training.step.ahead import BatchesAhead, summarize_ratios
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
@@ -96,16 +96,6 @@ def test_rows_of_failed_episodes_among_the_replayed_ones_are_counted() -> None:
     assert run.take(2, make_group("2-0"))["replay/failed"] == 1.0
 
 
-def test_a_replay_step_may_store_nothing() -> None:
-    run = Run(sil={"always_add": False})
-    assert [run.take(t, make_group(f"{t}-00000"))["replay/size"] for t in range(1, 6)] == [2, 4, 0, 2, 4]
-
-
-def test_old_rows_leave_the_buffer() -> None:
-    run = Run(replay={"capacity": 100, "max_age": 1})
-    assert [run.take(t, make_group(f"{t}-00000"))["replay/evicted_age"] for t in range(1, 5)] == [0, 0, 2, 2]
-
-
 def test_without_self_imitation_nothing_is_stored_or_drawn() -> None:
     run = Run(sil={"enabled": False})
     for t in range(1, 5):
@@ -121,14 +111,6 @@ def test_without_a_baseline_the_stored_advantages_are_replayed() -> None:
     rows = run.actor.passes[-1].rows
     assert "baseline/size" not in metrics
     assert rows.advantage[rows.replayed].tolist() == pytest.approx([1.5] * 4)
-
-
-def test_a_gamma_of_zero_draws_and_trains_on_nothing_of_it() -> None:
-    run = Run(sil={"gamma": "none"})
-    for t in range(1, 4):
-        metrics = run.take(t, make_group(f"{t}-00000"))
-    assert metrics["replay/drawn"] == 4 and metrics["replay/share"] == 0.0
-    assert not run.actor.passes[-1].rows.replayed.any()
 
 
 def test_a_step_of_faults_alone_changes_nothing() -> None:
@@ -274,39 +256,6 @@ def test_a_joint_step_goes_down_the_papers_loss(mode: str, ranks: int) -> None:
     assert 0 < metrics["replay/ess"] <= 1
 
 
-def make_adam(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.05, betas=(0.9, 0.99))
-
-
-def drift(coupling: str, gamma: float, *, enabled: bool = True) -> torch.Tensor:
-    """How far eight steps under Adam move the policy, each with one mini-batch of eight fresh rows."""
-    sil = {"coupling": coupling, "gamma": "constant", "gamma_options": {"value": gamma}, "enabled": enabled}
-    run = Run(minibatch=8, optimiser=make_adam, sil=sil, replay={"capacity": 4})
-    start = run.actor.table.detach().clone()
-    for t in range(1, 9):
-        run.take(t, make_group(f"{t}-00000", count=4))
-    return run.actor.table.detach() - start
-
-
-def test_joint_coupling_adds_gamma_times_imitation_and_nothing_else_under_adam() -> None:
-    """With a vanishing gamma replay must change nothing; sequential coupling applies Adam's momentum once more."""
-    alone = drift("joint", 0.0, enabled=False)
-    torch.testing.assert_close(drift("joint", 1e-9), alone, atol=1e-4, rtol=0)
-    sequential = drift("sequential", 1e-9)
-    assert float(sequential @ alone / alone.square().sum()) > 1.05, "why it is not the default"
-    assert float((drift("joint", 1.0) - alone).norm()) > 0.05
-
-
-def test_sequential_coupling_is_a_pass_for_each_term_with_one_tick_of_the_learning_rate() -> None:
-    run = Run(sil={"coupling": "sequential"}, minibatch=2)
-    for t in (1, 2, 3):
-        metrics = run.take(t, make_group(f"{t}-00000"))
-    assert [update.hold_learning_rate for update in run.actor.passes] == [False, False, True, False]
-    assert [len(update.deal.minibatches) for update in run.actor.passes[2:]] == [2, 2]
-    assert metrics["replay/n_sil"] == 1.0 and metrics["actor/lr"] == 0.7 and metrics["actor/optimizer_steps"] == 2
-    assert "sil/actor/grad_norm" in metrics and "loss/sil" in metrics
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_replay_adds_rows_to_the_steps_of_the_fresh_ones_not_steps(count: int) -> None:
     run = Run(minibatch=12 // count, replay={"capacity": 6})
@@ -357,12 +306,6 @@ def test_the_same_seed_gives_the_same_run_and_a_restored_state_goes_on() -> None
     assert torch.equal(resumed.actor.table, whole.actor.table)
 
 
-def test_a_rollout_without_episodes_is_no_reason_to_fail() -> None:
-    run = Run()
-    run.played = Played(run.actor, Rollout((), play([]).rows))
-    assert run.step.run(1, run.played).metrics["rows/trained"] == 0
-
-
 @pytest.mark.parametrize("name", ["grad_norm", "on_policy"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_stop_the_step(name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,3 +316,41 @@ def test_numbers_that_are_not_finite_stop_the_step(name: str, value: float, monk
     with pytest.raises(SpearError, match=str(value)):
         run.take(2, make_group("2-00000"))
     assert len(run.state.replay) == stored
+
+
+@given(lead=st.integers(0, 4), last=st.integers(1, 9), killed=st.integers(1, 9))
+def test_no_batch_is_older_than_the_lead_and_a_resumed_run_plays_the_same_tasks(
+    lead: int, last: int, killed: int
+) -> None:
+    drawn = iter(range(100))
+
+    def open_batches() -> tuple[BatchesAhead[tuple[int, list[str], int]], list[int]]:
+        now = [0]
+        draw = lambda: [str(next(drawn))]  # noqa: E731
+        return BatchesAhead(lead, draw, lambda step, tasks: (step, tasks, now[0])), now
+
+    batches, now = open_batches()
+    learnt = []
+    for step in range(1, last + 1):
+        now[0] = step - 1  # version of the weights
+        batches.reach(step, last)
+        begun_for, tasks, version = batches.take()
+        assert begun_for == step and 0 <= step - 1 - version <= lead
+        learnt += tasks
+        if step == killed:
+            kept = batches.list_drawn()
+            assert len(kept) == min(lead, last - step), "so many are under way"
+            batches, now = open_batches()
+            batches.restore(kept)
+    assert learnt == [str(number) for number in range(last)], "each task once, in order"
+    assert batches.list_drawn() == []
+
+
+def test_ratios_before_any_clipping() -> None:
+    probs, rollout = np.array([0.5, 0.1, 0.4]), np.array([0.25, 0.2, 0.4])
+    found = summarize_ratios(np.log(probs), np.log(rollout))
+    assert found["staleness/ratio_mean"] == pytest.approx((2 + 0.5 + 1) / 3)
+    assert (found["staleness/ratio_min"], found["staleness/ratio_max"]) == (pytest.approx(0.5), pytest.approx(2))
+    assert found["staleness/ratio_ess"] == pytest.approx(3.5**2 / (3 * (4 + 0.25 + 1)))
+    same = summarize_ratios(np.log(probs), np.log(probs))
+    assert set(same.values()) == {1.0}

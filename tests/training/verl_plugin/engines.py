@@ -1,7 +1,5 @@
 """Engines of verl around a model of transformers, without a process group."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dictionaries instead of TransferQueue."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

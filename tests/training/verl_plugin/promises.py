@@ -1,7 +1,5 @@
 """Names and texts of verl that the plugin uses without a public promise: those who allow another version look here."""
 
-from __future__ import annotations
-
 import inspect
 from importlib import import_module
 from typing import Any

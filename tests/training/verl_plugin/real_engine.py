@@ -3,8 +3,6 @@
 verl chooses its platform when it is imported, and a process group belongs to a whole process.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -176,7 +174,7 @@ def take_step(folder: str, attention: str, sequence: int) -> list[float]:
     from spear_training import computing as choice
     from spear_training.algorithms import SpearSettings
     from spear_training.verl_plugin.actor import actor_loss
-    from tests.training.verl_plugin.test_invariance import PADDING, ROWS, make_rows, take
+    from tests.training.verl_plugin.test_attention import PADDING, ROWS, make_rows, take
 
     if attention == "flash_attention_2":
         emulate_flash()
@@ -211,7 +209,7 @@ def make_small_model() -> str:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from tests.training.verl_plugin.test_invariance import VOCABULARY
+    from tests.training.verl_plugin.test_attention import VOCABULARY
 
     folder = tempfile.mkdtemp()
     torch.manual_seed(1)
@@ -269,7 +267,7 @@ def train_once(engine: Any) -> None:
 
     from spear_training.algorithms import SpearSettings
     from spear_training.verl_plugin.actor import actor_loss
-    from tests.training.verl_plugin.test_invariance import PADDING, ROWS, make_rows, take
+    from tests.training.verl_plugin.test_attention import PADDING, ROWS, make_rows, take
 
     settings = SpearSettings.from_mapping({"cov": {"ratio": 0.0}})
     shares, share = engine.get_data_parallel_size(), engine.get_data_parallel_rank()

@@ -1,7 +1,5 @@
 """A step's updates, with a table of log-probs for a model and dictionaries for Ray and TransferQueue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ vLLM for a CPU keeps the weights of linear layers in another order and forgets h
 does. How weights come (verl's sockets, shared memory and buckets) stays verl's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

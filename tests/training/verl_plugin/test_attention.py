@@ -1,17 +1,29 @@
-"""Rows without padding: every attention a training may take gives the same, also where ranks share a sequence."""
+"""Rows without padding, micro-batches, and pictures: the gradient is the same."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
+from tensordict import TensorDict
+from torch import nn
+from verl.utils import tensordict_utils as tu
 
+from spear_agents.engines.hf import HFModel
+from spear_agents.engines.vision import pack_pictures
+from spear_training.algorithms import RowTable, SpearSettings, weigh_rows
 from spear_training.verl_plugin import attention
-from spear_training.verl_plugin.attention import attend_rows
+from spear_training.verl_plugin.actor import STEERING, actor_loss
+from spear_training.verl_plugin.attention import PACKED, attend_rows
+from spear_training.verl_plugin.queue import PICTURES, StepQueue, add_vision_inputs, build_columns, nest_flat
+from tests.training.test_warmstart import show
+from tests.training.verl_plugin.engines import ask, open_engine, run_engine
 from tests.training.verl_plugin.real_engine import run_alone
 
 BOUNDS = torch.tensor([0, 8, 9, 14], dtype=torch.int32)
@@ -129,3 +141,160 @@ def test_ranks_that_share_a_sequence_take_the_same_step() -> None:
             assert abs(entropy - whole[2]) > 0.01, "attention within each part: what is refused"
         else:
             assert (norm, weights, entropy) == pytest.approx(whole, rel=2e-5), name
+
+
+ROWS, PADDING = 11, 1
+VOCABULARY = 13
+
+
+class Policy(nn.Module):
+    """A next-token model without attention: enough for a gradient in which every row counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8, dtype=torch.float64)
+        self.head = nn.Linear(8, VOCABULARY, dtype=torch.float64)
+
+    def log_probs(self, batch: TensorDict) -> torch.Tensor:
+        """Jagged [B, *] of the token to the right of each position."""
+        ids = batch["input_ids"].values()
+        logits = self.head(self.embed(ids))
+        picked = torch.log_softmax(logits, -1).gather(-1, ids.roll(-1)[:, None])[:, 0]
+        return torch.nested.nested_tensor_from_jagged(picked, batch["input_ids"].offsets())
+
+
+def make_rows(settings: SpearSettings) -> RowTable:
+    """Rows with their weights, and padding after them."""
+    dice = np.random.default_rng(1)
+    prompts, responses = (np.append(dice.integers(2, 6, ROWS), [1] * PADDING) for _ in range(2))
+    first = np.cumsum(responses) - responses
+    mask = dice.integers(0, 2, int(responses.sum())) > 0
+    mask[first], mask[first[ROWS:]] = True, False
+    tokens = np.add.reduceat(mask, first)
+    replayed = np.arange(ROWS + PADDING) % 3 == 0
+    return RowTable(
+        prompt_length=prompts,
+        response_length=responses,
+        loss_tokens=tokens,
+        ids=dice.integers(1, VOCABULARY, int((prompts + responses).sum())),
+        mask=mask,
+        log_probs=-dice.random(len(mask)) - 1.5,
+        advantage=np.where(replayed, dice.random(ROWS + PADDING), dice.normal(size=ROWS + PADDING)),
+        replayed=replayed,
+        weight=weigh_rows(tokens, replayed, mode=settings.loss.aggregation.value, loss_scale_factor=8.0),
+        seed=dice.integers(2**20, size=ROWS + PADDING),
+    )
+
+
+def take(rows: RowTable, members: Sequence[int], ranks: int) -> TensorDict:
+    """The columns of some rows as a worker gets them."""
+    part = rows.take(members)
+    batch = build_columns(part)
+    batch["old_log_probs"] = nest_flat(torch.from_numpy(part.log_probs).double(), part.response_length)
+    batch[STEERING] = torch.from_numpy(np.stack([part.advantage, part.weight, part.replayed, part.seed], 1))
+    tu.assign_non_tensor(batch, gamma=0.4, cov_lower=-1.0, cov_upper=1.0, dp_size=ranks)
+    return batch
+
+
+def find_gradient(settings: SpearSettings, *, ranks: int, micro: int) -> torch.Tensor:
+    """The mean over ranks of their summed gradients, which is what FSDP leaves; flat."""
+    torch.manual_seed(0)
+    policy, rows = Policy(), make_rows(settings)
+    for share in np.arange(ROWS + PADDING).reshape(ranks, -1).tolist():
+        for start in range(0, len(share), micro):
+            batch = take(rows, share[start : start + micro], ranks)
+            loss, _ = actor_loss(settings, {"log_probs": policy.log_probs(batch)}, batch)
+            (loss / ranks).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro", [1, 2, 3, 12])
+@pytest.mark.parametrize("mode", ["seq-mean-token-sum-norm", "token-mean", "seq-mean-token-mean", "sum-norm"])
+def test_ranks_and_micro_batches_change_no_gradient(mode: str, ranks: int, micro: int) -> None:
+    settings = SpearSettings.from_mapping({"cov": {"ratio": 0.0}, "loss": {"aggregation": mode}})
+    whole = find_gradient(settings, ranks=1, micro=12)
+    assert float(whole.norm()) > 1e-3
+    torch.testing.assert_close(find_gradient(settings, ranks=ranks, micro=micro), whole, atol=1e-9, rtol=1e-9)
+
+
+@pytest.fixture
+def model(tiny_vision_policy: Path) -> HFModel:
+    return HFModel(tiny_vision_policy)
+
+
+def sample_rows(model: HFModel) -> RowTable:
+    requests = show(model, range(3), lengthen=True)
+    answers = model.generate_batch(requests)
+    packed = [pack_pictures(request.images) for request in requests]
+    return RowTable(
+        prompt_length=[len(request.prompt_ids) for request in requests],
+        response_length=[len(answer.token_ids) for answer in answers],
+        ids=[n for pair in zip(requests, answers, strict=True) for n in (*pair[0].prompt_ids, *pair[1].token_ids)],
+        mask=[True for answer in answers for _ in answer.token_ids],
+        rollout_log_probs=[value for answer in answers for value in answer.log_probs],
+        picture_bytes=list(map(len, packed)),
+        pictures=np.concatenate(packed),
+    )
+
+
+def forward(model: HFModel, rows: RowTable, *, packed: bool = True, favour: int | None = None) -> torch.Tensor:
+    """Log-probs of all response tokens [sum of R], through the engine's own two methods around the model."""
+    network: Any = model.model
+    network.set_attn_implementation(PACKED if packed else "sdpa")
+    engine = open_engine(network, model.path)
+    if favour is not None:
+        make_logits, column = engine._head._make_logits, torch.arange(network.lm_head.out_features) == favour
+        engine._head._make_logits = lambda hidden: make_logits(hidden) + 100.0 * column
+    batch = ask(build_columns(rows), packed=packed)
+    values = run_engine(engine, network, batch)["log_probs"]
+    parts = values.values().split(values.offsets().diff().tolist())
+    return torch.cat([part[prompt - 1 : -1] for part, prompt in zip(parts, rows.prompt_length, strict=True)])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tower(
+    model: HFModel, packed: bool
+) -> None:
+    rows = sample_rows(model)
+    found = forward(model, rows, packed=packed)
+    assert found.detach().numpy() == pytest.approx(rows.rollout_log_probs, abs=1e-4)
+    patches = model.model.model.visual.patch_embed.proj.weight
+    (gradient,) = torch.autograd.grad(found.sum(), [patches])
+    assert float(gradient.norm()) > 1e-6
+
+
+def test_what_no_response_may_hold_takes_no_probability(model: HFModel) -> None:
+    assert model.reader is not None
+    rows = sample_rows(model)
+    plain = forward(model, rows)
+    assert torch.equal(forward(model, rows, favour=model.reader.image_token_id), plain)
+
+
+def test_a_padding_row_without_pictures_goes_with_the_others(model: HFModel) -> None:
+    rows = sample_rows(model)
+    padding = StepQueue(SimpleNamespace(pad_token_id=0), vision=True)._make_padding(1)
+    mixed = forward(model, RowTable.join([rows, padding]).take([0, 1, 3, 2]))
+    plain = forward(model, rows)
+    first = int(rows.response_length[:2].sum())
+    kept = torch.cat([mixed[:first], mixed[first + 1 :]])
+    assert torch.allclose(kept, plain, atol=1e-5)
+
+
+def test_positions_are_of_text_and_of_the_three_axes(model: HFModel) -> None:
+    assert model.reader is not None
+    rows = sample_rows(model)
+    batch = add_vision_inputs(build_columns(rows), model.reader)
+    assert PICTURES not in batch.keys()  # noqa: SIM118
+    positions, ids = batch["position_ids"], batch["input_ids"]
+    assert positions.dim() == 3
+    for number, row in enumerate(positions.values().split(ids.offsets().diff().tolist(), dim=1)):
+        assert row.shape[0] == 4
+        assert row[0].tolist() == list(range(row.shape[1]))
+        prompt = rows.split("ids")[number][: rows.prompt_length[number]]
+        places = torch.from_numpy(prompt) == model.reader.image_token_id
+        height, width = row[2, : len(places)][places], row[3, : len(places)][places]
+        assert len(set(height.tolist())) == len(set(width.tolist())) == 3  # 96 pixels: 6x6 patches, merged by 2
+        assert row[1:, -1].unique().numel() == 1  # text goes on alike in all three
+    inputs = [entry for entry in batch["multi_modal_inputs"]]
+    assert len(inputs) == len(rows)

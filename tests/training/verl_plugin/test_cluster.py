@@ -1,7 +1,5 @@
 """A Ray cluster of two nodes that was started before the training: variables, secrets, and where servers are put."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat

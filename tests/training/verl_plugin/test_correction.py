@@ -1,7 +1,5 @@
 """Where rollout engine and actor disagree: what tokens weigh, which leave the loss; replayed rows have no part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

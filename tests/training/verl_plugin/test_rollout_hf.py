@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -44,12 +42,6 @@ def open_server(model: FakeModel) -> Any:
     return server
 
 
-def test_a_batch_keeps_its_order() -> None:
-    requests = [Request((n,), Sampling(), f"r{n}") for n in range(3)]
-    answers = asyncio.run(open_server(FakeModel()).generate_batch(requests))
-    assert [answer.token_ids for answer in answers] == [(0, 2), (1, 2), (2, 2)]
-
-
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
@@ -74,18 +66,6 @@ def test_verls_own_agent_loops_can_ask(parameters: dict[str, Any], expected: Sam
     assert output.token_ids == [7, 2] and output.log_probs == [-0.5, -0.25]
     assert output.stop_reason == "completed"
     assert output.extra_fields == {"global_steps": None}
-
-
-def test_a_truncated_response_says_so() -> None:
-    model = FakeModel(Finish.LENGTH)
-    output = asyncio.run(open_server(model).generate(request_id="r", prompt_ids=[7], sampling_params={}))
-    assert output.stop_reason == "length"
-
-
-def test_new_weights_replace_the_old() -> None:
-    model = FakeModel()
-    asyncio.run(open_server(model).update_weights({"w": torch.ones(2)}, 1))
-    assert torch.equal(model.state["w"], torch.ones(2))
 
 
 def test_a_response_names_the_weights_that_wrote_it_though_others_wait_for_its_end() -> None:
@@ -128,27 +108,6 @@ def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.
     asyncio.run(server.update_weights({"w": torch.ones(2)}, 1))
     asyncio.run(server.generate_batch([Request((1,), Sampling(), "r")]))
     assert moved == ["meta", "cpu", "meta"]
-
-
-CALLS = [
-    "start",
-    "close",
-    "wake_up",
-    "sleep",
-    "abort_all_requests",
-    "resume_generation",
-    "clear_kv_cache",
-    "release_kv_cache",
-    "resume_kv_cache",
-    "start_profile",
-    "stop_profile",
-]
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_that_only_a_gpu_engine_needs_are_answered(name: str) -> None:
-    arguments: dict[str, Any] = {} if name in ("start", "close") else {"tags": ["x"]}
-    assert asyncio.run(getattr(open_server(FakeModel()), name)(**arguments)) is None
 
 
 @pytest.mark.parametrize(

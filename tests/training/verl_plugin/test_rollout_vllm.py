@@ -1,7 +1,5 @@
 """vLLM on a CPU as a rollout server, with an engine in its place that remembers what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -120,38 +118,8 @@ def test_the_weights_of_a_response_are_kept() -> None:
     assert [ask(FakeClient(output)).version for output in (told, answer([END]))] == [4, None]
 
 
-def test_what_the_server_had_in_its_cache_is_kept() -> None:
-    cached = TokenOutput(token_ids=[END], log_probs=[-0.5], stop_reason="completed", extra_fields={"cached_tokens": 1})
-    assert [ask(FakeClient(output)).cached_tokens for output in (cached, answer([END]))] == [1, None]
-
-
-def test_the_requests_own_stop_ids_end_a_response() -> None:
-    client = FakeClient(answer([7, STOP]))
-    assert ask(client, Sampling(stop_token_ids=(STOP,))).finish is Finish.STOP
-    assert ask(client, Sampling()).finish is Finish.LENGTH
-
-
-def test_stop_strings_stay_part_of_the_response() -> None:
-    written = list(b"<search>q</search>")
-    sampling = Sampling(stop_strings=("</search>", "</answer>"))
-    client = FakeClient(answer(written))
-    generation = ask(client, sampling)
-    parameters = client.calls[0]["sampling_params"]
-    assert parameters["stop"] == ["</search>", "</answer>"] and parameters["include_stop_str_in_output"] is True
-    assert generation.token_ids == tuple(written) and generation.finish is Finish.STRING
-    assert ask(FakeClient(answer(written[:-1])), sampling).finish is Finish.LENGTH
-    assert ask(FakeClient(answer([*written, END])), sampling).finish is Finish.STOP
-
-
 def test_an_aborted_request_gives_an_empty_response() -> None:
     assert ask(FakeClient(TokenOutput(token_ids=[], stop_reason="aborted"))) == Generation((), (), Finish.LENGTH)
-
-
-def test_a_servers_error_reaches_the_caller() -> None:
-    with pytest.raises(RuntimeError, match="out of memory"):
-        ask(FakeClient(RuntimeError("out of memory")))
-    with pytest.raises(EngineFault):  # ends an episode, not the training
-        ask(FakeClient(EngineFault(EngineFaultKind.SERVER_ERROR, "a hiccup")))
 
 
 @pytest.mark.parametrize("kind", [EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY])
@@ -272,19 +240,6 @@ def test_episodes_do_not_depend_on_what_is_played_beside_them(queue: FakeQueue) 
     assert play(orders)[:2] == play(orders[:2])
 
 
-def test_the_episodes_that_are_to_be_recorded_come_back_whole(
-    queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders = [replace(order, recorded=number in (1, 4)) for number, order in enumerate(order_episodes("train"))]
-    rollout = asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
-    assert [(e.task_id, e.seed) for e in rollout.episodes] == [(o.task_id, o.seed) for o in orders if o.recorded]
-    assert [len(episode.turns) for episode in rollout.episodes] == [rollout.records[n].turns for n in (1, 4)]
-    monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
-    other = replace(rollout, episodes=rollout.episodes[:1])
-    manager, _ = open_manager(1)
-    assert len(manager.collect([Share(None, (), other), Share(None, (), rollout)]).episodes) == 3
-
-
 def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp_path: Path) -> None:
     path = tmp_path / "reward.py"
     path.write_text(
@@ -302,37 +257,6 @@ def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp
         assert record.terms["custom"] == episode.reward_terms["custom"] == expected
         assert reward_episode(record, settings, 0.0).outcome == expected
         assert record.won and record.terms["outcome"] == 1.0, "success stays the environment's"
-
-
-def test_the_chat_template_gets_the_keywords_of_the_data(queue: FakeQueue) -> None:
-    worker = open_worker(walk, template_kwargs={"enable_thinking": False})
-    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model takes keywords"):
-        asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=False))
-
-
-def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueue) -> None:
-    pytest.importorskip("fastapi")
-    orders = order_episodes("train")
-    plain = open_worker(walk, layout=Layout.CONVERSATION)
-    asyncio.run(plain.play(orders, Sampling(), "train", keep=True))
-    worker = open_worker(walk, layout=Layout.CONVERSATION)
-    worker._agent = "spear_agents.gateway.programs:play"
-
-    async def play_twice() -> None:
-        for _ in range(2):
-            rollout = await worker.play(orders, Sampling(), "train", keep=True)
-            assert {record.stop for record in rollout.records} == {"won"}
-        await worker._programs.aclose()
-
-    asyncio.run(play_twice())
-    own, first, second = [
-        {
-            key: {name: value.tolist() for name, value in write["fields"][n].items()}
-            for n, key in enumerate(write["keys"])
-        }
-        for write in queue.writes
-    ]
-    assert len(own) == len(orders) and own == first == second
 
 
 def test_two_batches_are_played_at_a_time_and_each_counts_its_own(queue: FakeQueue) -> None:
@@ -385,22 +309,6 @@ def test_a_conversation_is_as_old_as_its_oldest_response(queue: FakeQueue) -> No
     assert rollout.rows.version.tolist() == [3]
 
 
-def test_validation_writes_nothing(queue: FakeQueue) -> None:
-    rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
-
-
-def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
-    worker, orders = open_worker(walk), order_episodes("train")
-    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
-    before = list(map(id, worker._idle["train"]))
-    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
-    assert sorted(map(id, worker._idle["train"])) == sorted(before)
-    assert len(before) == len(orders)
-    asyncio.run(worker.play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(worker._idle["train"]) == len(before), "splits do not share environments"
-
-
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from spear_envs.core.errors import EnvFault
 
@@ -419,25 +327,6 @@ def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypat
     assert [(record.fault, record.turns, record.rows) for record in broken] == [("backend", 1, 0)] * 2
     assert rollout.rows.key.tolist() == list(queue.rows())
     assert not set(rollout.rows.trajectory) & {record.trajectory for record in broken}
-
-
-def test_nothing_to_play_and_nothing_to_write(queue: FakeQueue) -> None:
-    rollout = asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True))
-    assert (rollout.records, len(rollout.rows), rollout.generations, queue.writes) == ((), 0, 0, [])
-
-
-def test_many_rows_are_written_in_parts(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_worker, "ROWS_PER_WRITE", 5)
-    rollout = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True))
-    assert [key for write in queue.writes for key in write["keys"]] == rollout.rows.key.tolist()
-    assert [len(write["keys"]) for write in queue.writes[:-1]] == [5] * (len(queue.writes) - 1)
-    assert all(len(write["tags"]) == len(write["keys"]) == write["fields"].batch_size[0] for write in queue.writes)
-
-
-def test_an_unknown_task_is_told(queue: FakeQueue) -> None:
-    orders = [EpisodeOrder("g", 0, "corridor/train/99999", 0)]
-    with pytest.raises(SpearError, match="99999"):
-        asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
 
 
 def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
@@ -460,13 +349,6 @@ def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
     asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
     assert worker._cache_tokens == 200
     assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are not tokens"
-
-
-def test_whichever_end_token_was_sampled_is_not_read_as_text(queue: FakeQueue) -> None:
-    worker = open_worker(walk)
-    worker._end_ids = (ByteTokenizer().eos_token_id, 7)
-    env = worker._take_environment("train")
-    assert [worker._build_prompts(env).decode([65, end]) for end in worker._end_ids] == ["A", "A"]
 
 
 # ---- batches to the server actor -------------------------------------------------------------------------------------

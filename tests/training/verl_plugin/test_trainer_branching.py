@@ -1,7 +1,5 @@
 """The trainer with groups that begin in snapshots: real workers play them, the step and its queue are stand-ins."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

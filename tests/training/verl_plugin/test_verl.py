@@ -1,23 +1,29 @@
-"""What the plugin uses of verl without a public promise: each name still exists and means what the plugin thinks."""
+"""What the plugin uses of verl without a public promise, and the process that starts Ray."""
 
-from __future__ import annotations
-
-import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import verl
+from omegaconf import OmegaConf
 
 import spear_training.verl_plugin  # registers everything  # noqa: F401
+from spear_envs.core.errors import SpearError
+from spear_training.launch import CONFIG_FILE, compose_config
+from spear_training.supervise import SECRETS_FILE, divide_variables, is_secret, read_secrets
+from spear_training.verl_plugin import process
 from tests.rooms import ROOMS
 from tests.training.verl_plugin.promises import METHODS, NAMES, TEXTS, find_fault
 
@@ -29,17 +35,6 @@ def test_the_version_is_the_one_the_plugin_was_written_for() -> None:
 @pytest.mark.parametrize("path", sorted({*METHODS, *NAMES, *TEXTS}))
 def test_what_the_plugin_relies_on_is_there(path: str) -> None:
     assert find_fault(path) is None
-
-
-def test_the_plugins_environment_variables_are_read() -> None:
-    assert "VERL_USE_EXTERNAL_MODULES" in inspect.getsource(verl)
-    assert "VERL_PLATFORM" in inspect.getsource(import_module("verl.plugin.platform.platform_manager"))
-
-
-def test_the_tracker_file_is_where_launches_look_for_it() -> None:
-    from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
-
-    assert os.path.basename(get_checkpoint_tracker_filename("x")) == "latest_checkpointed_iteration.txt"
 
 
 def test_vllm_servers_of_verl_call_truncated_responses_completed() -> None:
@@ -107,3 +102,153 @@ def test_verl_loads_the_plugin_by_its_variable_in_a_fresh_process(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-3:] == ["gloo", "SpearTrainingWorker", "gloo"]
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls ``main`` on a run folder with a function instead of verl's runner; returns what was called."""
+
+    class Runner:
+        run: Run
+
+    def call(run: Run, overrides: tuple[str, ...] = (), calls: list[str] | None = None) -> list[str]:
+        calls = [] if calls is None else calls
+        config = compose_config(("preset=demo", f"actor_rollout_ref.model.path={model_folder}", *overrides), tmp_path)
+        (tmp_path / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+
+        def run_ppo(config: Any, task_runner_class: Any) -> None:
+            assert task_runner_class is not process.TaskRunnerV1, "on a CPU it is no actor"
+            calls.append("run")
+            task_runner_class.remote().run.remote(config)
+
+        Runner.run = staticmethod(run)
+        monkeypatch.setattr(process.TaskRunnerV1, "__ray_actor_class__", Runner)
+        monkeypatch.setattr(process.ray, "put", lambda value: value)
+        monkeypatch.setattr(sys, "argv", ["process", str(tmp_path)])
+        monkeypatch.setattr(process, "run_ppo", run_ppo)
+        monkeypatch.setattr(process.ray, "shutdown", lambda: calls.append("shutdown"))
+        monkeypatch.setattr(process, "die_with_parent", lambda: calls.append("bound to its parent"))
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with patch.dict(os.environ):
+                process.main()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return calls
+
+    return call
+
+
+def test_verl_runs_the_configuration_of_the_folder(launch: Any) -> None:
+    seen: list[Any] = []
+    calls = launch(seen.append, ("spear.seed=7", "trainer.total_training_steps=3"))
+    assert calls == ["bound to its parent", "run", "shutdown"]
+    assert seen[0].spear.seed == 7 and seen[0].trainer.total_training_steps == 3
+    assert OmegaConf.is_struct(seen[0])
+
+
+def test_a_cluster_that_runs_is_not_told_what_its_nodes_have(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    seen: list[Any] = []
+    launch(seen.append)
+    monkeypatch.setenv("RAY_ADDRESS", process.OWN_RAY)
+    launch(seen.append)
+    assert all(set(process.OF_A_NODE) <= set(config.ray_kwargs.ray_init) for config in seen)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    launch(seen.append)
+    assert not set(process.OF_A_NODE) & set(seen[2].ray_kwargs.ray_init)
+
+
+def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in divide_variables(os.environ)[0]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "spear_training.verl_plugin")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    seen: list[Any] = []
+    # What the user asked for stays, and wins.
+    launch(seen.append, ("+ray_kwargs.ray_init.runtime_env.env_vars={NCCL_DEBUG: INFO, OMP_NUM_THREADS: '4'}",))
+    variables = OmegaConf.to_container(seen[0].ray_kwargs.ray_init.runtime_env.env_vars)
+    assert variables == {
+        "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
+        "OMP_NUM_THREADS": "4",
+        "NCCL_DEBUG": "INFO",
+    }
+
+
+def test_the_runner_here_has_the_variables_that_an_actor_would_have(
+    launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    seen: list[dict[str, str]] = []
+    launch(
+        lambda _: seen.append(dict(os.environ)),
+        ("+ray_kwargs.ray_init.runtime_env.env_vars={NCCL_DEBUG: INFO, OMP_NUM_THREADS: '4'}",),
+    )
+    wanted = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "TOKENIZERS_PARALLELISM": "true"}
+    assert wanted.items() <= seen[0].items()
+
+
+def test_secrets_lie_in_a_file_that_the_training_names(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEAR_SANDBOX_TOKEN", "abc")
+    monkeypatch.setenv("RAY_ADDRESS", process.OWN_RAY)
+    launch(lambda config: None)
+    assert not (tmp_path / SECRETS_FILE).exists(), "its own Ray inherits them"
+    monkeypatch.delenv("RAY_ADDRESS")
+    seen: list[Any] = []
+    launch(seen.append)
+    variables = seen[0].ray_kwargs.ray_init.runtime_env.env_vars
+    assert "abc" not in str(seen[0]) and str(tmp_path / SECRETS_FILE) == variables.SPEAR_SECRETS_FILE
+    monkeypatch.setenv("SPEAR_SECRETS_FILE", variables.SPEAR_SECRETS_FILE)
+    monkeypatch.setenv("SPEAR_SANDBOX_TOKEN", "mine")
+    read_secrets()
+    assert os.environ["SPEAR_SANDBOX_TOKEN"] == "mine"
+    monkeypatch.delenv("SPEAR_SANDBOX_TOKEN")
+    read_secrets()
+    assert os.environ["SPEAR_SANDBOX_TOKEN"] == "abc"
+    monkeypatch.setenv("SPEAR_SECRETS_FILE", str(tmp_path / "elsewhere"))
+    with pytest.raises(SpearError, match="every node must see the folder of --out"):
+        read_secrets()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "x", True),
+        ("AWS_SECRET_ACCESS_KEY", "x", True),
+        ("SPEAR_MIRROR", "https://me:x@host/a", True),
+        ("SPEAR_MIRROR", "https://host/a@b", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("NCCL_SOCKET_IFNAME", "eth0", False),
+    ],
+)
+def test_what_is_secret(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+    plain, hidden = divide_variables({name: value, "PATH": "/bin", "SPEAR_RUN_MARK": "m"})
+    assert (hidden if secret else plain) == {name: value} and not (plain if secret else hidden)
+
+
+def test_ray_is_taken_down_whatever_happens(launch: Any) -> None:
+    def fail(config: Any) -> None:
+        raise RuntimeError("no memory")
+
+    calls: list[str] = []
+    with pytest.raises(RuntimeError, match="no memory"):
+        launch(fail, (), calls)
+    assert calls[-1] == "shutdown"
+
+
+def test_a_termination_ends_the_process_in_order(launch: Any) -> None:
+    codes: list[Any] = []
+
+    def terminate(config: Any) -> None:
+        with pytest.raises(SystemExit) as caught:
+            signal.raise_signal(signal.SIGTERM)
+        codes.append(caught.value.code)
+
+    launch(terminate)
+    assert codes == [143]

@@ -1,6 +1,8 @@
-from __future__ import annotations
+"""Workers of the plugin, its data set, its platform, and what a death says."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +11,22 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
+from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 from tensordict import TensorDict
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils import tensordict_utils as tu
+from verl.utils.import_utils import is_trl_available
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 
+import spear_training.verl_plugin  # noqa: F401  (what is tested)
 from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin.attention import PACKED
+from spear_training.verl_plugin.dataset import TaskDataset
+from spear_training.verl_plugin.platform import PlatformCPU
+from spear_training.verl_plugin.rollout_servers import explain_death
 from spear_training.verl_plugin.workers import (
     CpuValueModelEngine,
     SpearActorRolloutRefWorker,
@@ -99,3 +110,106 @@ def test_a_reference_policy_is_not_sent_to_memory_that_a_cpu_has_not(monkeypatch
     monkeypatch.setattr(FSDPEngine, "_build_fsdp_module", lambda self, module: (self.engine_config, module))
     assert engine._build_fsdp_module("module") == (Config(forward_only=False), "module")
     assert engine.engine_config.forward_only
+
+
+def test_a_model_is_built_beside_a_trl_without_value_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert is_trl_available(), "verl sees it"
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
+    apply_monkey_patch(Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=2)))
+    assert "trl" not in sys.modules
+
+
+DIED = ActorDiedError()
+
+
+@pytest.mark.parametrize(
+    ("error", "who"),
+    [
+        (DIED, "worker process"),
+        (WorkerCrashedError(), "worker process"),
+        (OutOfMemoryError("too much"), "too much memory"),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"), "the trainer"),
+        (RayTaskError("play", "trace", DIED), "worker process"),
+        (RayTaskError("train", "trace", RuntimeError("Connection reset by peer")), "the trainer"),
+    ],
+)
+def test_a_death_is_one_line_that_says_how_to_go_on(error: Exception, who: str) -> None:
+    text = explain_death(error)
+    assert text is not None and who in text and "\n" not in text
+    assert "the same command resumes it" in text
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), RayTaskError("f", "t", ValueError("no")), KeyError()]
+)
+def test_other_errors_are_left_alone(error: Exception) -> None:
+    assert explain_death(error) is None
+
+
+def open_tasks(split: str = "valid", *, max_samples: int = -1, **env: Any) -> TaskDataset:
+    node = {"id": "spear/Sokoban-v1", "kwargs": {"modality": "text"}} | env
+    config = OmegaConf.create({"spear": {"env": node}, "data": {"spear_env": "${spear.env}"}})
+    return TaskDataset(split, None, config.data, processor=None, max_samples=max_samples)
+
+
+def test_an_item_names_a_task_and_satisfies_verls_collator() -> None:
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    tasks = open_tasks()
+    assert len(tasks) == 256
+    items = [tasks[0], tasks[255]]
+    assert items[0]["task_id"] == "sokoban-v1/6x6-1/valid/00000000"
+    assert [item["index"] for item in items] == [0, 255]
+    batch = collate_fn(items)
+    assert list(batch["task_id"]) == [item["task_id"] for item in items]
+    assert batch["dummy"].shape == (2, 1)
+
+
+def test_a_split_without_end_is_not_built_to_be_counted() -> None:
+    tasks = open_tasks("train", max_samples=5)
+    assert [task.id for task in tasks.tasks] == [item["task_id"] for item in tasks]
+    tasks = open_tasks("train")
+    assert len(tasks) == 1_000_000
+    assert tasks[999_999]["task_id"] == "sokoban-v1/6x6-1/train/00999999"
+
+
+@pytest.mark.parametrize(("wanted", "length"), [(-1, 256), (8, 8), (1000, 256), (0, 0)])
+def test_the_number_of_tasks_can_be_limited(wanted: int, length: int) -> None:
+    tasks = open_tasks(max_samples=wanted)
+    assert len(tasks) == length
+    with pytest.raises(IndexError):
+        tasks[length]
+    assert [item["index"] for item in tasks] == list(range(length)), "and a plain loop ends"
+
+
+def test_tensors_go_where_the_platform_says() -> None:
+    platform = PlatformCPU()
+    assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
+    assert torch.zeros(1).to(platform.device_module.current_device()).device.type == "cpu"
+
+
+def test_ray_places_workers_by_logical_gpus() -> None:
+    # verl counts the resource of this name, and clears the variable of the other.
+    assert PlatformCPU().ray_resource_name() == "GPU"
+    assert PlatformCPU().visible_devices_envvar() == "CUDA_VISIBLE_DEVICES"
+    assert PlatformCPU().ray_noset_envvars() == []
+
+
+def test_random_state_is_saved_and_restored() -> None:
+    platform = PlatformCPU()
+    before = torch.get_rng_state()
+    try:
+        platform.manual_seed(3)
+        state = platform.device_module.get_rng_state()
+        first = torch.rand(4)
+        platform.device_module.set_rng_state(state)
+        assert torch.equal(first, torch.rand(4))
+        platform.manual_seed_all(3)
+        assert torch.equal(first, torch.rand(4))
+    finally:
+        torch.set_rng_state(before)

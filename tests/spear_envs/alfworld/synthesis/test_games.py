@@ -1,20 +1,27 @@
-from __future__ import annotations
+"""Synthetic games: rooms, files, and the dice behind them."""
 
-import os
-import subprocess
-import sys
+import importlib.util
+import itertools
+import json
+from collections import Counter
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 from hypothesis import given, settings
 
+from spear_envs.alfworld import write_synthetic_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.problem import SENTENCES
-from spear_envs.alfworld.synthesis.rooms import LAYOUTS, RoomSize, list_layouts, rooms_of
-from spear_envs.alfworld.synthesis.things import HOLDS
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.synthesis.rooms import LAYOUTS, ROOMS, RoomKind, RoomSize, list_layouts, rooms_of
+from spear_envs.alfworld.synthesis.things import (
+    ABILITIES,
+    HOLDS,
+    TREATMENTS,
+)
+from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games
 
@@ -56,45 +63,71 @@ def test_games_are_well_formed(made: SyntheticGame) -> None:
     assert made.task_type is TaskType.LOOK or made.wanted in HOLDS[made.target]
 
 
-def test_games_differ_by_each_argument() -> None:
-    base = make_game(TaskType.PICK, "train", 5)
-    others = [
-        make_game(TaskType.PICK2, "train", 5),
-        make_game(TaskType.PICK, "valid_seen", 5),
-        make_game(TaskType.PICK, "train", 6),
-        make_game(TaskType.PICK, "train", 5, RoomSize.SMALL),
-    ]
-    assert make_game(TaskType.PICK, "train", 5).digest == base.digest
-    assert len({base.digest, *(one.digest for one in others)}) == 5
+sized_rooms = pytest.mark.parametrize(
+    ("room", "size"), list(itertools.product(ROOMS, RoomSize)), ids=lambda value: getattr(value, "name", value)
+)
 
 
-def test_no_other_split() -> None:
-    with pytest.raises(SpearError, match="split='test' is not valid: choose one of 'train', 'valid_seen'"):
-        make_game(TaskType.PICK, "test", 0)
+@sized_rooms
+def test_layouts_keep_the_bounds(room: RoomKind, size: RoomSize) -> None:
+    least, most = (9, 15) if size is RoomSize.SMALL else (16, 40)
+    for layout in list_layouts(room, size):
+        assert least <= len(layout.receptacles) <= most
+        counts = Counter(one.kind for one in layout.receptacles)
+        assert all(low <= counts[kind] <= high for kind, (low, high) in room.counts(size).items())
+        assert len({one.identifier for one in layout.receptacles}) == len(layout.receptacles)
 
 
-def test_games_do_not_hang_on_the_hash_seed(root: Path) -> None:
-    code = (
-        "from spear_envs.alfworld.synthesis.games import make_game\n"
-        "from spear_envs.alfworld.task_types import TaskType\n"
-        "from spear_envs.alfworld.gamefile import make_game as open_game\n"
-        "from spear_envs.alfworld.oracle import plan\n"
-        "from spear_envs.alfworld.sources import GameText\n"
-        "for kind in TaskType:\n"
-        "    for seed in range(3):\n"
-        "        made = make_game(kind, 'valid_unseen', seed)\n"
-        "        game = open_game(GameText(made.problem, made.sentence, None, None, ''))\n"
-        "        print(made.digest, plan(game, game.initial))\n"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=root,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert runs[0] == runs[1] and runs[0].count("\n") == 18
+def test_layouts_of_unseen_splits_are_no_others() -> None:
+    assert not set(LAYOUTS["valid_unseen"]) & set(LAYOUTS["train"])
+    assert set(LAYOUTS["valid_seen"]) <= set(LAYOUTS["train"])
+    assert len(LAYOUTS["train"]) * len(ROOMS) >= 60
+
+
+def test_appliances_are_where_tasks_need_them() -> None:
+    needed = {TaskType.CLEAN: "SinkBasin", TaskType.HEAT: "Microwave", TaskType.COOL: "Fridge"}
+    for task_type, kind in needed.items():
+        for room, size in itertools.product(rooms_of(task_type), RoomSize):
+            assert room.counts(size)[kind][0] >= 1
+            assert any(thing in ABILITIES[TREATMENTS[task_type][0]] for thing in room.objects)
+    assert all(room.lamp for room in rooms_of(TaskType.LOOK))
+
+
+needs_alfworld = pytest.mark.skipif(
+    importlib.util.find_spec("alfworld") is None, reason="alfworld is not installed: pip install 'spear-envs[alfworld]'"
+)
+
+
+@needs_alfworld
+@pytest.mark.parametrize("subtask", SUBTASKS)
+def test_a_written_game_is_the_one_that_was_made(tmp_path: Path, subtask: str) -> None:
+    path = write_synthetic_game(subtask, 7, tmp_path, split="valid_unseen")
+    made = make_game(find_task_type(subtask), "valid_unseen", 7)
+    assert path.parent.parent.parent == tmp_path / "valid_unseen"
+    assert path.parent.name == "trial_S000007" and path.name == "game.tw-pddl"
+    data = json.loads((path.parent / "traj_data.json").read_text())
+    assert data["task_type"] == made.task_type.value
+    assert data["pddl_params"]["object_target"] == made.wanted
+    env = gym.make("spear_envs:spear/ALFWorld-v0", game=str(path), response_format="plain").unwrapped
+    observation, info = env.reset(seed=0)
+    assert observation.endswith(f"Your task is to: {made.sentence}") and info["subtask"] == subtask
+    for command in env.expert_plan():  # type: ignore[attr-defined]
+        _, _, terminated, _, info = env.step(command)
+    assert terminated and info["won"]
+
+
+@needs_alfworld
+def test_written_games_are_an_official_folder(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_synthetic_game("pick_and_place_simple", seed, tmp_path, rooms="small")
+    env = gym.make("spear_envs:spear/ALFWorld-v0", dataset="official", data_dir=tmp_path).unwrapped
+    assert len(env.tasks) == 3  # type: ignore[attr-defined]
+    sentences = {task.instruction for task in env.tasks}  # type: ignore[attr-defined]
+    assert sentences == {make_game(TaskType.PICK, "train", seed, RoomSize.SMALL).sentence for seed in range(3)}
+
+
+@needs_alfworld
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match=r"cannot be written"):
+        write_synthetic_game("pick", 0, tmp_path / "file")

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spear_envs.alfworld.synthesis.files import read_game_logic
-from spear_envs.alfworld.synthesis.games import make_game
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.gamefile import TaskType
+from spear_envs.alfworld.synthesis.games import make_game, read_game_logic
 from spear_envs.alfworld.textworld import TextWorldPlay
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.odd_games import make_odd, make_release_2_1_1, patch_release_2_1_1

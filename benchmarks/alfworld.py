@@ -21,10 +21,9 @@ from statistics import median
 from benchmarks._alfworld_parity import compare_steps
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from spear_envs.alfworld.env import ALFWorldEnv
-from spear_envs.alfworld.gamefile import GameFile, make_game
+from spear_envs.alfworld.gamefile import GameFile, TaskType, make_game
 from spear_envs.alfworld.interpreter import Interpreter
-from spear_envs.alfworld.synthesis.files import write_synthetic_game
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.synthesis.games import write_synthetic_game
 from spear_envs.alfworld.textworld import TextWorldPlay
 from tests.spear_envs.alfworld.peer import MEND, has_textworld, name_verbs
 

@@ -30,9 +30,8 @@ from benchmarks.webshop_search import MIB, read_cpu_seconds, read_memory, watch_
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.matching import token_set_ratio
 from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.reward import score_purchase
+from spear_envs.webshop.reward import score_purchase, token_set_ratio
 from spear_envs.webshop.shop import SEARCH_ACTION
 from spear_envs.webshop.sources import find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed

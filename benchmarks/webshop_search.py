@@ -28,8 +28,7 @@ from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._profile_texts import TextMaker, read_profile
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import map_index
-from spear_envs.bm25.index import SearchIndex
-from spear_envs.bm25.ranking import choose_rank, rank_with_numpy
+from spear_envs.bm25.index import SearchIndex, choose_rank, rank_with_numpy
 from spear_envs.core.errors import SpearError
 
 PRODUCTS = 1_180_000

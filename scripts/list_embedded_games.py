@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
+from spear_envs.alfworld.gamefile import TaskType
 from spear_envs.alfworld.synthesis.games import make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
-from spear_envs.alfworld.task_types import TaskType
 
 TARGET = Path(__file__).resolve().parents[1] / "spear_envs" / "alfworld" / "embedded.json"
 GAMES = {

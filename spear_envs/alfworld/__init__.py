@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spear_envs.alfworld.synthesis.files import write_synthetic_game
+    from spear_envs.alfworld.synthesis.games import write_synthetic_game
 
 __all__ = ["write_synthetic_game"]
 
@@ -13,7 +13,7 @@ __all__ = ["write_synthetic_game"]
 def __getattr__(name: str) -> Any:
     # Late: the environment does not need the synthesis.
     if name == "write_synthetic_game":
-        from spear_envs.alfworld.synthesis.files import write_synthetic_game
+        from spear_envs.alfworld.synthesis.games import write_synthetic_game
 
         return write_synthetic_game
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,18 +14,18 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from spear_envs.alfworld.gamefile import make_game
+from spear_envs.alfworld.gamefile import SUBTASKS, make_game
 from spear_envs.alfworld.official import (
     OFFICIAL_COUNTS,
+    GameRecord,
     ListedGame,
     OfficialTaskSet,
     TaskText,
     find_data_folder,
     find_split,
+    scan_split,
 )
 from spear_envs.alfworld.oracle import is_winnable
-from spear_envs.alfworld.records import GameRecord, scan_split
-from spear_envs.alfworld.task_types import SUBTASKS
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch_locked, unpack_archive
 from spear_envs.data.cli import (

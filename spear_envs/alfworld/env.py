@@ -8,19 +8,23 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, cast
 
-from spear_envs.alfworld.aliases import Aliases, rewrite_command
-from spear_envs.alfworld.backends import Backend, BackendName
-from spear_envs.alfworld.conditions import count_goal_conditions, describe_condition
-from spear_envs.alfworld.embedded import EmbeddedTaskSet, list_names
 from spear_envs.alfworld.gamefile import WordingChoice
-from spear_envs.alfworld.interpreter import CHANGES, Interpreter
-from spear_envs.alfworld.oracle import plan
-from spear_envs.alfworld.parsing import PEER_TAIL, CommandParser, VerbatimParser, find_peer_command
+from spear_envs.alfworld.goals import count_goal_conditions, describe_condition
+from spear_envs.alfworld.interpreter import CHANGES, Backend, BackendName, Interpreter
+from spear_envs.alfworld.oracle import explain, find_shown, plan, search
 from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
-from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
-from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
-from spear_envs.alfworld.tools import TOOLS, find_tools
+from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, EmbeddedTaskSet, GameTaskSet, list_names, make_task_set
+from spear_envs.alfworld.tools import (
+    PEER_TAIL,
+    TOOLS,
+    Aliases,
+    CommandParser,
+    VerbatimParser,
+    find_peer_command,
+    find_tools,
+    rewrite_command,
+)
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
@@ -64,7 +68,7 @@ class ALFWorldEnv(SpearEnv[str]):
     native reward is 1 at the winning step and 0 otherwise, and each command played counts as a tool call, whether or
     not it did something; ``reward_terms["admissible_commands"]`` counts those that did. ``info`` has the keys of
     ``StepInfo``, ``goal_conditions_met`` and ``goal_conditions`` (ALFRED's, see
-    :func:`~spear_envs.alfworld.conditions.count_goal_conditions`), and ``goal_condition_success``, their ratio.
+    :func:`~spear_envs.alfworld.goals.count_goal_conditions`), and ``goal_condition_success``, their ratio.
 
     Args:
         dataset: ``"embedded"`` (synthetic games, nothing to download) or ``"official"``.
@@ -74,7 +78,7 @@ class ALFWorldEnv(SpearEnv[str]):
         game: path of one ``game.tw-pddl``: the task set is exactly this game.
         backend: ``"native"`` or ``"textworld"``.
         wording: ``"file"``, or ``"2.1.2"`` for the newer wording in older files.
-        aliases: ``"none"`` or ``"paper"``, see :func:`~spear_envs.alfworld.aliases.rewrite_command`.
+        aliases: ``"none"`` or ``"paper"``, see :func:`~spear_envs.alfworld.tools.rewrite_command`.
         task_text: ``"template"``, or ``"human"`` for sentences that people wrote (official games).
         max_turns: responses after which the episode is truncated.
         anchor: ``"state"`` or ``"observation"``.

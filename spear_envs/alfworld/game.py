@@ -8,14 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from spear_envs.alfworld.actions import TREATMENTS, Action, Treatment, Verb
-from spear_envs.alfworld.conditions import split_goal
-from spear_envs.alfworld.errors import GameError
-from spear_envs.alfworld.goals import Condition, compile_condition
-from spear_envs.alfworld.names import name_things
-from spear_envs.alfworld.pddl import ROOT_TYPE, Fact, Problem, read_problem
-from spear_envs.alfworld.state import PROPERTIES, State
-from spear_envs.alfworld.wording import Wording
+from spear_envs.alfworld.goals import Condition, compile_condition, split_goal
+from spear_envs.alfworld.grammar import Wording
+from spear_envs.alfworld.pddl import ROOT_TYPE, Fact, GameError, Problem, name_things, read_problem
+from spear_envs.alfworld.state import PROPERTIES, TREATMENTS, Action, State, Treatment, Verb
 
 KNIFE_TYPES = frozenset({"knifetype", "butterknifetype"})
 """Types of objects that slice."""
@@ -127,7 +123,7 @@ class Game:
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """The goal conditions that ALFRED would count, see :mod:`spear_envs.alfworld.conditions`."""
+        """The goal conditions that ALFRED would count, see :mod:`spear_envs.alfworld.goals`."""
         return tuple(compile_condition(part, self.problem) for part in split_goal(self.goal.expression))
 
 

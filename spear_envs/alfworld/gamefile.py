@@ -1,4 +1,4 @@
-"""Files of the official format, and the parsed games that environments share."""
+"""Games and where they come from: task types, sources, official files, and the parsed games that environments share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,104 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.game import Game
-from spear_envs.alfworld.grammar import read_wording, split_grammar
-from spear_envs.alfworld.sources import GameSource, GameText
-from spear_envs.alfworld.wording import WORDING_2_1_2
+from spear_envs.alfworld.grammar import WORDING_2_1_2, read_wording, split_grammar
+from spear_envs.alfworld.pddl import GameError
+from spear_envs.core.errors import SpearError, suggest_name
+
+
+@dataclass(frozen=True, slots=True)
+class GameText:
+    """Everything that defines one game."""
+
+    problem: str
+    """The PDDL problem: objects, initial facts, goal."""
+    sentence: str
+    """The task, such as ``put a hot apple in fridge.``; follows ``Your task is to: ``."""
+    grammar: str | None
+    """TextWorld's grammar, with the wording; None for that of release 2.1.2."""
+    domain: str | None
+    """The PDDL domain, with the effects of commands; None for that of release 2.1.2."""
+    task_type: str
+    """ALFRED's name of the task type; empty if it is not known."""
+
+
+class GameSource(Protocol):
+    """A game that is read when it is played."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def key(self) -> Hashable:
+        """Cache key of the parsed game. Cheap; changes if the file changes.
+
+        Raises:
+            SpearError: the file is gone.
+        """
+
+    @property
+    def path(self) -> Path | None:
+        """The ``game.tw-pddl``, or None if there is no file."""
+
+    def read(self) -> GameText:
+        """The game.
+
+        Raises:
+            SpearError: the file is gone or is not a game; the message names file and fault.
+        """
+
+
+class TaskType(str, Enum):
+    """A kind of task; the values are ALFRED's names."""
+
+    PICK = "pick_and_place_simple"
+    """Put an object of one kind into a receptacle of another."""
+    LOOK = "look_at_obj_in_light"
+    """Hold an object at a lamp that is switched on."""
+    CLEAN = "pick_clean_then_place_in_recep"
+    """A clean object in a receptacle."""
+    HEAT = "pick_heat_then_place_in_recep"
+    """A hot object in a receptacle."""
+    COOL = "pick_cool_then_place_in_recep"
+    """A cool object in a receptacle."""
+    PICK2 = "pick_two_obj_and_place"
+    """Two objects of one kind in the same receptacle."""
+
+    @property
+    def subtask(self) -> str:
+        """The short name in reports, such as ``pick2``."""
+        return self.name.lower()
+
+
+SUBTASKS: tuple[str, ...] = tuple(kind.subtask for kind in TaskType)
+"""``pick look clean heat cool pick2``, in the order of the paper's table."""
+
+
+def find_task_type(name: str) -> TaskType:
+    """Find a task type by ALFRED's name or the short one.
+
+    Raises:
+        SpearError: the name is unknown; the message lists all.
+    """
+    for kind in TaskType:
+        if name in (kind.value, kind.subtask):
+            return kind
+    names = [kind.value for kind in TaskType]
+    raise SpearError(
+        f"task_type={name!r} is not valid: choose one of {', '.join(map(repr, names))}, or one of the short names"
+        f" {', '.join(SUBTASKS)}.{suggest_name(str(name), [*names, *SUBTASKS])}"
+    )
+
+
+def name_subtask(task_type: str) -> str:
+    """Short name of ALFRED's ``task_type``; an unknown type keeps its own name."""
+    try:
+        return TaskType(task_type).subtask
+    except ValueError:
+        return task_type
+
 
 CACHED_GAMES = 256
 """Parsed games that a process keeps, least recently used dropped first; each takes about 0.2 MB."""

@@ -1,13 +1,16 @@
-"""PDDL conditions, compiled once for a game and then tested on its states."""
+"""Goals: PDDL conditions compiled once for a game, ALFRED's goal conditions, and which things belong where."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count, product
 from typing import TypeAlias
 
-from spear_envs.alfworld.errors import GameError
-from spear_envs.alfworld.pddl import PREDICATES, ROOT_TYPE, Expression, Fact, Problem, read_typed_list
+from spear_envs.alfworld.pddl import PREDICATES, ROOT_TYPE, Expression, Fact, GameError, Problem, read_typed_list
 from spear_envs.alfworld.state import PROPERTIES, State
 
 Binding: TypeAlias = list[str]
@@ -270,3 +273,241 @@ def _loop(check: Test, slot: int, domain: Sequence[str], following: Test) -> Tes
         return False
 
     return test
+
+
+_WHOLE = frozenset({"atlocation", "holds", "holdsany"})
+_UNUSUAL = frozenset({"forall", "imply", "or"})
+
+
+def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tuple[int, int]:
+    """Count the goal conditions of a game that are met in ``state``, and all of them.
+
+    The game is won if and only if all of them are met. For the six task types they are those of ALFRED
+    (``goal_conditions_met`` in its ``env/tasks.py``):
+
+    ======  =====  ==========================================================================================
+    type    total  conditions
+    ======  =====  ==========================================================================================
+    pick    1      an object of the type is in a receptacle of the type
+    look    2      the agent holds such an object; the agent is where such a lamp has been switched on
+    clean   3      such an object is in such a receptacle; one is clean; one is both
+    heat    3      the same with hot
+    cool    3      the same with cool
+    pick2   2      at least one such object, at least two of them, in one receptacle of the type
+    ======  =====  ==========================================================================================
+
+    Initial facts count as well: an object that is cool at the start is cool.
+    """
+    return sum(one.holds(state) for one in conditions), len(conditions)
+
+
+_STATES = {"ishot": "hot", "iscool": "cool", "isclean": "clean", "istoggled": "switched on"}
+_NUMBERS = ("no", "one", "two", "three", "four")
+
+
+def describe_condition(condition: Condition) -> str:
+    """A goal condition in words, ``"a hot apple in/on a sidetable"``; as written if it lacks a type of object."""
+    facts = list(_list_facts(condition.expression))
+    things = {name: kind.removesuffix("type") for predicate, name, kind in facts if predicate == "objecttype"}
+    places = [kind.removesuffix("type") for predicate, _, kind in facts if predicate == "receptacletype"]
+    found = {predicate for predicate, *_ in facts}
+    nouns = sorted(set(things.values()))
+    if not nouns or len(things) >= len(_NUMBERS):
+        return str(condition.expression)
+    words = [*(word for predicate, word in _STATES.items() if predicate in found), *nouns]
+    words[0] = _count(words[0], len(things))
+    if places and "inreceptacle" in found:
+        words.append(f"in/on {_count(places[0], 1)}")  # as ALFWorld says it itself
+    if "holds" in found:
+        words.append("in the agent's hand")
+    return " ".join(words) + (", where the agent is" if "atlocation" in found else "")
+
+
+def _count(word: str, number: int) -> str:
+    if number > 1:
+        return f"{_NUMBERS[number]} {word}"
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def _list_facts(expression: Expression) -> Iterator[tuple[str, str, str]]:
+    """Predicates of an expression with their first two arguments."""
+    if isinstance(expression, str):
+        return
+    if expression[0] not in ("and", "or", "not", "imply", "exists", "forall"):
+        names = [str(part) for part in expression]
+        yield names[0], names[1] if len(names) > 1 else "", names[2] if len(names) > 2 else ""
+        return
+    for part in expression[1:]:
+        yield from _list_facts(part)
+
+
+@lru_cache(maxsize=512)
+def split_goal(goal: Expression) -> tuple[Expression, ...]:
+    """Split a goal into conditions without free variables, which together are equivalent to it.
+
+    Each part of the outermost ``and`` is a condition. If a part has several facts that commands can change, each of
+    them is one, too: ``an object that is hot and in the fridge`` also gives ``an object that is hot`` and ``an object
+    in the fridge``. Static facts (types, what can be heated) stay with each of them, and conditions that differ only in
+    names of variables count once. As in ALFRED, two kinds of parts are not split: those about where the agent is or
+    what it holds, and those with ``or``, ``forall`` or negated facts.
+    """
+    conditions: dict[Expression, None] = {}
+    for part in list_conjuncts(goal):
+        for condition in (*_split_part(part), part):
+            conditions.setdefault(condition)
+    return tuple(conditions)
+
+
+def _split_part(part: Expression) -> Iterator[Expression]:
+    """Conditions of the single facts of a part; none if it is not split."""
+    kinds: dict[str, str] = {}
+    try:
+        atoms = list(_list_atoms(part, kinds))
+    except _WholeError:
+        return
+    changing = [atom for atom in atoms if atom[0] in FLUENTS]
+    if len(changing) < 2 or any(atom[0] in _WHOLE for atom in changing):
+        return
+    for atom in changing:
+        mine = [word for word in dict.fromkeys(map(str, atom[1:])) if word in kinds]
+        # Static facts about variables of the atom and no others.
+        static = [(one, {str(term) for term in one[1:]} & kinds.keys()) for one in atoms if one[0] not in FLUENTS]
+        fixed = [one for one, variables in static if variables and variables <= set(mine)]
+        yield _rename([atom, *fixed], mine, kinds)
+
+
+class _WholeError(Exception):
+    """A part that cannot be split."""
+
+
+def _list_atoms(expression: Expression, kinds: dict[str, str]) -> Iterator[Expression]:
+    """Facts of a conjunction without ``not (= …)``; adds the types of its variables to ``kinds``."""
+    operator = expression[0]
+    if operator == "and":
+        for part in expression[1:]:
+            yield from _list_atoms(part, kinds)
+    elif operator == "exists":
+        variables = expression[1]
+        assert isinstance(variables, tuple)
+        for name, kind in read_typed_list(variables):
+            if name in kinds:
+                raise _WholeError  # one name for two variables
+            kinds[name] = kind
+        yield from _list_atoms(expression[2], kinds)
+    elif operator == "not":
+        if expression[1][0] != "=":
+            raise _WholeError
+    elif operator in _UNUSUAL:
+        raise _WholeError
+    elif operator != "=":
+        yield expression
+
+
+def _rename(atoms: Sequence[Expression], mine: Sequence[str], kinds: Mapping[str, str]) -> Expression:
+    """``exists`` over ``mine`` of all ``atoms``, in a normal form."""
+    names = {name: f"?{number}" for number, name in enumerate(mine)}
+    first, *fixed = (tuple(names.get(str(word), str(word)) for word in atom) for atom in atoms)
+    body: Expression = ("and", first, *sorted(set(fixed)))
+    variables: Expression = tuple(word for name in mine for word in (names[name], "-", kinds[name]))
+    return ("exists", variables, body) if mine else body
+
+
+Literal = tuple[str, ...]
+"""A predicate and its terms; terms are names, or variables with a question mark."""
+
+_MOST_WISHES = 64
+_MOVING = frozenset({"atlocation", "inreceptacle", "objectatlocation"})
+_TREATED = frozenset({"isclean", "iscool", "ishot"})
+
+
+@dataclass
+class Wish:
+    """One way to fulfil a goal; terms are variables, or names of things.
+
+    What these fields do not cover (the place of the agent, facts of two variables) is left to the final test of the
+    goal.
+    """
+
+    kinds: dict[str, list[Literal]] = field(default_factory=lambda: defaultdict(list))
+    """Term -> static facts that must hold of it alone."""
+    placed: list[tuple[str, str]] = field(default_factory=list)
+    """(object, receptacle) pairs: where objects belong."""
+    treated: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Object -> ``isclean``, ``ishot``, ``iscool``."""
+    held: list[str] = field(default_factory=list)
+    """Objects to be held in the end."""
+    lit: list[str] = field(default_factory=list)
+    """Objects to be switched on, with the agent at them in the end."""
+    different: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs that must not be the same."""
+
+    def needs(self, term: str) -> Set[str]:
+        """Required states of an object: ``isclean``, ``ishot``, ``iscool``."""
+        return self.treated.get(term, frozenset())
+
+
+@lru_cache(maxsize=512)
+def read_wishes(goal: Expression) -> tuple[Wish, ...]:
+    """List the ways to fulfil a goal; empty for forms that ALFWorld does not use (``forall``, negated facts).
+
+    Args:
+        goal: ``and``, ``or``, ``exists``, ``not (= …)`` and facts, nested.
+    """
+    try:
+        return tuple(_make_wish(literals) for literals in _list_ways(goal, {}, count()))
+    except _UnreadableError:
+        return ()
+
+
+class _UnreadableError(Exception):
+    """A goal of an unusual form."""
+
+
+def _list_ways(
+    expression: Expression, names: Mapping[str, str], numbers: Iterator[int]
+) -> Sequence[tuple[Literal, ...]]:
+    """Disjuncts of a goal, each a conjunction of facts; every variable gets a unique name."""
+    assert isinstance(expression, tuple)  # the goal has been compiled, so it is well formed
+    operator, *parts = expression
+    if operator == "and":
+        ways = [_list_ways(part, names, numbers) for part in parts]
+        if math.prod(map(len, ways)) > _MOST_WISHES:
+            raise _UnreadableError
+        return [tuple(literal for part in chosen for literal in part) for chosen in product(*ways)]
+    if operator == "or":
+        return [way for part in parts for way in _list_ways(part, names, numbers)]
+    if operator == "exists":
+        variables, body = parts
+        assert isinstance(variables, tuple)
+        inner = dict(names)
+        typed: list[Literal] = []
+        for variable, kind in read_typed_list(variables):
+            inner[variable] = f"{variable}/{next(numbers)}"
+            typed.append(("type", inner[variable], kind))
+        return [(*typed, *way) for way in _list_ways(body, inner, numbers)]
+    if operator == "not" and parts[0][0] == "=":
+        _, left, right = tuple(parts[0])
+        return [(("different", names.get(str(left), str(left)), names.get(str(right), str(right))),)]
+    if operator in ("not", "forall", "imply", "="):
+        raise _UnreadableError
+    return [((str(operator), *(names.get(str(term), str(term)) for term in parts)),)]
+
+
+def _make_wish(literals: Sequence[Literal]) -> Wish:
+    wish = Wish()
+    lamps = {terms[0] for predicate, *terms in literals if predicate == "istoggled"}
+    for literal in dict.fromkeys(literals):
+        predicate, *terms = literal
+        if predicate == "inreceptacle" and terms[0] not in lamps:
+            wish.placed.append((terms[0], terms[1]))
+        elif predicate == "holds":
+            wish.held.append(terms[1])
+        elif predicate == "istoggled":
+            wish.lit.append(terms[0])
+        elif predicate in _TREATED:
+            wish.treated[terms[0]].add(predicate)
+        elif predicate == "different":
+            wish.different.append((terms[0], terms[1]))
+        elif predicate not in _MOVING and [term.startswith("?") for term in terms] in ([True], [True, False]):
+            wish.kinds[terms[0]].append(literal)
+    return wish

@@ -1,15 +1,49 @@
-"""Reading PDDL: nested lists, and the three sections of a problem that define a game."""
+"""Reading PDDL: nested lists, the three sections of a problem that define a game, and the names of its things."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from spear_envs.alfworld.errors import GameError
+from spear_envs.core.errors import SpearError
+
+
+class GameError(SpearError):
+    """A game cannot be played: its file is broken, or of another domain. The message names file and fault."""
+
+
+_MARKS = (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ","))
+"""Spelling of signs in an id without ``_bar_``."""
+
+
+def name_things(ids: Iterable[str]) -> dict[str, str]:
+    """Name the ids that occur in a game's facts, all in lower case, as alfworld's ``Demangler`` does.
+
+    The base name is what precedes the first ``_bar_``, plus ``basin`` if the id contains it. Ids are sorted, and the
+    numbers of one base name are assigned from the highest down. An id without ``_bar_`` keeps its text and gets a
+    trailing blank instead of a number.
+    """
+    ordered = sorted(set(ids))
+    heads = {one: one.partition("_bar_")[0] for one in ordered if "_bar_" in one}
+    bases = {one: f"{head}basin" if "basin" in one else head for one, head in heads.items()}
+    left = Counter(bases.values())
+    names: dict[str, str] = {}
+    for one in ordered:
+        if one in bases:
+            names[one] = sys.intern(f"{bases[one]} {left[bases[one]]}")
+            left[bases[one]] -= 1
+        else:
+            text = one
+            for mark, sign in _MARKS:
+                text = text.replace(mark, sign)
+            names[one] = f"{text} "
+    return names
+
 
 Expression: TypeAlias = "str | tuple[Expression, ...]"
 """A word in lower case, or a list of expressions."""

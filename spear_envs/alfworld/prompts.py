@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from spear_envs.alfworld.feedback import NOTHING_HAPPENS
+from spear_envs.alfworld.interpreter import NOTHING_HAPPENS
 from spear_envs.core.parsing import ResponseParser, TagParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, StockTemplate
 

@@ -11,11 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spear_envs.alfworld.actions import Action
-from spear_envs.alfworld.backends import Backend
-from spear_envs.alfworld.gamefile import WordingChoice
-from spear_envs.alfworld.sources import GameSource, GameText
-from spear_envs.alfworld.synthesis.files import read_game_logic
+from spear_envs.alfworld.gamefile import GameSource, GameText, WordingChoice
+from spear_envs.alfworld.interpreter import Backend
+from spear_envs.alfworld.state import Action
+from spear_envs.alfworld.synthesis.games import read_game_logic
 from spear_envs.core.errors import SpearError
 
 LOCK = threading.RLock()

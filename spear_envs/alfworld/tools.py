@@ -1,13 +1,131 @@
-"""Commands as tool calls."""
+"""From a response to a command: the form of the response, other ways to write a command, and commands as tool calls."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated
 
-from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
+from spear_envs.alfworld.grammar import WORDING_2_1_2, Wording
+from spear_envs.core.parsing import (
+    MAX_RESPONSE_LENGTH,
+    ParsedResponse,
+    PlainParser,
+    TagParser,
+    cut_native_thought,
+    find_between_tags,
+)
 from spear_envs.core.tools import Tool, make_tool
+
+
+class Aliases(str, Enum):
+    """Which other ways to write commands are understood."""
+
+    NONE = "none"
+    """None, as in TextWorld, so that numbers compare."""
+    PAPER = "paper"
+    """Those of the paper's list of actions and of other releases; also capitals and repeated blanks."""
+
+
+_PUT = re.compile(r" (?:in/on|into|in|on) ")
+_MOVE = re.compile(r" to ")
+
+
+def rewrite_command(command: str, wording: Wording, is_admissible: Callable[[str], bool]) -> str:
+    """Rewrite ``command`` to the admissible one that it means; return it unchanged if there is none.
+
+    Understood are ``put O in/on R``, ``put O in R``, ``put O on R``, ``put O into R`` and ``move O to R``, whichever
+    the game uses; ``goto R``; ``toggle O``, ``toggle O R`` and ``turn on O`` for ``use O``; capitals and
+    repeated blanks. A command is only rewritten into an admissible one.
+    """
+    if is_admissible(command):
+        return command
+    plain = " ".join(command.lower().split())
+    for candidate in _list_meanings(plain, wording, is_admissible):
+        if is_admissible(candidate):
+            return candidate
+    return command
+
+
+def _list_meanings(plain: str, wording: Wording, is_admissible: Callable[[str], bool]) -> Iterator[str]:
+    yield plain
+    verb, _, rest = plain.partition(" ")
+    if verb in ("put", "move"):
+        begin, middle = wording.put
+        for found in (_PUT if verb == "put" else _MOVE).finditer(rest):
+            yield f"{begin}{rest[: found.start()]}{middle}{rest[found.end() :]}"
+    elif verb == "goto":
+        yield f"go to {rest}"
+    elif plain.startswith("turn on "):
+        yield f"use {plain.removeprefix('turn on ')}"
+    elif verb == "toggle":
+        yield f"use {rest}"
+        words = rest.split(" ")
+        for cut in range(1, len(words)):
+            # The receptacle must be here, which is when it can be examined.
+            if is_admissible(f"examine {' '.join(words[cut:])}"):
+                yield f"use {' '.join(words[:cut])}"
+
+
+PEER_TAIL = 30
+"""Characters that verl-agent plays of a response without action tags."""
+
+_OPEN, _CLOSE = "<action>", "</action>"
+_STRICT = TagParser()
+
+
+@dataclass(frozen=True)
+class CommandParser:
+    """``<think>…</think><action>…</action>``; the command is played in lower case, like all commands.
+
+    Only the strict form earns the format reward. A command between tags is played even if the rest of the form is
+    wrong, since its meaning is clear.
+    """
+
+    hint: str = _STRICT.hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response; never raises."""
+        parsed = _STRICT.parse(response)
+        if parsed.action is not None:
+            return parsed._replace(action=parsed.action.lower())
+        if not _is_readable(response):
+            return parsed
+        native, written = cut_native_thought(response)  # an action rehearsed in it is none
+        _, opened, rest = written.partition(_OPEN)
+        command, closed, _ = rest.partition(_CLOSE)
+        command = command.strip().lower()
+        if not (opened and closed and command):
+            return parsed
+        return ParsedResponse(command, False, parsed.problem, native=native)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action between their tags."""
+        return _STRICT.respond(action, think)
+
+
+class VerbatimParser(PlainParser):
+    """The text is the command, even if empty: like any unknown command, that does nothing."""
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Take the response verbatim; only one that is too long or contains NUL is malformed."""
+        if not _is_readable(response):
+            return super().parse(response)
+        native, rest = cut_native_thought(response, "")
+        return ParsedResponse(rest if native is None else rest.strip(), True, "", native or "", native=native)
+
+
+def find_peer_command(response: str) -> str:
+    """What verl-agent plays for a response, see :func:`~spear_envs.core.parsing.find_between_tags`."""
+    return find_between_tags(response, PEER_TAIL)
+
+
+def _is_readable(response: str) -> bool:
+    return len(response) <= MAX_RESPONSE_LENGTH and "\0" not in response
+
 
 Object = Annotated[str, "Name and number of an object, such as apple 1."]
 Receptacle = Annotated[str, "Name and number of a receptacle, such as fridge 1."]

@@ -250,7 +250,7 @@ rank_hits(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"rank_hits", rank_hits, METH_VARARGS,
      "rank_hits(lasts, blocks, data, norms, maps, factors, spans, weights, k, level=...)\n--\n\n"
-     "Numbers and scores of the k best documents; see spear_envs.bm25.ranking.Rank. A level below the processor's gives\n"
+     "Numbers and scores of the k best documents; see spear_envs.bm25.index.Rank. A level below the processor's gives\n"
      "the same with fewer of its commands."},
     {NULL, NULL, 0, NULL},
 };

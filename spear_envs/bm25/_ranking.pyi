@@ -1,3 +1,3 @@
-from spear_envs.bm25.ranking import Rank
+from spear_envs.bm25.index import Rank
 
 rank_hits: Rank

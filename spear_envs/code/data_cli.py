@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
+from spear_envs.code.tasks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
 from spear_envs.data import data_folder
 from spear_envs.data.cli import (
     AbsentDataError,

@@ -9,27 +9,33 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from spear_envs.code.feedback import (
+from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
+from spear_envs.code.grammar import (
+    CodeParser,
+    Prelude,
+    ResponseKind,
+    make_program,
+    read_call,
+    strip_fences,
+    write_answer,
+    write_call,
+)
+from spear_envs.code.opening import (
     EMPTY_CODE,
+    MINI,
     OBSERVATION_CHARS,
     REMINDERS,
     Feedback,
-    render_feedback,
-    truncate_middle,
-)
-from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
-from spear_envs.code.grammar import CodeParser, ResponseKind, read_call, write_answer, write_call
-from spear_envs.code.opening import (
-    MINI,
     SandboxChoice,
     find_splits,
     open_limits,
     open_runner,
     open_tasks,
+    render_feedback,
     run_program,
+    truncate_middle,
 )
 from spear_envs.code.prompts import TOOLS, make_templates
-from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problems
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
@@ -81,8 +87,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
         sandbox: None for a sandbox in this process, the address of a service, or an executor.
         grader: ``"integer"``, ``"strict"`` (as the authors grade) or ``"math_verify"``, see
             :class:`~spear_envs.code.grading.Grader`.
-        feedback: ``"spear"``, ``"paper"`` or ``"helpful"``, see :class:`~spear_envs.code.feedback.Feedback`.
-        prelude: ``"retool"`` or ``"none"``, see :class:`~spear_envs.code.snippets.Prelude`.
+        feedback: ``"spear"``, ``"paper"`` or ``"helpful"``, see :class:`~spear_envs.code.opening.Feedback`.
+        prelude: ``"retool"`` or ``"none"``, see :class:`~spear_envs.code.grammar.Prelude`.
         preset: ``"16k"`` for 8 turns or ``"32k"`` for 15.
         max_turns: responses after which the episode is truncated; by default 8, or the preset's.
         time_limit: seconds that a run may take; a sandbox in this process allows 30, a service its own limit.

@@ -35,7 +35,7 @@ from spear_envs.data.fetching import (
     record_digest,
 )
 from spear_envs.data.progress import say, show_table
-from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
+from spear_envs.search.tasks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 from spear_sandbox.terminal import Console
 
 PANEL = 125

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.parsing import cut_native_thought
+from spear_envs.search.grammar import read_content, take_out
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -66,3 +71,107 @@ def _score_one(prediction: str, normal: str, gold: str) -> float:
     given, wanted = normal.split(), normal_gold.split()
     shared = (Counter(given) & Counter(wanted)).total()
     return 2 * shared / (len(given) + len(wanted))
+
+
+_OPENED = re.compile("<(search|answer)>")
+
+
+class AnswerRule(str, Enum):
+    """The rule that finds the answer of a conversation and compares it with a gold answer."""
+
+    ENVIRONMENT = "environment"
+    """As in the environment: :func:`find_answer` and :func:`~spear_envs.search.grading.exact_match`."""
+    SEARCH_R1 = "search_r1"
+    """As in Search-R1's ``qa_em``: :func:`find_last_answer`, equal after normalising. Only to compare with its figures:
+    it searches prompt and passages, too."""
+
+
+def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
+    """Find the answer that ended a conversation: the first one of the assistant, or None.
+
+    Only messages of the assistant are read, so neither an example in the prompt nor a passage in another message
+    counts. Thoughts, and the content of information tags within a message (where Search-R1's transcripts have the
+    passages), are taken out first.
+
+    Args:
+        messages: each with ``role`` and ``content``, in order.
+
+    Raises:
+        SpearError: a message has another form.
+    """
+    for written in _read_messages(messages, "assistant"):
+        rest, _ = take_out(cut_native_thought(written)[1], "think")
+        rest, _ = take_out(rest, "information")
+        position = 0
+        for opened in _OPENED.finditer(rest):
+            if opened.start() < position:
+                continue
+            end = f"</{opened[1]}>"
+            closing = rest.find(end, opened.end())
+            if closing < 0:
+                break
+            content = read_content(rest[opened.end() : closing])
+            if opened[1] == "answer" and content:
+                return content
+            position = closing + len(end)
+    return None
+
+
+def find_last_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
+    """Find the answer as Search-R1's ``qa_em`` does: the last one of the conversation, from any role.
+
+    Fewer than two pairs of tags give None: a single one is taken for the example in the prompt. But the prompt has two
+    (``<answer> and </answer>``, ``<answer> Beijing </answer>``): a policy that never answers gets Beijing, or "and" if
+    Search-R1's sentence on invalid actions came last.
+
+    Args:
+        messages: each with ``role`` and ``content``, in order, the prompt among them.
+
+    Raises:
+        SpearError: a message has another form.
+    """
+    whole = "\n".join(_read_messages(messages))
+    found = []
+    position = 0
+    while (opening := whole.find("<answer>", position)) >= 0:
+        closing = whole.find("</answer>", opening)
+        if closing < 0:
+            break
+        found.append(whole[opening + len("<answer>") : closing].strip())
+        position = closing + len("</answer>")
+    return found[-1] if len(found) > 1 else None
+
+
+def _read_messages(messages: Sequence[Mapping[str, str]], role: str | None = None) -> Iterator[str]:
+    """Yield the text of each message, or of those of one role."""
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise SpearError(f'message {number} is not a chat message: give {{"role": "assistant", "content": "…"}}.')
+        if role not in (None, message["role"]):
+            continue
+        written = message.get("content")
+        if not isinstance(written, str):
+            raise SpearError(f"message {number} lacks a text under 'content': join the texts of its parts.")
+        yield written
+
+
+def grade_transcript(
+    messages: Sequence[Mapping[str, str]], golds: str | Sequence[str], rule: str = "environment"
+) -> dict[str, float]:
+    """Grade the answer of a conversation: ``exact_match`` and ``f1``, both in [0, 1].
+
+    Args:
+        messages: each with ``role`` and ``content``, in order.
+        golds: one gold answer or several.
+        rule: value of :class:`AnswerRule`.
+
+    Raises:
+        SpearError: a message has another form, or the rule is unknown.
+    """
+    if choose_member(AnswerRule, rule, "rule") is AnswerRule.ENVIRONMENT:
+        answer = find_answer(messages)
+        return {"exact_match": exact_match(answer, golds), "f1": f1_score(answer, golds)}
+    answer = find_last_answer(messages)
+    listed = [golds] if isinstance(golds, str) else golds
+    same = answer is not None and normalize_answer(answer) in map(normalize_answer, listed)
+    return {"exact_match": float(same), "f1": f1_score(answer, golds)}

@@ -12,9 +12,8 @@ from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.tasks import TaskSet, check_split
 from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
 from spear_envs.retrieval.retriever import Retriever
-from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
 from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base
-from spear_envs.search.tasks import Question, QuestionTaskSet
+from spear_envs.search.tasks import DATASETS, Question, QuestionTaskSet, locate_file, open_benchmark
 
 MINI = "mini"
 EMBEDDED = {MINI: "standard", "mini-small": "small"}
@@ -53,7 +52,7 @@ def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> Tas
     Args:
         dataset: a name, or the path of a file of questions, which has the one split ``all``.
         split: its name; by default the first.
-        panel: number of questions per benchmark, see :func:`~spear_envs.search.benchmarks.choose_panel`.
+        panel: number of questions per benchmark, see :func:`~spear_envs.search.tasks.choose_panel`.
 
     Raises:
         SpearError: the data set or split is unknown, or its file is missing or cannot be read.

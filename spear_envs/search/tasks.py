@@ -1,11 +1,19 @@
-"""Questions as tasks: ids, splits, fingerprints."""
+"""Questions as tasks: ids, splits, fingerprints, and the published benchmarks and their files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import NumberedTaskSet, Task
+from spear_envs.data import data_folder
+from spear_envs.data.rows import MalformedRowError, parse_rows, write_number
 from spear_envs.search.grading import normalize_answer
 
 BOUNDED = 20_000
@@ -68,3 +76,209 @@ class QuestionTaskSet(NumberedTaskSet):
             "split": self.split,
             "questions": [{"subtask": asked.subtask, **asked.to_content()} for asked in self.questions],
         }
+
+
+ANSWER_SPLIT = "<|answer_split|>"
+"""Separator of the gold answers in DeepResearcher's files."""
+_QUESTION_MARK = "Question:"
+"""The question is what follows the last of these in a prompt."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can escape a lone one, but tokenizers refuse it."""
+
+
+class RawQuestion(NamedTuple):
+    """A question of a file."""
+
+    id: str
+    question: str
+    golden_answers: tuple[str, ...]
+    benchmark: str
+
+
+def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQuestion]:
+    """Yield the questions of a file, in order.
+
+    A ``.jsonl`` file (also packed as ``.xz`` or ``.gz``) has rows ``{"id", "question", "golden_answers"}``, as FlashRAG
+    writes them; a ``.parquet`` file has ``reward_model.ground_truth``, which is ``{"target": [...]}`` (Search-R1, verl)
+    or one string with the golds joined by ``<|answer_split|>`` (DeepResearcher), and the question in a column, in
+    ``extra_info`` or at the end of ``prompt``. Golds are stripped; blank and repeated ones are left out.
+
+    Args:
+        benchmark: name of the benchmark; by default from each row, else the file's name.
+
+    Raises:
+        SpearError: the file cannot be read, or a row is not a question; the message names the row.
+    """
+
+    def parse(row: Mapping[str, Any], number: int) -> RawQuestion:
+        golds = _clean(_find_golds(row))
+        if not golds:
+            raise MalformedRowError("it has no gold answer")
+        question = _find_question(row)
+        if _SURROGATE.search(" ".join((question, *golds))):
+            raise MalformedRowError("it contains a lone surrogate")
+        return RawQuestion(
+            str(_first_present(row.get("id"), _dig(row, "extra_info", "index"), number)),
+            question,
+            golds,
+            benchmark or _find_benchmark(row) or path.name.partition(".")[0],
+        )
+
+    example = '{"id": "1", "question": "…", "golden_answers": ["…"]}'
+    return parse_rows(path, "search", parse, noun="question", example=example)
+
+
+def _dig(row: Any, *keys: str) -> Any:
+    """Return the value at a path of keys, or None."""
+    for key in keys:
+        row = row.get(key) if isinstance(row, Mapping) else None
+    return row
+
+
+def _first_present(*values: Any) -> Any:
+    return next((value for value in values if value not in (None, "")), None)
+
+
+def _find_golds(row: Mapping[str, Any]) -> Any:
+    if row.get("golden_answers") is not None:
+        return row["golden_answers"]
+    truth = _first_present(_dig(row, "reward_model", "ground_truth"), row.get("ground_truth"))
+    return truth.get("target") if isinstance(truth, Mapping) else truth
+
+
+def _clean(golds: Any) -> tuple[str, ...]:
+    if isinstance(golds, str):
+        golds = golds.split(ANSWER_SPLIT)
+    if golds is None:
+        return ()
+    golds = write_number(golds)
+    if isinstance(golds, str):
+        golds = [golds]
+    if isinstance(golds, Sequence):
+        golds = list(map(write_number, golds))
+    if not isinstance(golds, list) or not all(isinstance(gold, str) for gold in golds):
+        raise MalformedRowError("its gold answers are not a list of strings or numbers")
+    return tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
+
+
+def _find_question(row: Mapping[str, Any]) -> str:
+    found = _first_present(row.get("question"), _dig(row, "extra_info", "question"))
+    if found is None:
+        found = _find_in_prompt(row.get("prompt"))
+    if not isinstance(found, str) or not found.strip():
+        raise MalformedRowError("it has no question")
+    return found.strip()
+
+
+def _find_in_prompt(prompt: Any) -> str | None:
+    """Return the text after the last mark of a prompt, which is a text or a list of messages."""
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        prompt = _dig(prompt[-1], "content") if prompt else None
+    if not isinstance(prompt, str):
+        return None
+    return prompt.rpartition(_QUESTION_MARK)[2]
+
+
+def _find_benchmark(row: Mapping[str, Any]) -> str:
+    """Return the benchmark that a row names; verl writes ``searchR1_nq``."""
+    found = _first_present(_dig(row, "metadata", "benchmark"), row.get("data_source"))
+    return found.removeprefix("searchR1_") if isinstance(found, str) else ""
+
+
+SEVEN = "seven"
+TRAINING = "nq_hotpotqa"
+PANEL_SALT = "spear-panel-1"
+"""Salt of the hash that draws panels; another salt draws other panels."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark as FlashRAG publishes it. The figures are those of Search-R1's evaluation."""
+
+    name: str
+    test: str
+    """Name of the evaluation file: some benchmarks publish no answers to their test set."""
+    count: int
+    """Questions in the file."""
+
+    @property
+    def path(self) -> str:
+        """Return the path of the file below FlashRAG's data sets."""
+        return f"{self.name}/{self.test}.jsonl"
+
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    Benchmark("nq", "test", 3_610),
+    Benchmark("triviaqa", "test", 11_313),
+    Benchmark("popqa", "test", 14_267),
+    Benchmark("hotpotqa", "dev", 7_405),
+    Benchmark("2wikimultihopqa", "dev", 12_576),
+    Benchmark("musique", "dev", 2_417),
+    Benchmark("bamboogle", "test", 125),
+)
+"""In the order of the paper's tables."""
+
+DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        **{item.name: {"test": (f"flashrag/{item.path}",)} for item in BENCHMARKS},
+        SEVEN: {"test": tuple(f"flashrag/{item.path}" for item in BENCHMARKS)},
+        TRAINING: {"train": ("search-r1/train.parquet",), "test": ("search-r1/test.parquet",)},
+    }
+)
+"""Files of each split by name, below the folder ``search`` of the data folder."""
+
+
+def locate_file(path: str) -> Path:
+    """Return the path of a file of :data:`DATASETS`: as fetched, or packed by xz or gzip."""
+    plain = data_folder() / "search" / path
+    packed = (plain.with_name(f"{plain.name}{ending}") for ending in (".xz", ".gz"))
+    return next((one for one in (plain, *packed) if one.is_file()), plain)
+
+
+def open_benchmark(dataset: str, split: str, panel: int | None = None) -> QuestionTaskSet:
+    """Open the questions of a benchmark or a file.
+
+    Args:
+        dataset: one of :data:`DATASETS`, or the path of a file.
+        panel: number of questions per benchmark, see :func:`choose_panel`; None for all.
+
+    Raises:
+        SpearError: a file is missing or cannot be read.
+    """
+    groups: list[Sequence[RawQuestion]] = []
+    if dataset in DATASETS:
+        for path in DATASETS[dataset][split]:
+            found = locate_file(path)
+            if not found.is_file():
+                what = "train" if dataset == TRAINING else "questions"
+                raise SpearError(f"{found} is missing: 'spear data get search {what}' fetches it.")
+            # Training files mix benchmarks; their rows name them.
+            groups.append(list(read_questions(found, None if dataset == TRAINING else path.split("/")[1])))
+        name = dataset
+    else:
+        groups.append(list(read_questions(Path(dataset))))
+        name = Path(dataset).name.partition(".")[0]
+    if panel is not None:
+        groups = [choose_panel(part, panel) for whole in groups for part in _by_benchmark(whole)]
+    questions = [Question(raw.question, raw.golden_answers, raw.benchmark) for group in groups for raw in group]
+    return QuestionTaskSet(name, split, questions)
+
+
+def _by_benchmark(questions: Iterable[RawQuestion]) -> list[list[RawQuestion]]:
+    parts: dict[str, list[RawQuestion]] = {}
+    for raw in questions:
+        parts.setdefault(raw.benchmark, []).append(raw)
+    return list(parts.values())
+
+
+def choose_panel(questions: Sequence[RawQuestion], size: int) -> list[RawQuestion]:
+    """Choose ``size`` questions (or all, if there are fewer), always the same, in the order of the file.
+
+    They have the lowest salted hashes of benchmark and text: the order and ids of the file do not matter, and a larger
+    panel contains every smaller one.
+    """
+    keys = [
+        hashlib.sha256(f"{PANEL_SALT}\0{raw.benchmark}\0{raw.question}".encode("utf-8", "replace")).digest()
+        for raw in questions
+    ]
+    return [questions[i] for i in sorted(sorted(range(len(keys)), key=keys.__getitem__)[:size])]

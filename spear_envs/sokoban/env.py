@@ -22,16 +22,30 @@ from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, check_split
 from spear_envs.core.tools import Tool
-from spear_envs.sokoban.engine import MOVE_REWARD, Board
-from spear_envs.sokoban.generate import Recipe, parse_room
-from spear_envs.sokoban.level_files import ALL, FILE_SPLITS, make_file_set
+from spear_envs.sokoban.engine import (
+    MOVE_REWARD,
+    Board,
+    Moves,
+    RememberingParser,
+    find_peer_action,
+    find_tools,
+    paint_board,
+    read_like_peer,
+    read_moves,
+)
+from spear_envs.sokoban.generate import STATE_BUDGET, Recipe, find_solution, parse_room
 from spear_envs.sokoban.levels import WALL, WORDS, Level, LevelError, SplitBy, format_spaced
-from spear_envs.sokoban.moves import Moves, RememberingParser, find_peer_action, find_tools, read_like_peer, read_moves
 from spear_envs.sokoban.prompts import CompactBoardTemplate, Modality, SokobanTemplate
-from spear_envs.sokoban.search import STATE_BUDGET, find_solution
 from spear_envs.sokoban.sprites import TILE, Image, Sprites, load_tiles
-from spear_envs.sokoban.tasks import OPTIMUM_BUDGET, make_level_set, make_task_set, read_level
-from spear_envs.sokoban.terminal import paint_board
+from spear_envs.sokoban.tasks import (
+    ALL,
+    FILE_SPLITS,
+    OPTIMUM_BUDGET,
+    make_file_set,
+    make_level_set,
+    make_task_set,
+    read_level,
+)
 
 TEXT_LENGTH = 2_048
 """Most characters of an observation's text, unless a larger board in spaced form and a message need more."""

@@ -1,13 +1,22 @@
-"""Sokoban's task sets: generated training levels, fixed held-out lists, or one level given by hand."""
+"""Sokoban's task sets: generated training levels, fixed held-out lists, published level files, or one level."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from functools import lru_cache
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, Task, TaskSet
-from spear_envs.sokoban.generate import Recipe, draw_held_out, make_level
+import gymnasium as gym
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, NumberedTaskSet, Task, TaskSet, check_split
+from spear_envs.sokoban.generate import Recipe, draw_held_out, find_solution, make_level
 from spear_envs.sokoban.levels import (
     Level,
     LevelError,
@@ -15,10 +24,10 @@ from spear_envs.sokoban.levels import (
     digest_level,
     digest_room,
     find_band,
+    find_split,
     parse_level,
     read_xsb,
 )
-from spear_envs.sokoban.search import find_solution
 
 VERSION = "sokoban-v1"
 """Prefix of task ids. The prefix ``sokoban`` of ``spear/Sokoban-v0`` had other levels: they were split by the level up
@@ -121,3 +130,142 @@ def find_optimum(level: Level) -> int | None:
 def read_level(text: str) -> Level:
     """Return the cached result of :func:`~spear_envs.sokoban.levels.parse_level`."""
     return parse_level(text)
+
+
+ALL = "all"
+FILE_SPLITS = ("train", "valid", "test", ALL)
+_SUFFIXES = (".txt", ".xsb", ".sok")
+_ROW = re.compile(r"[ _#@+$*.pPbB0-9|-]*#[ _#@+$*.pPbB0-9|-]*(?<!\d)")
+_NUMBER = re.compile(r"\s*;\s*(\d+)\s*")
+_RUN = re.compile(r"(\d+)(\D)")
+
+
+@dataclass(frozen=True)
+class FileLevel:
+    """One level of a file, in our symbols."""
+
+    number: int
+    """As a line such as ``; 12`` before it says, else its place in the file from 1."""
+    source: str
+    """Its file and number, for errors."""
+    text: str
+
+
+def read_file(path: Path) -> list[FileLevel]:
+    """Read the levels of a file in order.
+
+    Raises:
+        LevelError: it has none, or one that is not a level.
+        SpearError: it cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise SpearError(f"{path} cannot be read: {error.strerror}.") from None
+    found = list(_find_boards(text))
+    named = [number for number, _ in found if number is not None]
+    is_numbered = len(set(named)) == len(found)
+    levels = []
+    for place, (number, board) in enumerate(found, start=1):
+        own = number if is_numbered and number is not None else place
+        source = f"{path} level {own}"
+        try:
+            levels.append(FileLevel(own, source, parse_level(read_xsb(board)).text))
+        except LevelError as error:
+            raise LevelError(f"{source}: {error}") from None
+    if not levels:
+        raise LevelError(f"{path} has no level: write walls as #, boxes as $, targets as . and the player as @")
+    return levels
+
+
+def _find_boards(text: str) -> Iterator[tuple[int | None, str]]:
+    """Yield each board with the number in the comment before it."""
+    number: int | None = None
+    for is_row, group in groupby(text.splitlines(), lambda line: _ROW.fullmatch(line) is not None):
+        lines = list(group)
+        if not is_row:
+            stated = [match[1] for line in lines if (match := _NUMBER.fullmatch(line))]
+            number = int(stated[-1]) if stated else None
+            continue
+        rows = _RUN.sub(lambda run: run[2] * min(int(run[1]), 100), "\n".join(lines)).replace("|", "\n")
+        if re.search("[@+pP]", rows):  # else walls that decorate a comment
+            yield number, rows
+            number = None
+
+
+def _list_files(path: Path, split: str) -> tuple[list[Path], bool]:
+    """The files of a split, and whether folders make the splits."""
+    if path.is_file():
+        return [path], False
+    if not path.is_dir():
+        raise SpearError(f"levels={os.fspath(path)!r} is neither a file nor a folder.")
+    by_folder = any((path / name).is_dir() for name in FILE_SPLITS[:3])
+    root = path / split if by_folder and split != ALL else path
+    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in _SUFFIXES)
+    if not files:
+        raise SpearError(f"{root} has no level file: it should have some named *.txt, *.xsb or *.sok.")
+    return files, by_folder
+
+
+class LevelFileSet(NumberedTaskSet):
+    """The levels of files, each solved when it is first played."""
+
+    bounded = True
+
+    def __init__(self, name: str, split: str, levels: list[FileLevel]) -> None:
+        super().__init__(f"{VERSION}/{name}", split, len(levels))
+        self._levels = levels
+        self.height = max(level.text.count("\n") + 1 for level in levels)
+        self.width = max(level.text.index("\n") for level in levels)
+
+    def _make_task(self, index: int) -> Task:
+        found = self._levels[index]
+        level = parse_level(found.text)
+        optimal: int | None = None
+        try:
+            optimal = find_optimum(level)
+        except LevelError as error:
+            gym.logger.warn(f"{found.source} cannot be won: {error}")
+        return make_task(self.name.removeprefix(f"{VERSION}/"), self.split, f"{index:05d}", level, optimal)
+
+    def digest(self, index: int) -> str:
+        """See :class:`~spear_envs.core.tasks.TaskSet`; solves nothing."""
+        return digest_level(self._levels[index].text)
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [level.text for level in self._levels]
+
+    def _definition(self) -> Any:
+        return self._texts
+
+
+@lru_cache(maxsize=8)
+def make_file_set(path: Path, number: int | None, split: str, split_by: SplitBy) -> LevelFileSet:
+    """Make the task set of a file or folder.
+
+    Args:
+        number: only the level with this number, of a single file.
+        split: ``"all"``, or a part: the folder of this name where there are such folders, as in Boxoban, else by
+            content as in :func:`~spear_envs.sokoban.levels.find_split`.
+
+    Raises:
+        LevelError: a level is malformed or solved, or there are none.
+        SpearError: a file cannot be read, or a value is not valid.
+    """
+    check_split(split, FILE_SPLITS)
+    files, by_folder = _list_files(path, split)
+    levels = [level for file in files for level in read_file(file)]
+    name = path.stem
+    if number is not None:
+        if len(files) > 1:
+            raise SpearError(f"number={number} needs one file: {path} has {len(files)}.")
+        levels = [level for level in levels if level.number == number]
+        if not levels:
+            raise SpearError(f"number={number!r}: {path} has no such level.")
+        name = f"{name}-{number}"
+    elif not by_folder and split != ALL:
+        levels = [level for level in levels if find_split(level.text, split_by) == split]
+        if not levels:
+            raise LevelError(f"the split {split!r} of {path} has no levels: choose split='all'")
+    return LevelFileSet(name, split, levels)

@@ -20,18 +20,12 @@ from spear_envs.core.tasks import canonical_json
 from spear_envs.data.files import digest_file, sync, write_text
 from spear_envs.data.processes import explain_build, hold_folder, replace_folder
 from spear_envs.data.progress import Show, count_bytes
-from spear_envs.webshop.attribute_table import write_attribute_table
-from spear_envs.webshop.catalog import digest_catalog
-from spear_envs.webshop.draws import DrawMode, Draws, make_draws
-from spear_envs.webshop.goal_files import write_goals
-from spear_envs.webshop.goal_table import GoalTable, Request, TableGoals, make_goal_table
-from spear_envs.webshop.goals import GoalKind, GoalSource
-from spear_envs.webshop.human import make_human_goals
-from spear_envs.webshop.memory import digest_entries
+from spear_envs.webshop.catalog import GoalTable, Request, TableGoals, digest_catalog, make_goal_table
+from spear_envs.webshop.goals import DrawMode, Draws, GoalKind, GoalSource, make_draws, make_human_goals, write_goals
 from spear_envs.webshop.nouns import TitleNouns, find_tagger, name_tagger
-from spear_envs.webshop.record_chunks import NO_GOALS, Workshop, read_chunks, write_chunks
+from spear_envs.webshop.opening import digest_entries
+from spear_envs.webshop.record_chunks import NO_GOALS, Workshop, read_chunks, write_attribute_table, write_chunks
 from spear_envs.webshop.sources import CatalogFiles, read_members
-from spear_envs.webshop.splits import SplitScheme, positions_to_json, split_goals
 from spear_envs.webshop.store import (
     HUMAN,
     INDEX,
@@ -43,6 +37,7 @@ from spear_envs.webshop.store import (
     finish_store,
     write_array,
 )
+from spear_envs.webshop.tasks import SplitScheme, positions_to_json, split_goals
 
 
 class Stock(NamedTuple):

@@ -19,20 +19,30 @@ from spear_envs.core.tools import CallParser
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.opening import MINI, open_catalog
 from spear_envs.webshop.oracle import plan_purchase
-from spear_envs.webshop.pages import ObservationMode, add_message, list_item, list_results, list_sub_page, write_page
-from spear_envs.webshop.parsing import PEER_TAIL, VerbatimParser, find_peer_action
 from spear_envs.webshop.prompts import (
+    PEER_TAIL,
     TOOL_RULES,
     TOOLS,
     CompactShopTemplate,
     ShopTemplate,
+    VerbatimParser,
     compress_page,
     compress_task,
+    find_peer_action,
 )
 from spear_envs.webshop.reward import NOTHING_BOUGHT
-from spear_envs.webshop.shop import Page, Shop, read_action
-from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
-from spear_envs.webshop.tasks import GoalTask
+from spear_envs.webshop.shop import (
+    ObservationMode,
+    Page,
+    Shop,
+    add_message,
+    list_item,
+    list_results,
+    list_sub_page,
+    read_action,
+    write_page,
+)
+from spear_envs.webshop.tasks import ALL, SPLITS, GoalTask, SplitScheme
 
 _CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000

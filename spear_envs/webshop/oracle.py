@@ -6,12 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as combine
 
 from spear_envs.webshop.catalog import Catalog
-from spear_envs.webshop.draws import NO_CEILING
-from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.pages import BACK_TO_SEARCH, BUY_NOW, NEXT_PAGE, PREVIOUS, SUB_PAGES
+from spear_envs.webshop.goals import NO_CEILING, Goal
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import count_option_hits, score_purchase
-from spear_envs.webshop.shop import PAGE_SIZE, Page, Shop, read_action
+from spear_envs.webshop.shop import (
+    BACK_TO_SEARCH,
+    BUY_NOW,
+    NEXT_PAGE,
+    PAGE_SIZE,
+    PREVIOUS,
+    SUB_PAGES,
+    Page,
+    Shop,
+    read_action,
+)
 
 MOST_CHOICES = 8
 """Most values tried for each wanted option; the exact one comes first."""

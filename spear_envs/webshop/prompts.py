@@ -9,11 +9,29 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.parsing import ResponseParser, TagParser
+from spear_envs.core.parsing import ParsedResponse, PlainParser, ResponseParser, TagParser, find_between_tags
 from spear_envs.core.prompts import PromptContext, StockTemplate
 from spear_envs.core.tools import make_tool
-from spear_envs.webshop.pages import SEPARATOR, ObservationMode
-from spear_envs.webshop.shop import PAGE_SIZE
+from spear_envs.webshop.shop import PAGE_SIZE, SEPARATOR, ObservationMode
+
+PEER_TAIL = 20
+"""Characters that verl-agent plays of a response without action tags."""
+
+
+class VerbatimParser(PlainParser):
+    """The whole text is the action, blanks included: the shop ignores ``" click[x]"``."""
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Take the response unchanged; only one that is too long or contains NUL is malformed."""
+        parsed = super().parse(response)
+        refused = parsed.action is None and response.strip()
+        return parsed if refused or parsed.native is not None else ParsedResponse(response, True)
+
+
+def find_peer_action(response: str) -> str:
+    """Return what verl-agent plays for a response, see :func:`~spear_envs.core.parsing.find_between_tags`."""
+    return find_between_tags(response, PEER_TAIL)
+
 
 LONGEST_WITH_HISTORY = 13_000
 """Most characters of a prompt with history; a longer one is written without it, as in verl-agent."""

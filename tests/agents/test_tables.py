@@ -52,7 +52,7 @@ def test_questions_are_averaged_over_benchmarks_not_over_questions() -> None:
 
 def test_the_benchmarks_are_those_of_the_environment() -> None:
     from spear_agents.tables import _BENCHMARKS
-    from spear_envs.search.benchmarks import BENCHMARKS
+    from spear_envs.search.tasks import BENCHMARKS
 
     assert list(_BENCHMARKS) == [benchmark.name for benchmark in BENCHMARKS]
 

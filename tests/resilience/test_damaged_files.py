@@ -19,10 +19,10 @@ from spear_agents.replay.runs import Run
 from spear_agents.replay.server import render_page
 from spear_agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.alfworld.gamefile import GameFile, load_game
-from spear_envs.alfworld.synthesis.files import write_synthetic_game
+from spear_envs.alfworld.synthesis.games import write_synthetic_game
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.index import SearchIndex
-from spear_envs.code.problem_files import read_problems
+from spear_envs.code.tasks import read_problems
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.spaces import INFO_KEYS
@@ -30,7 +30,7 @@ from spear_envs.data.embedded import read_embedded
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import open_index
-from spear_envs.search.question_files import read_questions
+from spear_envs.search.tasks import read_questions
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.sources import find_files
 from spear_envs.webshop.store import check_store

@@ -16,7 +16,7 @@ import pytest
 
 from spear_agents.records import EPISODES, read_last
 from spear_envs.bm25.index import SearchIndex
-from spear_envs.webshop.attribute_table import AttributeTable
+from spear_envs.webshop.record_chunks import AttributeTable
 from spear_envs.webshop.store import check_store
 from tests.resilience.full_disk import ROOM
 

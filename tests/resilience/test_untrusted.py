@@ -166,7 +166,7 @@ PLACES = {
     "sandbox/spear_sandbox/guest/*": "inside the sandbox",
     "agents/spear_agents/engines/vllm_worker.py": "weights alone (weights_only), from the process that started it",
     "training/spear_training/verl_plugin/workers.py": "shards whose pickles check_files has looked through",
-    "spear_envs/code/snippets.py": "text of a program for the sandbox",
+    "spear_envs/code/grammar.py": "text of a program for the sandbox",
 }
 
 

@@ -23,8 +23,8 @@ from spear_agents.trajectory import Layout
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
+from spear_envs.sokoban.engine import paint_board
 from spear_envs.sokoban.env import SokobanEnv
-from spear_envs.sokoban.terminal import paint_board
 from spear_sandbox.foreign import show_text
 
 HISTORY = 2

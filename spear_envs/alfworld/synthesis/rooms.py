@@ -1,16 +1,30 @@
-"""Synthetic rooms: which receptacles they have, and where the agent stands to reach them."""
+"""Synthetic rooms: their receptacles, the objects in them, and where the agent stands to reach them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from random import Random
 from types import MappingProxyType
 
-from spear_envs.alfworld.synthesis.dice import Dice
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.gamefile import TaskType
+from spear_envs.core import dice
+
+
+class Dice(dice.Dice):
+    """A :class:`spear_envs.core.dice.Dice` with the seeds of the embedded games.
+
+    Args:
+        key: what the choices are for; its parts are joined by slashes.
+    """
+
+    def __init__(self, *key: str | int) -> None:
+        digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+        self._random = Random(int.from_bytes(digest, "big")).random
 
 
 class RoomSize(str, Enum):
@@ -221,3 +235,176 @@ def list_layouts(room: RoomKind, size: RoomSize) -> tuple[Layout, ...]:
             seen.add(signature)
             layouts.append(Layout(room, room.first_scene + len(layouts), receptacles))
     return tuple(layouts)
+
+
+def _kinds(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FOOD = _kinds("Apple Bread Egg Lettuce Potato Tomato")
+_CROCKERY = _kinds("Bowl Cup Mug Plate")
+_COOKWARE = _kinds("Kettle Pan Pot")
+_CUTLERY = _kinds("ButterKnife Fork Knife Ladle Spatula Spoon")
+_TABLE_GOODS = _kinds("Glassbottle PepperShaker SaltShaker WineBottle")
+_SINK_GOODS = _kinds("DishSponge SoapBottle")
+_PAPERS = _kinds("Book Newspaper")
+_DESK_GOODS = _kinds("AlarmClock CD Laptop Pen Pencil")
+_POCKET_GOODS = _kinds("CellPhone CreditCard KeyChain RemoteControl Watch")
+_ORNAMENTS = _kinds("Box Candle Statue TissueBox Vase WateringCan")
+_WASH_GOODS = _kinds("Cloth HandTowel SoapBar SprayBottle ToiletPaper")
+
+_TABLE_TOP = (
+    _FOOD | _CROCKERY | _COOKWARE | _CUTLERY | _TABLE_GOODS | _SINK_GOODS | _PAPERS | _DESK_GOODS | _POCKET_GOODS
+) | _ORNAMENTS
+_SEAT = _PAPERS | _POCKET_GOODS - {"Watch"} | {"Box", "Laptop", "Pillow"}
+
+HOLDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "ArmChair": _SEAT,
+        "BathtubBasin": _kinds("Cloth DishSponge HandTowel SoapBar"),
+        "Bed": _kinds("BaseballBat BasketBall Book CellPhone Laptop Newspaper Pillow TeddyBear"),
+        "Cabinet": _CROCKERY | _COOKWARE | _TABLE_GOODS | _SINK_GOODS | _PAPERS | _WASH_GOODS
+        | _kinds("Box Candle Ladle TissueBox Vase WateringCan"),
+        "CoffeeMachine": _kinds("Cup Mug"),
+        "CoffeeTable": _PAPERS | _POCKET_GOODS | _ORNAMENTS | _kinds("Bowl Laptop Mug Pen Pencil Plate"),
+        "CounterTop": _TABLE_TOP | _WASH_GOODS,
+        "Desk": _DESK_GOODS | _POCKET_GOODS | _PAPERS | _ORNAMENTS - {"Candle"} | _kinds("BasketBall Bowl Cup Mug"),
+        "DiningTable": _TABLE_TOP,
+        "Drawer": _CUTLERY | _POCKET_GOODS | _PAPERS | _SINK_GOODS | _WASH_GOODS
+        | _kinds("CD Candle Pen Pencil PepperShaker SaltShaker TissueBox"),
+        "Dresser": _DESK_GOODS | _POCKET_GOODS | _PAPERS | _ORNAMENTS | _kinds("BasketBall Bowl Mug TeddyBear"),
+        "Fridge": _FOOD | _CROCKERY | _kinds("Glassbottle Pan Pot WineBottle"),
+        "GarbageCan": _FOOD | _WASH_GOODS | _kinds("CD DishSponge Newspaper Pen Pencil SoapBottle TissueBox"),
+        "HandTowelHolder": _kinds("HandTowel"),
+        "LaundryHamper": _kinds("Cloth HandTowel"),
+        "Microwave": _FOOD - {"Lettuce"} | _CROCKERY,
+        "Ottoman": _SEAT,
+        "Safe": _kinds("CD CellPhone CreditCard KeyChain Statue Vase Watch"),
+        "Shelf": _CROCKERY | _TABLE_GOODS | _SINK_GOODS | _PAPERS | _POCKET_GOODS | _ORNAMENTS | _WASH_GOODS
+        | _kinds("AlarmClock BasketBall CD Kettle Pen Pencil Pot TeddyBear"),
+        "SideTable": _TABLE_TOP | _WASH_GOODS,
+        "SinkBasin": _FOOD - {"Bread"} | _CROCKERY | _COOKWARE | _CUTLERY
+        | _kinds("Cloth DishSponge HandTowel SoapBar"),
+        "Sofa": _SEAT | {"BasketBall", "TeddyBear"},
+        "StoveBurner": _COOKWARE,
+        "TVStand": _POCKET_GOODS | _ORNAMENTS | _kinds("CD Newspaper"),
+        "Toaster": frozenset(),
+        "Toilet": _WASH_GOODS | _kinds("Candle DishSponge SoapBottle TissueBox"),
+        "ToiletPaperHanger": _kinds("ToiletPaper"),
+        "TowelHolder": _kinds("Towel"),
+    }
+)  # fmt: skip
+"""Receptacle kind -> kinds of objects that may be put there."""
+
+OPENABLE = _kinds("Cabinet Drawer Fridge Microwave Safe")
+"""Receptacles that start closed."""
+
+ABILITIES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "cleanable": _FOOD - {"Bread"} | _CROCKERY | _COOKWARE | _CUTLERY | _kinds("Cloth DishSponge SoapBar"),
+        "coolable": _FOOD | _CROCKERY | _kinds("Pan Pot WineBottle"),
+        "heatable": _FOOD - {"Lettuce"} | _CROCKERY - {"Bowl"},
+        "isReceptacleObject": _CROCKERY | _kinds("Box Pan Pot"),
+        "sliceable": _FOOD,
+    }
+)
+"""Predicate -> kinds of objects that it holds for."""
+
+CONTAINERS = ABILITIES["isReceptacleObject"]
+SLENDER = _CUTLERY | _kinds("CreditCard KeyChain Pen Pencil Watch")
+"""Objects that may lie in a container, such as a fork in a cup."""
+
+LAMP_STANDS = _kinds("CoffeeTable Desk Dresser Shelf SideTable TVStand")
+"""Where a lamp may stand."""
+
+TREATMENTS: Mapping[TaskType, tuple[str, str]] = MappingProxyType(
+    {
+        TaskType.CLEAN: ("cleanable", "isClean"),
+        TaskType.HEAT: ("heatable", "isHot"),
+        TaskType.COOL: ("coolable", "isCool"),
+    }
+)
+"""Task type -> ability that an object needs, and the predicate that must hold in the end."""
+
+
+def has_ability(kind: str, task_type: TaskType) -> bool:
+    """Whether an object of this kind can be treated as the task type wants; True if it needs none."""
+    treatment = TREATMENTS.get(task_type)
+    return treatment is None or kind in ABILITIES[treatment[0]]
+
+
+COPIES: Mapping[RoomSize, tuple[int, ...]] = MappingProxyType(
+    {RoomSize.STANDARD: (0, 1, 1, 2, 3), RoomSize.SMALL: (0, 0, 1, 1, 2)}
+)
+"""Numbers of objects of a kind, equally likely."""
+
+# Frequencies of oddities of official games.
+_IN_TWO_PLACES = 0.02
+_IN_NO_RECEPTACLE = 0.04
+_IN_CONTAINER = 0.3
+_COOL_IN_FRIDGE = 0.3
+
+
+@dataclass(frozen=True)
+class PlacedObject:
+    """An object and its place."""
+
+    kind: str
+    identifier: str
+    place: Receptacle
+    """Its location is that of this receptacle."""
+    loose: bool = False
+    """It is at the location but not in a receptacle, so it cannot be taken."""
+    second: Receptacle | None = None
+    """A second receptacle that lists it."""
+    container: str | None = None
+    """Identifier of the object it lies in."""
+    cool: bool = False
+    """Whether it is cool at the start."""
+
+
+def _pick_place(places: list[Receptacle], dice: Dice) -> Receptacle:
+    """Pick a receptacle: first its kind, so that ten cabinets do not get everything."""
+    kinds = sorted({place.kind for place in places})
+    kind = dice.pick(kinds)
+    return dice.pick([place for place in places if place.kind == kind])
+
+
+def draw_objects(layout: Layout, size: RoomSize, dice: Dice) -> list[PlacedObject]:
+    """Draw the objects of one game; the lamp, if any, comes last."""
+    objects: list[PlacedObject] = []
+    taken: set[str] = set()
+
+    def draw_new(kind: str) -> str:
+        while (identifier := draw_identifier(dice, kind)) in taken:
+            pass
+        taken.add(identifier)
+        return identifier
+
+    for kind in layout.room.objects:
+        places = [place for place in layout.receptacles if kind in HOLDS[place.kind]]
+        if not places:
+            continue
+        for _ in range(dice.pick(COPIES[size])):
+            place = _pick_place(places, dice)
+            second = dice.pick(layout.receptacles) if dice.chance(_IN_TWO_PLACES) else None
+            container = None
+            if kind in SLENDER and dice.chance(_IN_CONTAINER):
+                near = [item for item in objects if item.place is place and item.kind in CONTAINERS]
+                container = near[0].identifier if near else None
+            objects.append(
+                PlacedObject(
+                    kind,
+                    draw_new(kind),
+                    place,
+                    loose=dice.chance(_IN_NO_RECEPTACLE),
+                    second=None if second is place else second,
+                    container=container,
+                    cool=place.kind == "Fridge" and kind in ABILITIES["coolable"] and dice.chance(_COOL_IN_FRIDGE),
+                )
+            )
+    lamp = layout.room.lamp
+    if lamp is not None:
+        stands = [place for place in layout.receptacles if place.kind in LAMP_STANDS]
+        objects.append(PlacedObject(lamp, draw_new(lamp), dice.pick(stands)))
+    return objects

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spear_envs.alfworld.gamefile import TaskType
 from spear_envs.alfworld.synthesis.games import make_game
-from spear_envs.alfworld.task_types import TaskType
 
 GRAMMAR = 'grammar :: """ { "task": [ { "rhs": "Your task is to: UNKNOWN GOAL." } ] } """'
 

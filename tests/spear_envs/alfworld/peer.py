@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spear_envs.alfworld.actions import TREATMENTS, Verb
-from spear_envs.alfworld.gamefile import make_game
+from spear_envs.alfworld.gamefile import GameText, make_game
 from spear_envs.alfworld.grammar import split_grammar
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
-from spear_envs.alfworld.sources import GameText
+from spear_envs.alfworld.state import TREATMENTS, Verb
 from spear_envs.alfworld.textworld import TextWorldPlay
 
 MEND = "alfworld and textworld are not installed: pip install 'spear-envs[alfworld]'"

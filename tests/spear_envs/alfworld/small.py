@@ -3,9 +3,9 @@
 from typing import Any
 
 from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.grammar import WORDING_2_1_2, Wording
 from spear_envs.alfworld.interpreter import Interpreter
-from spear_envs.alfworld.synthesis.files import read_game_logic
-from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
+from spear_envs.alfworld.synthesis.games import read_game_logic
 
 WORDING_2_1_1 = Wording(
     put=("put ", " in/on "),

@@ -6,11 +6,11 @@ from collections.abc import Hashable
 from hypothesis import strategies as st
 
 from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.gamefile import TaskType
+from spear_envs.alfworld.grammar import WORDING_2_1_2
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import LAYOUTS, RoomSize
-from spear_envs.alfworld.task_types import TaskType
-from spear_envs.alfworld.wording import WORDING_2_1_2
 
 synthetic_games = st.builds(
     make_game,

@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from spear_envs.alfworld.errors import GameError
-from spear_envs.alfworld.grammar import KNOWN_PARTS, digest_parts, read_wording, replace_sentence, split_grammar
-from spear_envs.alfworld.synthesis.files import write_synthetic_game
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.gamefile import TaskType
+from spear_envs.alfworld.grammar import (
+    KNOWN_PARTS,
+    WORDING_2_1_2,
+    Wording,
+    digest_parts,
+    read_wording,
+    replace_sentence,
+    split_grammar,
+)
+from spear_envs.alfworld.pddl import GameError
+from spear_envs.alfworld.synthesis.games import write_synthetic_game
 from spear_envs.alfworld.textworld import TextWorldPlay
-from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 from tests.spear_envs.alfworld.odd_games import GOALS, make_odd, make_release_2_1_1, patch_release_2_1_1
 from tests.spear_envs.alfworld.peer import (
     MEND,

@@ -11,17 +11,15 @@ import gymnasium as gym
 import pytest
 import regex
 
-from spear_envs.alfworld import embedded
-from spear_envs.alfworld.embedded import EmbeddedGame, EmbeddedTaskSet, list_embedded
-from spear_envs.alfworld.errors import GameError
-from spear_envs.alfworld.gamefile import load_game
+from spear_envs.alfworld import tasks as embedded
+from spear_envs.alfworld.gamefile import SUBTASKS, load_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
+from spear_envs.alfworld.pddl import GameError
 from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
 from spear_envs.alfworld.synthesis.games import make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
-from spear_envs.alfworld.task_types import SUBTASKS
-from spear_envs.alfworld.tasks import SPLITS
+from spear_envs.alfworld.tasks import SPLITS, EmbeddedGame, EmbeddedTaskSet, list_embedded
 from spear_envs.core.prompts import PromptContext
 from spear_envs.core.tasks import check_disjoint
 from tests.spear_envs.alfworld.small import start

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.game import Game
 from spear_envs.alfworld.gamefile import CACHED_GAMES, GameFile, WordingChoice, load_game, read_game_file
-from spear_envs.alfworld.pddl import parse_expression, read_problem, read_typed_list
+from spear_envs.alfworld.grammar import WORDING_2_1_2
+from spear_envs.alfworld.pddl import GameError, parse_expression, read_problem, read_typed_list
 from spear_envs.alfworld.tasks import make_task_set
-from spear_envs.alfworld.wording import WORDING_2_1_2
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
 from tests.spear_envs.alfworld.small import WORDING_2_1_1, make_data, write_problem

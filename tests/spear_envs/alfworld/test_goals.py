@@ -9,17 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.alfworld.conditions import count_goal_conditions
-from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.game import Game
-from spear_envs.alfworld.gamefile import GameFile, load_game
-from spear_envs.alfworld.goals import FLUENTS, compile_condition
+from spear_envs.alfworld.gamefile import GameFile, TaskType, load_game
+from spear_envs.alfworld.goals import FLUENTS, compile_condition, count_goal_conditions
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
-from spear_envs.alfworld.pddl import PREDICATES, Expression, parse_expression
+from spear_envs.alfworld.pddl import PREDICATES, Expression, GameError, parse_expression
 from spear_envs.alfworld.state import State
 from spear_envs.alfworld.synthesis.games import SyntheticGame
-from spear_envs.alfworld.task_types import TaskType
 from tests.spear_envs.alfworld.small import make_small, play, start
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.alfworld.actions import Verb
 from spear_envs.alfworld.game import Game
 from spear_envs.alfworld.gamefile import load_game
+from spear_envs.alfworld.grammar import WORDING_2_1_2
 from spear_envs.alfworld.interpreter import CHANGES, Interpreter
-from spear_envs.alfworld.state import PROPERTIES, State
+from spear_envs.alfworld.state import PROPERTIES, State, Verb
 from spear_envs.alfworld.tasks import make_task_set
-from spear_envs.alfworld.wording import WORDING_2_1_2
 from tests.spear_envs.alfworld.peer import play_randomly, run_errands
 from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start, write_problem
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from spear_envs.alfworld import records
-from spear_envs.alfworld.errors import GameError
-from spear_envs.alfworld.gamefile import load_game
+from spear_envs.alfworld import official as records
+from spear_envs.alfworld.gamefile import TaskType, load_game
 from spear_envs.alfworld.official import (
     OFFICIAL_COUNTS,
+    LeftOut,
     TaskText,
     find_data_folder,
     find_split,
     make_file_set,
     make_official_set,
+    scan_split,
 )
-from spear_envs.alfworld.records import LeftOut, scan_split
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.pddl import GameError
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.game_files import write_trial
 

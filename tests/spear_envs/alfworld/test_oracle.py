@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.alfworld.game import Game
-from spear_envs.alfworld.gamefile import GameFile, load_game
+from spear_envs.alfworld.gamefile import GameFile, TaskType, load_game
+from spear_envs.alfworld.grammar import WORDING_2_1_2, Wording
 from spear_envs.alfworld.interpreter import Interpreter
-from spear_envs.alfworld.oracle import is_winnable, plan
-from spear_envs.alfworld.searching import search
+from spear_envs.alfworld.oracle import is_winnable, plan, search
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
-from spear_envs.alfworld.task_types import TaskType
-from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 from tests.spear_envs.alfworld.odd_games import GOALS
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
 

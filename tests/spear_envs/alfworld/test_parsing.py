@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.alfworld.aliases import rewrite_command
+from spear_envs.alfworld.gamefile import SUBTASKS, TaskType, find_task_type, name_subtask
+from spear_envs.alfworld.grammar import WORDING_2_1_2, Wording
 from spear_envs.alfworld.interpreter import Interpreter
-from spear_envs.alfworld.names import name_things
-from spear_envs.alfworld.parsing import PEER_TAIL, CommandParser, VerbatimParser, find_peer_command
-from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type, name_subtask
+from spear_envs.alfworld.pddl import name_things
 from spear_envs.alfworld.tasks import make_task_set
-from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
+from spear_envs.alfworld.tools import PEER_TAIL, CommandParser, VerbatimParser, find_peer_command, rewrite_command
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, PeerParser
 from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from spear_envs.alfworld.embedded import list_embedded
+from spear_envs.alfworld.gamefile import TaskType
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
-from spear_envs.alfworld.synthesis.files import write_game
+from spear_envs.alfworld.synthesis.games import write_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
-from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.tasks import list_embedded
 from spear_envs.alfworld.textworld import TextWorldPlay
 from tests.spear_envs.alfworld.peer import MEND, Tally, compare_play, has_textworld
 

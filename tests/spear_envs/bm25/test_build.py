@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.bm25 import build, merging
+from spear_envs.bm25 import build
+from spear_envs.bm25 import build as merging
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import ARRAYS, MANIFEST, map_index
 from spear_envs.bm25.index import SearchIndex
@@ -138,7 +139,7 @@ def test_damaged_chunks_are_made_again(
 BUILD_SLOWLY = """
 import sys, time
 from pathlib import Path
-from spear_envs.bm25 import build, merging
+from spear_envs.bm25 import build, build as merging
 build.CHUNK_DOCUMENTS = 10
 def texts():
     for i in range(400):

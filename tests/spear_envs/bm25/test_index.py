@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.bm25.analysis import analyze
+from spear_envs.bm25.analysis import analyze, stem_word
 from spear_envs.bm25.build import build_index
-from spear_envs.bm25.index import MAX_TERMS, SearchIndex
+from spear_envs.bm25.index import MAX_TERMS, SearchIndex, rank_with_numpy
 from spear_envs.bm25.packing import (
     BLOCK,
     BOUNDS,
@@ -34,8 +34,6 @@ from spear_envs.bm25.postings import (
     quantize_lengths,
     unpack_terms,
 )
-from spear_envs.bm25.ranking import rank_with_numpy
-from spear_envs.bm25.stemmer import stem_word
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.products import read_product
 

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.bm25.analysis import analyze
-from spear_envs.bm25.index import SearchIndex
+from spear_envs.bm25.index import Rank, SearchIndex, choose_rank, rank_with_numpy
 from spear_envs.bm25.packing import BLOCK, PADDING, PackedPairs, pack_pairs, pack_postings
 from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings, make_postings, pack_terms, quantize_lengths
-from spear_envs.bm25.ranking import Rank, choose_rank, rank_with_numpy
 
 compiled: Any = choose_rank()
 needs_compiled = pytest.mark.skipif(compiled is rank_with_numpy, reason="the extension module was not built")

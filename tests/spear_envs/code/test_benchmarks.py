@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from spear_envs.code.benchmarks import BENCHMARKS, open_benchmark
 from spear_envs.code.opening import find_splits, open_tasks
-from spear_envs.code.problem_files import RawProblem, keep_distinct, read_problems
+from spear_envs.code.tasks import BENCHMARKS, RawProblem, keep_distinct, open_benchmark, read_problems
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.code.conftest import make
 from tests.spear_envs.data import hub

@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.code.feedback import Feedback, render_feedback, truncate_middle
-from spear_envs.code.grammar import CodeParser, read_call, write_answer, write_call
+from spear_envs.code.grammar import (
+    FILE_NAME,
+    CodeParser,
+    Prelude,
+    find_fence,
+    make_program,
+    read_call,
+    strip_fences,
+    write_answer,
+    write_call,
+)
+from spear_envs.code.opening import Feedback, render_feedback, truncate_middle
 from spear_envs.code.prompts import make_templates
-from spear_envs.code.snippets import FILE_NAME, Prelude, find_fence, make_program, strip_fences
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 from tests.spear_envs.code.conftest import Subprocess, make, make_outcome

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from spear_envs.alfworld import data_cli as alfworld
-from spear_envs.code.benchmarks import BENCHMARKS as PROBLEMS
+from spear_envs.code.tasks import BENCHMARKS as PROBLEMS
 from spear_envs.data import RemoteFile
-from spear_envs.search.benchmarks import BENCHMARKS as QUESTIONS
 from spear_envs.search.data_cli import SOURCES
+from spear_envs.search.tasks import BENCHMARKS as QUESTIONS
 from spear_envs.webshop import data_cli as webshop
 from tests.spear_envs.alfworld.game_files import write_trial
 from tests.spear_envs.data import hub

@@ -15,7 +15,14 @@ from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 from spear_envs.search.embedded import SPLITS, BaseSize, KnowledgeBase, Question, open_base
-from spear_envs.search.grading import exact_match, f1_score, normalize_answer
+from spear_envs.search.grading import (
+    exact_match,
+    f1_score,
+    find_answer,
+    find_last_answer,
+    grade_transcript,
+    normalize_answer,
+)
 from spear_envs.search.grammar import SearchParser
 from spear_envs.search.prompts import (
     INVALID_ACTION,
@@ -25,7 +32,6 @@ from spear_envs.search.prompts import (
     SearchTemplate,
     make_templates,
 )
-from spear_envs.search.transcripts import find_answer, find_last_answer, grade_transcript
 
 ANSWERS = st.text(st.sampled_from("abthe ANnoyes-.'é"), max_size=12)
 

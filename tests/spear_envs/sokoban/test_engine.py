@@ -15,9 +15,19 @@ from hypothesis import strategies as st
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import PlainParser, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptContext
-from spear_envs.sokoban.engine import DOWN, LEFT, RIGHT, STILL, UP, Board
+from spear_envs.sokoban.engine import (
+    DOWN,
+    LEFT,
+    RIGHT,
+    STILL,
+    UP,
+    Board,
+    RememberingParser,
+    find_peer_action,
+    read_like_peer,
+    read_moves,
+)
 from spear_envs.sokoban.levels import SYMBOLS, WORDS, Level, format_codes, parse_level
-from spear_envs.sokoban.moves import RememberingParser, find_peer_action, read_like_peer, read_moves
 from spear_envs.sokoban.prompts import CompactBoardTemplate, SokobanTemplate
 from spear_envs.sokoban.sprites import Image, draw_tiles, load_tiles, read_peer_tiles
 from tests.spear_envs.sokoban.conftest import actions, levels

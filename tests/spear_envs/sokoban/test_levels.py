@@ -12,7 +12,7 @@ from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import check_disjoint
 from spear_envs.sokoban.engine import ACTIONS, Board
 from spear_envs.sokoban.env import SokobanEnv
-from spear_envs.sokoban.generate import Recipe
+from spear_envs.sokoban.generate import Recipe, find_solution
 from spear_envs.sokoban.levels import (
     Level,
     LevelError,
@@ -27,7 +27,6 @@ from spear_envs.sokoban.levels import (
     format_spaced,
     parse_level,
 )
-from spear_envs.sokoban.search import find_solution
 from spear_envs.sokoban.tasks import DEFAULT_FINGERPRINTS, make_level_set, make_task_set, read_level
 from tests.spear_envs.sokoban.conftest import levels
 

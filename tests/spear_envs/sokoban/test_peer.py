@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from spear_envs.sokoban.engine import ACTIONS, Board
-from spear_envs.sokoban.generate import Recipe, make_level
+from spear_envs.sokoban.generate import Recipe, find_solution, make_level
 from spear_envs.sokoban.levels import Level, format_codes, parse_level
-from spear_envs.sokoban.search import find_solution
 from spear_envs.sokoban.sprites import read_peer_tiles
 from tests.spear_envs.sokoban.peer import open_peer
 

@@ -7,7 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.sokoban.engine import ACTIONS, Board
-from spear_envs.sokoban.generate import Recipe, draw_held_out, draw_room, make_dice, make_level, parse_room
+from spear_envs.sokoban.generate import (
+    CELL_BITS,
+    Recipe,
+    draw_held_out,
+    draw_room,
+    find_solution,
+    make_dice,
+    make_level,
+    measure_backward,
+    measure_pushes,
+    parse_room,
+)
 from spear_envs.sokoban.levels import (
     BOX_ON_TARGET,
     Level,
@@ -18,7 +29,6 @@ from spear_envs.sokoban.levels import (
     find_split,
     parse_level,
 )
-from spear_envs.sokoban.search import CELL_BITS, find_solution, measure_backward, measure_pushes
 from tests.spear_envs.sokoban.conftest import actions, levels
 
 

@@ -12,7 +12,7 @@ from spear_envs.core.tasks import check_disjoint
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.env import WebShopEnv
-from spear_envs.webshop.goal_files import write_goals
+from spear_envs.webshop.goals import write_goals
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import CatalogFiles, find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed

@@ -14,7 +14,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import check_disjoint
 from spear_envs.webshop import opening, sources
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.goal_files import write_goals
+from spear_envs.webshop.goals import write_goals
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import (
     JsonReader,

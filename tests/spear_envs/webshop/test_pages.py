@@ -13,15 +13,20 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import MAX_RESPONSE_LENGTH
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 from spear_envs.webshop.env import WebShopEnv
-from spear_envs.webshop.pages import (
+from spear_envs.webshop.prompts import (
+    LONGEST_WITH_HISTORY,
+    ShopTemplate,
+    VerbatimParser,
+    find_peer_action,
+    strip_instruction,
+)
+from spear_envs.webshop.shop import (
     Mark,
     ObservationMode,
     add_message,
     list_item,
     write_page,
 )
-from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
-from spear_envs.webshop.prompts import LONGEST_WITH_HISTORY, ShopTemplate, strip_instruction
 from tests.spear_envs.webshop.conftest import make_product
 
 TEXT, RICH = ObservationMode.TEXT, ObservationMode.TEXT_RICH

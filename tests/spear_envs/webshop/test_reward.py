@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.draws import NO_CEILING, KeyedDraws, ceilings_above, make_draws
-from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.matching import COLOURS, fold_colour, matches, token_set_ratio
+from spear_envs.webshop.goals import NO_CEILING, Goal, KeyedDraws, ceilings_above, make_draws
 from spear_envs.webshop.nouns import RULE, find_tagger, name_tagger, rule_nouns, spacy_nouns
 from spear_envs.webshop.products import read_product
-from spear_envs.webshop.reward import compare_titles, count_option_hits, score_purchase
+from spear_envs.webshop.reward import (
+    COLOURS,
+    compare_titles,
+    count_option_hits,
+    fold_colour,
+    matches,
+    score_purchase,
+    token_set_ratio,
+)
 from tests.spear_envs.webshop.conftest import golden_nouns, make_goal, make_product, read_packed
 
 

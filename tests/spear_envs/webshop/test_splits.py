@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import check_disjoint
 from spear_envs.data.embedded import read_embedded
-from spear_envs.webshop import splits
+from spear_envs.webshop import tasks as splits
 from spear_envs.webshop.catalog import Catalog
-from spear_envs.webshop.goal_files import read_goals, read_prices, write_goals
-from spear_envs.webshop.goals import Goal, GoalSource, ListedGoals, make_goal
+from spear_envs.webshop.goals import Goal, GoalSource, ListedGoals, make_goal, read_goals, read_prices, write_goals
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import Score, score_purchase
-from spear_envs.webshop.splits import Positions, SplitScheme, positions_from_json, positions_to_json, split_goals
+from spear_envs.webshop.tasks import Positions, SplitScheme, positions_from_json, positions_to_json, split_goals
 from tests.spear_envs.webshop.catalogs import load, make_entry, make_options, make_record
 from tests.spear_envs.webshop.conftest import make_product
 

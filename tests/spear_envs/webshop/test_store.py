@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalog import Catalog
-from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
 from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
-from spear_envs.webshop.products import DEFAULT_PRICE, is_listed, parse_prices, read_options, read_product
-from spear_envs.webshop.store import check_store, open_store, read_store
+from spear_envs.webshop.products import (
+    DEFAULT_PRICE,
+    decode_entry,
+    encode_entry,
+    is_listed,
+    make_entry,
+    parse_prices,
+    read_options,
+    read_product,
+)
+from spear_envs.webshop.store import DICTIONARY_BYTES, Packer, check_store, make_dictionary, open_store, read_store
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 

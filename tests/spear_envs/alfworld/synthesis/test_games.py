@@ -11,17 +11,21 @@ import pytest
 from hypothesis import given, settings
 
 from spear_envs.alfworld import write_synthetic_game
+from spear_envs.alfworld.gamefile import SUBTASKS, TaskType, find_task_type
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
-from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
-from spear_envs.alfworld.synthesis.problem import SENTENCES
-from spear_envs.alfworld.synthesis.rooms import LAYOUTS, ROOMS, RoomKind, RoomSize, list_layouts, rooms_of
-from spear_envs.alfworld.synthesis.things import (
+from spear_envs.alfworld.synthesis.games import SENTENCES, SyntheticGame, make_game
+from spear_envs.alfworld.synthesis.rooms import (
     ABILITIES,
     HOLDS,
+    LAYOUTS,
+    ROOMS,
     TREATMENTS,
+    RoomKind,
+    RoomSize,
+    list_layouts,
+    rooms_of,
 )
-from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import check_space, digest_file, put_file, write_text
+from spear_envs.data.files import check_space, digest_file, put_file, write_json
 from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 from spear_envs.data.progress import Show
 from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, POSTINGS, Corpus, Part, finish_part
@@ -219,7 +219,7 @@ def _claim_folder(folder: Path, corpus: Corpus, source: EncoderSource) -> None:
     if not isinstance(found, dict):  # shards of unknown origin are made again
         for path in folder.glob(f"??????.{'?' * DIGITS}.f16"):
             path.unlink()
-        write_text(folder / NOTE, json.dumps(note), synced=True)
+        write_json(folder / NOTE, note)
     elif found != note:
         names = [name for name in note if found.get(name) != note[name]]
         raise SpearError(

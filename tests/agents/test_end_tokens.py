@@ -102,7 +102,7 @@ def test_all_files_are_asked(
 def test_a_model_that_names_no_end_is_refused(tmp_path: Path) -> None:
     for text in ("", "[]", "null"):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(SpearError, match="end token"):
+        with pytest.raises(SpearError, match=r"names no end token: set eos_token_id in its generation_config\.json"):
             require_end_ids(tmp_path, None)
 
 

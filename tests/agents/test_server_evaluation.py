@@ -14,7 +14,7 @@ from spear_agents.panels import rescore_run
 from spear_agents.records import EPISODES
 from spear_agents.replay.runs import describe_episode
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.shortcuts import compare
+from spear_agents.significance import compare
 from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say

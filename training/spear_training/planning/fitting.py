@@ -37,6 +37,10 @@ CPU_SHARE = 0.8
 GPU_SHARE = 0.9
 """Of a card's memory that a training may take."""
 CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+RANK = 32
+"""Of an adapter that is advised."""
+SHORTEST = 256
+"""Tokens of a row that is advised."""
 BUCKET = 256
 """Tokens to whose multiples micro-batches on a CPU are padded in bfloat16: torch makes kernels for each new shape,
 which takes time, and keeps up to a gigabyte of them."""
@@ -63,6 +67,15 @@ TUNING_KEYS = Keys(
     "engine.pad_to_length",
     "engine.pad_to_length_bucket",
 )
+SAVINGS = {
+    ACTOR_KEYS: (
+        "actor_rollout_ref.model.lora_rank",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype",
+        "actor_rollout_ref.actor.fsdp_config.offload_policy",
+    ),
+    TUNING_KEYS: ("model.lora_rank", "engine.model_dtype", "engine.offload_policy"),
+}
+"""Keys that make a training smaller: the rank of an adapter, the type of stored numbers, and the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +133,12 @@ def fit_update(
     others: Sequence[Item] = (),
     *,
     keys: Keys = ACTOR_KEYS,
+    on_cpu: bool = True,
 ) -> Fit:
     """Choose the largest micro-batch that fits, and gradient checkpointing where it would be small otherwise.
 
     ``room`` are bytes of memory, of which ``others`` take some. What is given in ``wish`` stays. Raises SpearError if
-    not even one row fits, not for what is only estimated, nor for given tokens.
+    not even one row fits, which names what would; not for what is only estimated, nor for given tokens.
     """
     taken = sum_bytes(others)
 
@@ -151,11 +165,36 @@ def fit_update(
         least = max(sum_bytes(items), trainer.loading)
         raise SpearError(
             f"one row of {wish.longest:,} tokens takes about {least / GIB:.1f} GiB to update, and {room / GIB:.1f} GiB "
-            f"are free: train an adapter (model.lora_rank), or set {keys.tokens}={wish.longest} to try"
+            f"are free: {_name_ways(trainer, wish, room, keys, on_cpu=on_cpu)}. To try it all the same, set "
+            f"{keys.tokens}={wish.longest}"
         )
     tokens = found[way] or (wish.tokens if wish.given_tokens else wish.longest)  # none fits with the rest
     chosen = tokens < min(wish.tokens, wish.share) or way != wish.checkpointing
     return Fit(tokens, way, need(tokens, way), room, chosen)
+
+
+def list_ways(trainer: Trainer, keys: Keys = ACTOR_KEYS, *, on_cpu: bool = False) -> list[tuple[str, Trainer]]:
+    """Settings that make ``trainer`` smaller, the fastest first, with the trainer that they make."""
+    rank, stored, offload = SAVINGS[keys]
+    adapter = (f"{rank}={RANK}", replace(trainer, rank=RANK))
+    half = f"{stored}=bfloat16"
+    ways = [adapter, (f"{adapter[0]} {half}", replace(adapter[1], stored=2))] if not trainer.rank else []
+    if trainer.rank and trainer.stored > 2:
+        ways = [(half, replace(trainer, stored=2))]
+    if not on_cpu and not trainer.on_host:
+        host = f"{offload}=true"
+        ways += [(f"{way} {host}".strip(), replace(made, on_host=True)) for way, made in [("", trainer), *ways]]
+    return ways
+
+
+def _name_ways(trainer: Trainer, wish: Wish, room: float, keys: Keys, *, on_cpu: bool) -> str:
+    """What would fit, as a clause."""
+    ways = [way for way, made in list_ways(trainer, keys, on_cpu=on_cpu) if made.measure(wish.longest) <= room][:3]
+    shorter = bisect_right(range(wish.longest), room, key=trainer.measure) - 1
+    if shorter >= SHORTEST:
+        ways.append(f"rows of {shorter:,} tokens")
+    ways.append("a smaller model, or more memory")
+    return f"what would fit is {', or '.join(ways)}" if len(ways) > 1 else f"take {ways[0]}"
 
 
 def fit_training(
@@ -238,7 +277,7 @@ def _fit(
             wish = replace(wish, tokens=tokens, checkpointing=wish.checkpointing or not wish.given_checkpointing)
         if trainer.width == 2 and given.isdisjoint((keys.pad, keys.bucket)):
             _write(config, {keys.pad: True, keys.bucket: BUCKET})
-    fit = fit_update(trainer, wish, room, others, keys=keys)
+    fit = fit_update(trainer, wish, room, others, keys=keys, on_cpu=on_cpu)
     _write(config, {keys.tokens: fit.tokens, keys.checkpointing: fit.checkpointing})
     return replace(fit, chosen=fit.chosen or wish != asked)
 

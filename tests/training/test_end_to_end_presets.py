@@ -172,8 +172,8 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
     turns = sum(record["turns/mean"] for record in steps) / 2
     given = {"turns": turns, "prompt": rows[1] / rows[0], "response": rows[2] / rows[0], "written": rows[3] / rows[0]}
     plan = make_plan(config, given, 2**30)
-    assert plan.step.rows == pytest.approx(rows[0]) and plan.step.written == pytest.approx(rows[3])
-    assert plan.step.tokens == pytest.approx(rows[1] + rows[2])
+    assert plan.step["rows"] == pytest.approx(rows[0]) and plan.step["written"] == pytest.approx(rows[3])
+    assert plan.step["tokens"] == pytest.approx(rows[1] + rows[2])
     first = steps[0]
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
     assert first["actor/optimizer_steps"] == count_minibatches(first["rows/trained"], mini_batch)

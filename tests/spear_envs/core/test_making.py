@@ -1,9 +1,11 @@
 """Environments by their ids, users' Python beside ours, and errors."""
 
+import os
 import pickle
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, require_whole
 from spear_envs.core.machine import import_file, make_command
 from spear_envs.core.making import find_splits, make_env
-from spear_envs.core.registration import ENVIRONMENTS
+from spear_envs.core.registration import ENVIRONMENTS, register_env
 from tests.spear_envs.corridor import CorridorEnv
 
 CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
@@ -69,6 +71,51 @@ def test_specs_can_be_pickled_and_made_from() -> None:
     spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
     assert isinstance(spec.make().unwrapped, CorridorEnv)
     assert gym.make_vec(spec, num_envs=2).num_envs == 2
+
+
+TRACE = """
+import json, sys
+from spear_envs.core.making import make_env
+from spear_envs.core.registration import ENVIRONMENTS
+from spear_envs.testing.trace import freeze
+for entry in ENVIRONMENTS:
+    env = make_env(entry.id)
+    step = env.reset(seed=3)
+    print(entry.id, env.tasks.fingerprint, json.dumps(freeze(step)), env.expert_plan())
+    while not env.done and env.turn < 3 and "Code" not in entry.id:  # whose expert needs a sandbox
+        step = env.step(env.parser.respond(env.expert_plan()[0]))
+        print(json.dumps(freeze(step)))
+heavy = "torch transformers gym gym_sokoban textworld alfworld sympy scipy pandas pyarrow faiss fastapi httpx spacy ray"
+print("loaded:", *[name for name in heavy.split() if name in sys.modules])
+"""
+
+
+def test_episodes_depend_on_the_seed_alone_and_load_nothing_heavy() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "77")
+    }
+    assert len(printed) == 1
+    lines = printed.pop().splitlines()
+    assert len(lines) > 3 * len(ENVIRONMENTS) and lines[-1] == "loaded:"
+
+
+def test_an_environment_of_others() -> None:
+    register_env("tests/LongCorridor-v0", CorridorEnv, kwargs={"length": 20})
+    observation, _ = gym.make("tests/LongCorridor-v0").reset(seed=0)
+    assert len(observation) == 20
+    vector = gym.make_vec("tests/LongCorridor-v0", num_envs=2, max_turns=3)
+    assert vector.get_attr("max_turns") == (3, 3) and vector.reset(seed=0)[0][0] == observation
+    vector.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register_env("tests/LongCorridor-v0", CorridorEnv, kwargs={"length": 20})
 
 
 PROGRAM = "import random, sys, mine_beside\nprint(random.randint(3, 3) + mine_beside.FOUR, sys.argv[1:], __name__)"

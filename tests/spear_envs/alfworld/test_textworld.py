@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spear_envs.alfworld import textworld
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
@@ -22,6 +23,13 @@ TASK = "alfworld/embedded-small/train/00003"
 
 def make(backend: str, **kwargs: Any) -> ALFWorldEnv:
     return ALFWorldEnv(**{"response_format": "plain", "backend": backend, **kwargs})
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    textworld._import_textworld.cache_clear()
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[alfworld\]'"):
+        make("textworld")
 
 
 @needs_textworld

@@ -114,6 +114,8 @@ def test_mu_follows_its_schedule(mu: Any, step: int, weight: float) -> None:
     env.reset(seed=3)
     *_, (_, reward, _, _, info) = play(env.unwrapped, env.unwrapped.expert_plan())  # type: ignore[arg-type,attr-defined]
     assert reward == pytest.approx(1.1 + weight * info["reward_terms"]["tool_call"])
+    with pytest.raises(SpearError, match="no training step"):
+        set_training_step(gym.make("CartPole-v1"), step)
 
 
 def test_plain_format_takes_the_bare_action() -> None:

@@ -85,6 +85,24 @@ def test_isolation() -> None:
     assert silent.verdict is Verdict.PROBLEM and "no such thing" in silent.found
 
 
+def test_graphics_cards() -> None:
+    def check(code: str) -> Finding:
+        return one(doctor.check_graphics((sys.executable, "-c", code)), "GPUs")
+
+    assert one(doctor.check_graphics(("no-such-command",)), "GPUs").found.startswith("none")
+    assert check("print('NVIDIA H100, 81559 MiB, 570.1')").verdict is Verdict.OK
+    broken = check("import sys; sys.exit('Failed to initialize NVML: Driver/library version mismatch')")
+    assert broken.verdict is check("").verdict is Verdict.PROBLEM and "NVML" in broken.found
+
+
+def test_a_check_that_fails_is_a_finding() -> None:
+    def check_the_moon() -> Iterable[Finding]:
+        raise OSError("too far")
+
+    (found,) = doctor.examine(check_the_moon)
+    assert (found.name, found.verdict) == ("the moon", Verdict.PROBLEM) and "too far" in found.found
+
+
 def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("SPEAR_OFFLINE", "1")

@@ -22,6 +22,12 @@ def test_a_sound_environment_passes() -> None:
     assert all(result.seconds >= 0 and result.detail for result in report.results)
 
 
+@pytest.mark.parametrize("keywords", [{"response_format": "plain"}, {"reward": "native"}, {"split": "test"}])
+def test_it_passes_with_other_keywords_and_behind_a_module(keywords: dict[str, Any]) -> None:
+    report = check_spear_env("tests.spear_envs.corridor:tests/Corridor-v0", resets=50, **keywords)
+    assert report.passed and report.kwargs == keywords
+
+
 # Corridors that are wrong in one way each, and the check that must find it.
 
 
@@ -86,6 +92,12 @@ class Overdone(CorridorEnv):
 class Moody(CorridorEnv):
     def _observe(self, message: str) -> str:
         return super()._observe(message) + " " * random.randrange(3)
+
+
+class Global(CorridorEnv):
+    def _start(self, task: Task) -> None:
+        super()._start(task)
+        random.random()
 
 
 class Hashed(CorridorEnv):
@@ -189,6 +201,7 @@ FAULTS = {
     HalfHearted: "oracle",
     Overdone: "info",
     Moody: "determinism",
+    Global: "determinism",
     Hashed: "determinism",
     Unequal: "group",
     Changing: "info",

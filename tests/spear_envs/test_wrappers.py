@@ -1,14 +1,15 @@
-"""Wrappers for trainers without text, and environments of Gymnasium in text."""
+"""Wrappers for trainers without text, alone and with those trainers where they are installed."""
 
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
 
 from spear_envs import SpearError, register_env
 from spear_envs.testing.checks import CHECKS, Subject
-from spear_envs.wrappers import DiscreteActions, GymnasiumEnv
+from spear_envs.wrappers import DiscreteActions, GymnasiumEnv, PictureObservation
 from tests.spear_envs.corridor import CorridorEnv
 
 LAKE: dict[str, Any] = {
@@ -18,6 +19,11 @@ LAKE: dict[str, Any] = {
     "env_keywords": {"render_mode": "ansi", "is_slippery": False},
 }
 WAY = ["down", "down", "right", "right", "down", "right"]
+
+
+def make_sokoban(**keywords: Any) -> gym.Env[Any, Any]:
+    env = gym.make("spear_envs:spear/Sokoban-v1", disable_env_checker=True, **keywords)
+    return PictureObservation(DiscreteActions(env, ["up", "down", "left", "right"]))
 
 
 def test_numbers_play_a_fixed_list() -> None:
@@ -42,6 +48,16 @@ def test_numbers_play_what_is_admissible_now() -> None:
     assert (info["action"], info["format_ok"], info["turn"]) == ("", False, 6)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "word"),
+    [({}, "size"), ({"actions": ["a"], "size": 1}, "size"), ({"actions": []}, "different"), ({"size": 0}, "at least 1"),
+     ({"actions": ["a", "a"]}, "different"), ({"actions": "up"}, "different")],
+)  # fmt: skip
+def test_lists_that_mean_nothing_are_refused(keywords: dict[str, Any], word: str) -> None:
+    with pytest.raises(SpearError, match=word):
+        DiscreteActions(CorridorEnv(), **keywords)
+
+
 def test_actions_without_a_number_and_environments_without_a_list_are_refused() -> None:
     with pytest.raises(SpearError, match="size=1"):
         DiscreteActions(CorridorEnv(), size=1).reset(seed=0)
@@ -50,6 +66,15 @@ def test_actions_without_a_number_and_environments_without_a_list_are_refused() 
         DiscreteActions(code, size=4).reset(seed=0)
     with pytest.raises(SpearError, match="not a SpearEnv"):
         DiscreteActions(gym.make("FrozenLake-v1"), size=4)
+
+
+def test_the_picture_alone() -> None:
+    env = make_sokoban()
+    check_env(env, skip_render_check=True)
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == env.observation_space.shape == (96, 96, 3)
+    with pytest.raises(SpearError, match="no picture"):
+        PictureObservation(CorridorEnv())
 
 
 def test_frozen_lake_in_text() -> None:
@@ -65,6 +90,16 @@ def test_frozen_lake_in_text() -> None:
     env.step("right")
     *_, terminated, _, info = env.step("down")  # a hole
     assert terminated and not info["won"]
+
+
+def test_cart_pole_in_text() -> None:
+    env = GymnasiumEnv("CartPole-v1", 5, actions=["left", "right"], labels=["x", "v", "angle", "turn"], max_turns=9)
+    observation, info = env.reset(seed=1)
+    assert [line.split(": ")[0] for line in observation.split("\n")] == ["x", "v", "angle", "turn"]
+    for action in ("left", "right", "left", "right", "left"):
+        assert not info["won"]
+        *_, info = env.step(env.parser.respond(action))
+    assert info["won"] and info["reward_terms"]["native_return"] == 5.0
 
 
 @pytest.mark.parametrize(
@@ -95,3 +130,28 @@ def test_what_holds_of_ours_holds_of_them(keywords: dict[str, Any]) -> None:
 def test_what_cannot_be_in_text_is_refused(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(SpearError, match=word):
         GymnasiumEnv(**{**LAKE, **changes})
+
+
+def test_stable_baselines_learns_from_it() -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.env_checker import check_env as check
+
+    env = make_sokoban(split="train")
+    check(env)
+    model = sb3.PPO("CnnPolicy", env, n_steps=32, batch_size=16, n_epochs=1, seed=0).learn(64)
+    assert model.num_timesteps == 64
+
+
+def test_rllib_samples_from_it() -> None:
+    pytest.importorskip("tree", reason="RLlib is not installed")
+    rllib = pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+    from ray.tune import register_env as register_for_ray
+
+    register_for_ray("sokoban", lambda _: make_sokoban())
+    config = rllib.PPOConfig().environment("sokoban").env_runners(num_env_runners=0, rollout_fragment_length=20)
+    runner = SingleAgentEnvRunner(config=config)
+    episodes = runner.sample(num_timesteps=20, random_actions=True)
+    assert sum(map(len, episodes)) == 20
+    assert episodes[0].get_observations(0).shape == (96, 96, 3)
+    runner.stop()

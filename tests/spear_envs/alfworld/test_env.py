@@ -13,7 +13,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data
+from tests.spear_envs.alfworld.small import make_data, write_problem
 
 OWN_KEYS = {"goal_conditions_met", "goal_conditions", "goal_condition_success"}
 HEAT = "alfworld/embedded/train/00003"
@@ -173,6 +173,23 @@ def test_one_game_is_a_task_set(tmp_path: Path) -> None:
         *_, info = env.step(command)
     assert info["won"]
     assert make(game=str(path)).reset(seed=2)[1]["task_id"] == info["task_id"]
+
+
+@needs_logic
+def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
+    env = make(game=write_small(tmp_path, make_data(write_problem("(and)"))), reward="native")
+    _, info = env.reset()
+    assert (info["won"], info["score"]) == (True, 1.0)
+    assert env.step("look")[1:3] == (1.0, True)
+
+
+def test_peers_play_the_end_of_the_text() -> None:
+    env = make(response_format="tags", on_malformed="peer")
+    env.reset(options={"task": HEAT})
+    observation, *_, info = env.step("I do not know how to do this; I look")
+    assert (observation, info["action"]) == ("Nothing happens.", "ot know how to do this; i look")
+    *_, info = env.step("x" * 30 + " " * 26 + "LOOK")
+    assert (info["action"], info["action_ok"], info["format_ok"]) == ("look", True, False)
 
 
 @pytest.mark.parametrize(

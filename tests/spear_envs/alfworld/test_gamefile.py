@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,7 @@ def test_denied_facts_and_assignments_mean_nothing() -> None:
         ("(:init", "(:init (holds agent1 Mug_bar_1)", "'holds' but not 'holdsany'"),
         ("(:init", "(:init (holdsAny agent1)", "'holds' but not 'holdsany'"),
         ("(:init", "(:init (holds agent1 Mug_bar_1) (holds agent1 Egg_bar_1) (holdsAny agent1)", "more than one"),
+        *((f"({name}", "(:requirements", f"no section '{name}'") for name in (":objects", ":init", ":goal")),
         ("(:goal", "(:goal (and) (and)) (:goal", "section ':goal'|exactly one"),
         ("(:init", "(:init) (:init", "section ':init' twice"),
         ("agent1 - agent", "agent1 - agent agent1 - object", "declares 'agent1' twice"),
@@ -191,6 +193,15 @@ def test_what_is_no_game_says_why(old: str, new: str, fault: str) -> None:
     assert old in text
     with pytest.raises(GameError, match=fault):
         Game.from_problem(text.replace(old, new, 1), "x", WORDING_2_1_2)
+
+
+@pytest.mark.parametrize("name", ["{0}app_bar_1", "app}le_bar_1", "a|b_bar_1", "pomme_é_bar_1", "i", "P"])
+def test_names_that_textworld_cannot_play_are_refused(name: str) -> None:
+    with pytest.raises(GameError, match="which TextWorld cannot play"):
+        read_problem(re.sub(r"\bApple_bar_1(?=[\s)])", name, write_problem()))
+    text = write_problem(facts="(isHot x_dot_y) (isHot x.y)").replace("Apple Mug - object", "x_dot_y x.y - object")
+    with pytest.raises(GameError, match=r"2 things that are all called 'x\.y '"):
+        Game.from_problem(text, "x", WORDING_2_1_2)
 
 
 def test_a_question_mark_begins_a_word() -> None:

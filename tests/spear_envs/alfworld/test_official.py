@@ -50,6 +50,13 @@ class TestFinding:
         monkeypatch.setenv("ALFWORLD_DATA", " ")
         assert find_data_folder(None) == (tmp_path / "cache" / "alfworld", "the user's cache")
 
+    def test_the_newer_release_wins_if_it_has_games(self, tmp_path: Path) -> None:
+        old = write_split(tmp_path / "json_2.1.1" / "train", 0)
+        (tmp_path / "json_2.1.2" / "train").mkdir(parents=True)
+        assert find_split(tmp_path, "train").path == old
+        new = write_split(tmp_path / "json_2.1.2" / "train", 0)
+        assert (find_split(tmp_path, "train").path, find_split(tmp_path, "train").elsewhere) == (new, (old,))
+
     def test_no_game(self, tmp_path: Path) -> None:
         (tmp_path / "json_2.1.2" / "train" / "x").mkdir(parents=True)
         with pytest.raises(SpearError, match=r"no game.tw-pddl below .*train. Fetch the games"):
@@ -86,6 +93,24 @@ class TestTaskSets:
         with pytest.raises(GameError, match=r"trial_1/game\.tw-pddl is not JSON .* Unpack the archive again"):
             tasks.source(tasks[1]).read()
 
+    def test_what_changes_beside_a_task_set_is_noticed(self, tmp_path: Path) -> None:
+        write_split(tmp_path / "train", 0)
+        first = make_official_set(tmp_path, "train", TaskText.TEMPLATE)
+        assert make_official_set(tmp_path, "train", TaskText.TEMPLATE) is first
+        write_trial(tmp_path / "train", 1)
+        assert len(make_official_set(tmp_path, "train", TaskText.TEMPLATE)) == 2
+        source = first.source(first[0])
+        key, path = source.key, source.path
+        assert path is not None
+        path.write_text(json.dumps({**json.loads(path.read_text()), "walkthrough": []}))
+        assert source.key != key
+        with pytest.raises(GameError, match="has changed since the task set was made"):
+            source.read()
+        path.unlink()
+        for read in (source.read, lambda: load_game(source)):
+            with pytest.raises(GameError, match="cannot be read"):
+                read()
+
     def test_human_sentences(self, tmp_path: Path) -> None:
         write_trial(tmp_path / "train", 0, human=("", '  Put the "thing" in.\n'), folder="a")
         write_trial(tmp_path / "train", 1, human=(), folder="b")
@@ -115,6 +140,8 @@ class TestOneFile:
         assert (task.split, task.subtask, tasks.split) == ("game", "pick", "game")
         assert tasks.source(task).path == path
         assert make_file_set(path) is tasks
+        path.write_text(json.dumps({**json.loads(path.read_text()), "walkthrough": []}))
+        assert make_file_set(path)[0].id != task.id
 
     def test_what_is_no_game(self, tmp_path: Path) -> None:
         with pytest.raises(SpearError, match=r"is a folder: name the game\.tw-pddl in it"):
@@ -204,6 +231,7 @@ class TestScanning:
         [
             ('{"pddl_domain": "', "is not JSON"),
             ("[1, 2]", "holds a list instead of an object"),
+            ("[" * 100_000, "is not JSON"),
             ('{"solvable": true}', "has no 'pddl_domain'"),
             ('{"pddl_domain": "", "pddl_problem": "", "grammar": 3}', "not a text in 'grammar'"),
             ('{"pddl_domain": "", "pddl_problem": "", "grammar": "x"}', "no rule that says 'Your task is to"),
@@ -229,6 +257,13 @@ class TestScanning:
         assert "traj_data.json is broken" in record.fault
         assert record.task_type == "pick_and_place_simple" and record.sentence and not record.human
 
+    def test_odd_names_and_folders_above(self, tmp_path: Path) -> None:
+        folder = tmp_path / "movable" / "Sliced"  # words that leave a game out count below the split alone
+        folder.mkdir(parents=True)
+        write_trial(folder, 0, folder="pick_and_place_simple-Äpfel 🍏 & Ähnliches")
+        write_trial(folder, 1, folder=os.fsdecode(b"pick_and_place_simple-\xff"))
+        assert scan_split(folder) == scan_split(folder) and len(scan_split(folder).games) == 2
+
     def test_trajectories_of_another_release(self, tmp_path: Path, split: Path) -> None:
         trial = write_trial(split, 0)
         other = tmp_path / "other"
@@ -253,6 +288,10 @@ class TestMemory:
         data = json.loads((trial / "game.tw-pddl").read_text())
         (trial / "game.tw-pddl").write_text(json.dumps({**data, "solvable": False}))
         assert scan_split(split).games == () and first.games
+        write_trial(split, 1)
+        assert len(scan_split(split).games) == 1
+        shutil.rmtree(trial)
+        assert len(scan_split(split).games) == 1 and not scan_split(split).left_out
 
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", '{"version": 0}', '{"version": 1, "folder": "x", "games": {}}', "null"]
@@ -263,3 +302,16 @@ class TestMemory:
         (memory,) = (Path(os.environ["SPEAR_DATA"]) / "cache").iterdir()
         memory.write_text(text)
         assert scan_split(split) == first
+        for entry in ([], None, [[1, 2, 3, 4], "", "", "", "", "no reason", ""]):
+            scan_split(split)
+            data = json.loads(memory.read_text())
+            memory.write_text(json.dumps({**data, "games": dict.fromkeys(data["games"], entry)}))
+            assert scan_split(split) == first
+
+    def test_a_memory_that_cannot_be_written_does_not_matter(
+        self, split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "file"))
+        write_trial(split, 0)
+        assert len(scan_split(split).games) == 1

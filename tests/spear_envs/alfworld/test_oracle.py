@@ -16,6 +16,7 @@ from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import is_winnable, plan, search
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
+from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.odd_games import GOALS
 from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
 
@@ -247,6 +248,19 @@ def test_what_lies_in_hidden_places_changes_no_command(synthetic: SyntheticGame,
     other.contents |= rotated
     other.opened ^= frozenset(name for name in hidden if name in game.openable)
     assert search(game, state, shown)[:1] == search(game, other, shown)[:1] or game.goal.holds(other)
+
+
+def test_the_planner_knows_what_the_other_looks_for() -> None:
+    searching, planner = make(), make(expert="planner")
+    longer = 0
+    for task in list(searching.tasks)[:20]:
+        for env in (searching, planner):
+            env.reset(options={"task": task.id})
+        assert len(searching.expert_plan()) >= len(planner.expert_plan())
+        longer += len(searching.expert_plan()) > len(planner.expert_plan())
+    assert longer > 10
+    with pytest.raises(SpearError, match="expert"):
+        make(expert="oracle")
 
 
 def test_what_was_shown_survives_a_saved_state() -> None:

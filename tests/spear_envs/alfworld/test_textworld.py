@@ -1,13 +1,21 @@
 """The backend that is TextWorld itself."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spear_envs.alfworld import textworld
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError
+from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
+from tests.spear_envs.alfworld.small import make_data
 
 needs_textworld = pytest.mark.skipif(not has_textworld(), reason=MEND)
 TASK = "alfworld/embedded-small/train/00003"
@@ -15,6 +23,13 @@ TASK = "alfworld/embedded-small/train/00003"
 
 def make(backend: str, **kwargs: Any) -> ALFWorldEnv:
     return ALFWorldEnv(**{"response_format": "plain", "backend": backend, **kwargs})
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    textworld._import_textworld.cache_clear()
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[alfworld\]'"):
+        make("textworld")
 
 
 @needs_textworld
@@ -29,6 +44,43 @@ def test_both_backends_tell_the_same() -> None:
     assert steps[1][2]
     assert envs[1].metadata["blocking"] is True
     assert "blocking" not in envs[0].metadata
+
+
+@needs_textworld
+def test_older_files_are_upgraded_in_both(tmp_path: Path) -> None:
+    path = tmp_path / "game.tw-pddl"
+    path.write_text(json.dumps(make_release_2_1_1(make_data())), encoding="utf-8")
+    for wording in ("file", "2.1.2"):
+        envs = [make(backend, game=path, wording=wording, aliases="paper") for backend in ("native", "textworld")]
+        for env in envs:
+            env.reset()
+        for command in ("go to countertop 1", "take mug 1 from countertop 1", "put mug 1 on countertop 1", "help"):
+            steps = [env.step(command) for env in envs]
+            assert steps[0] == steps[1], (wording, command)
+
+
+SURROUNDINGS = """
+import os, sys
+from pathlib import Path
+from spear_envs.alfworld.textworld import TextWorldPlay
+before, arguments = dict(os.environ), list(sys.argv)
+TextWorldPlay()
+assert dict(os.environ) == before, set(os.environ) ^ set(before)
+assert sys.argv == arguments
+print(sorted(str(path) for path in Path.home().rglob("*")))
+"""
+
+
+@pytest.mark.slow
+@needs_textworld
+def test_importing_leaves_no_trace(tmp_path: Path, root: Path) -> None:
+    """Fact A3: importing alfworld makes a folder and sets a variable."""
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("ALFWORLD_DATA", None)
+    run = subprocess.run(
+        [sys.executable, "-c", SURROUNDINGS], env=environment, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "[]\n"), run.stderr
 
 
 @needs_textworld

@@ -214,6 +214,65 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+from spear_envs.core.errors import SpearError
+from spear_envs.bm25.build import build_index
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    build_index((f"red shirt number{i}" for i in range(5_000)), Path(sys.argv[1]), processes=1)
+except SpearError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "index")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "run the same command again" in done.stdout, done.stderr
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_new_index_takes_the_place_of_the_old(folder: Path) -> None:
+    old = SearchIndex.open(folder)
+    build_index(["green hat"], folder, processes=1)
+    assert SearchIndex.open(folder).search("hat") == [0]
+    assert old.search("dress") == [0, 1]  # what is open stays readable
+    assert [path.name for path in folder.parent.iterdir()] == ["index"]
+    (folder.parent / "empty").mkdir()
+    build_index([], folder.parent / "empty")
+    assert SearchIndex.open(folder.parent / "empty").search("red") == []
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "null", '{"format": "spear-bm25-index"', "\udcff"])
+def test_manifests_that_are_none_are_refused(folder: Path, content: str | None) -> None:
+    if content is None:
+        (folder / MANIFEST).unlink()
+    else:
+        (folder / MANIFEST).write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SpearError, match="build it again"):
+        SearchIndex.open(folder)
+
+
+def test_files_of_two_indexes_do_not_mix(folder: Path, tmp_path: Path) -> None:
+    build_index(["green hat"], tmp_path / "other", processes=1)
+    manifest = json.loads((folder / MANIFEST).read_text()) | {"checksum": None}
+    for name in ("starts.bin", "frequencies.bin"):
+        shutil.copy(tmp_path / "other" / name, folder / name)
+        manifest["files"][name]["bytes"] = (folder / name).stat().st_size
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(SpearError, match="do not belong together"):
+        SearchIndex.open(folder)
+
+
+@pytest.mark.parametrize("spread", [1_000, -1, 2**61, None])
+def test_numbers_that_no_index_has_are_one_clear_error(folder: Path, spread: int | None) -> None:
+    path = folder / ("lasts.bin" if spread is None else "starts.bin")
+    size = path.stat().st_size
+    path.write_bytes(b"\xff" * size if spread is None else (np.arange(size // 8) * spread).astype("<i8").tobytes())
+    with pytest.raises(SpearError, match="damaged"):
+        SearchIndex.open(folder).search("dress")
+
+
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
 def test_files_of_another_size_are_refused(folder: Path, name: str, damage: str) -> None:

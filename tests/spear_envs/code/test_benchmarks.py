@@ -59,6 +59,10 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
         ({"problem": "Who?", "answer": "073", "solution": "x"}, RawProblem("Who?", "073")),
         ({"problem": "Who?", "answer": 0}, RawProblem("Who?", "0")),
         (dapo("Who?", "-7"), RawProblem("Who?", "-7")),
+        *(
+            ({"problem": "Who?", "answer": answer}, RawProblem("Who?", text))
+            for answer, text in [(42.0, "42"), (-3.0, "-3"), (0.5, "0.5"), (1e20, "1" + "0" * 20), ("42.0", "42.0")]
+        ),
         ({"prompt": "Who?", "reward_model": {"ground_truth": "7"}}, RawProblem("Who?", "7")),
         (gsm8k("How many?", {"question": "How many?", "answer": "so\n#### 72"}), RawProblem("How many?", "72")),
         (gsm8k("How many?", {"question": None}), RawProblem("How many?", "72")),
@@ -84,6 +88,7 @@ def test_rows(tmp_path: Path, row: dict[str, Any], expected: RawProblem) -> None
         ({"problem": "Who?", "answer": " "}, "lacks an answer"),
         ({"problem": "Who?", "answer": True}, "lacks an answer"),
         ({"problem": "Who?", "answer": [1.5]}, "lacks an answer"),
+        ({"problem": "Who?", "answer": float("nan")}, "lacks an answer"),
         ({"problem": "Who?", "reward_model": "1"}, "lacks an answer"),
     ],
 )
@@ -114,6 +119,14 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, wo
     assert "\n" not in str(caught.value)
     with pytest.raises(SpearError, match="nowhere"):
         list(read_problems(tmp_path / "nowhere.jsonl"))
+
+
+def test_a_byte_order_mark_is_no_text_and_a_file_written_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"problem": "a", "answer": "1"}\r\n')
+    assert [task.instruction for task in open_tasks(str(path), "all")] == ["a"]
+    write_lines(path, [{"problem": "One?", "answer": 1}, {"problem": "Two?", "answer": 2}])
+    assert [task.instruction for task in open_tasks(str(path), "all")] == ["One?", "Two?"]
 
 
 def test_each_problem_once() -> None:

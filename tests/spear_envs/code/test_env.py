@@ -186,6 +186,38 @@ def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_pa
     assert truncated and info["fault"] == "sandbox_unavailable" and "do this" in observation
 
 
+def test_an_executor_of_one_s_own(tmp_path: Path) -> None:
+    class Asynchronous:
+        async def run(self, code: str, **kwargs: Any) -> Outcome:
+            return make_outcome(f"{len(code)}\n")
+
+        async def close(self) -> None:
+            pass
+
+    env = make_asking(tmp_path, sandbox=Asynchronous(), prelude="none")
+    assert env.step(call("four"))[0] == "4"
+
+
+@pytest.mark.parametrize(
+    ("grader", "response", "right"),
+    [
+        ("strict", "\\boxed{42}", True),
+        ("strict", "\\boxed{042}", False),
+        ("strict", "\\boxed{42}" + "." * 100, False),
+        ("integer", "\\boxed{042}" + "." * 100, True),
+        ("integer", "\\boxed{84/2}", False),
+    ],
+)
+def test_graders(tmp_path: Path, grader: str, response: str, right: bool) -> None:
+    *_, info = make_asking(tmp_path, grader=grader).step(response)
+    assert info["won"] is right and info["grader"] == grader
+
+
+def test_presets_and_limits() -> None:
+    assert (make().max_turns, make(preset="16k").max_turns, make(preset="32k").max_turns) == (8, 8, 15)
+    assert make(preset="32k", max_turns=3).max_turns == 3
+
+
 def test_the_anchor_is_the_task_and_what_came_back(tmp_path: Path) -> None:
     env, other = make_asking(tmp_path), make_asking(tmp_path)
     start = env.reset(seed=0)[1]["anchor"]
@@ -290,6 +322,15 @@ class TestInTheSandbox:
             "ZeroDivisionError: division by zero",
             "Errors occurred! Check your code.",
         ]
+
+    @pytest.mark.parametrize("code", ["a\0b", "print('\ud800')", "'" + "x" * 100_000, "print(" * 500, "\ufeffx"])
+    def test_strange_code_is_answered(self, tmp_path: Path, code: str) -> None:
+        *_, info = make_asking(tmp_path, sandbox=None).step(call(code))
+        assert info["fault"] is None and info["tool_calls"] == 1
+
+    def test_too_much_memory(self, tmp_path: Path) -> None:
+        env = make_asking(tmp_path, sandbox=None, memory_mb=64)
+        assert "MemoryError" in env.step(call("x = bytearray(10 ** 9)"))[0]
 
     def test_many_episodes_at_once(self) -> None:
         def play(number: int) -> bool:

@@ -1,6 +1,7 @@
 import copy
 import pickle
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -113,6 +114,8 @@ def test_mu_follows_its_schedule(mu: Any, step: int, weight: float) -> None:
     env.reset(seed=3)
     *_, (_, reward, _, _, info) = play(env.unwrapped, env.unwrapped.expert_plan())  # type: ignore[arg-type,attr-defined]
     assert reward == pytest.approx(1.1 + weight * info["reward_terms"]["tool_call"])
+    with pytest.raises(SpearError, match="no training step"):
+        set_training_step(gym.make("CartPole-v1"), step)
 
 
 def test_plain_format_takes_the_bare_action() -> None:
@@ -145,6 +148,49 @@ def test_a_fault_truncates_without_reward(reward: str) -> None:
         env.step(LEFT)
     _, info = env.reset(seed=3)
     assert info["fault"] is None
+
+
+def test_extras_of_an_environment() -> None:
+    env = ShakyCorridorEnv()
+    _, first = env.reset(seed=3)
+    *_, info = play(env, ["LEFT"])[0]
+    assert (first["knocks"], info["knocks"], info["action"]) == (0, 1, "left")
+    _, reward, terminated, truncated, info = play(env, ["grade"])[0]
+    assert terminated and not truncated and not info["won"]
+    assert (info["reward_terms"]["outcome"], info["reward_terms"]["f1"]) == (0.8, 0.5)
+    assert reward == pytest.approx(0.8 + 0.1)
+
+
+def test_info_is_new_at_every_step() -> None:
+    env = CorridorEnv()
+    infos = [env.reset(seed=1)[1], *(step[4] for step in play(env, ["x", "x"]))]
+    infos[0]["reward_terms"]["outcome"] = 5.0
+    infos[0]["admissible_actions"].clear()
+    assert infos[1]["reward_terms"]["outcome"] == -1.0 and infos[1]["admissible_actions"]
+    assert all(info["task_fingerprint"] == env.tasks.fingerprint for info in infos)
+
+
+@pytest.mark.parametrize("action", [None, 3, b"left", ["left"]])
+def test_a_response_must_be_text(action: Any) -> None:
+    env = CorridorEnv()
+    env.reset(seed=1)
+    with pytest.raises(TypeError, match="not " + type(action).__name__):
+        env.step(action)
+    assert env.turn == 0
+
+
+def test_a_step_is_cheap() -> None:
+    env = gym.make("tests/Corridor-v0", max_turns=10**6)
+    env.reset(seed=1)
+    env.unwrapped._door = -1  # type: ignore[attr-defined]  # out of reach
+    best = float("inf")
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(500):
+            env.step(LEFT)
+            env.step(RIGHT)
+        best = min(best, time.process_time() - start)
+    assert 1000 / best > 33_000  # fifty times what gym-sokoban draws in a second
 
 
 def test_a_fault_at_the_start_is_raised_and_leaves_no_episode() -> None:

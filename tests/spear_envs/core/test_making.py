@@ -1,5 +1,6 @@
 """Environments by their ids, users' Python beside ours, and errors."""
 
+import os
 import pickle
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, require_whole
@@ -69,6 +71,49 @@ def test_specs_can_be_pickled_and_made_from() -> None:
     spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
     assert isinstance(spec.make().unwrapped, CorridorEnv)
     assert gym.make_vec(spec, num_envs=2).num_envs == 2
+
+
+TRACE = """
+import json, sys
+from spear_envs.core.making import make_env
+from spear_envs.core.registration import ENVIRONMENTS
+from spear_envs.testing.trace import freeze
+for entry in ENVIRONMENTS:
+    env = make_env(entry.id)
+    step = env.reset(seed=3)
+    print(entry.id, env.tasks.fingerprint, json.dumps(freeze(step)), env.expert_plan())
+    while not env.done and env.turn < 3 and "Code" not in entry.id:  # whose expert needs a sandbox
+        step = env.step(env.parser.respond(env.expert_plan()[0]))
+        print(json.dumps(freeze(step)))
+heavy = "torch transformers gym gym_sokoban textworld alfworld sympy scipy pandas pyarrow faiss fastapi httpx spacy ray"
+print("loaded:", *[name for name in heavy.split() if name in sys.modules])
+"""
+
+
+def test_episodes_depend_on_the_seed_alone_and_load_nothing_heavy() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "77")
+    }
+    assert len(printed) == 1
+    lines = printed.pop().splitlines()
+    assert len(lines) > 3 * len(ENVIRONMENTS) and lines[-1] == "loaded:"
+
+
+@pytest.mark.parametrize("env_id", [entry.id for entry in ENVIRONMENTS])
+def test_every_environment_can_be_drawn(env_id: str) -> None:
+    env: Any = make_env(env_id, keywords={"render_mode": "rgb_array"})
+    env.reset(seed=0)
+    frame = env.render()
+    assert frame.dtype == np.uint8 and frame.shape[2] == 3 and frame.std() > 1, "not one colour"
+    env.step("nonsense")
+    assert env.render().shape == frame.shape, "as RecordVideo needs it"
 
 
 PROGRAM = "import random, sys, mine_beside\nprint(random.randint(3, 3) + mine_beside.FOUR, sys.argv[1:], __name__)"

@@ -144,6 +144,13 @@ def test_native_thoughts_of_reasoning_models_are_well_formed(
     assert TagParser().parse(response) == (action, True, "", think, "action", native)
 
 
+@pytest.mark.parametrize("native", ["<think>n</think>", "n</think>"])
+def test_other_tags_for_thoughts_leave_think_to_the_model(native: str) -> None:
+    parser = TagParser("search", "reason")
+    assert parser.parse(f"{native}<reason>t</reason><search>q</search>") == ("q", True, "", "t", "action", "n")
+    assert parser.parse(f"{native}<search>q</search>") == ("q", True, "", "n", "action", "n")
+
+
 @pytest.mark.parametrize("response", ["<think>\nn\n</think>\n\nup", "n\n</think>\n\nup"])
 def test_a_native_thought_is_no_part_of_a_bare_action(response: str) -> None:
     assert PlainParser().parse(response) == ("up", True, "", "n", "action", "n")

@@ -1,12 +1,15 @@
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.code.tasks import Problem, ProblemTaskSet
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import (
     GeneratedTaskSet,
@@ -17,6 +20,7 @@ from spear_envs.core.tasks import (
     check_disjoint,
     check_split,
 )
+from spear_envs.search.tasks import Question, QuestionTaskSet
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -134,6 +138,23 @@ def test_fingerprint_does_not_depend_on_the_hash_seed() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(prints) == 1
+
+
+def test_drawing_is_one_call_of_the_generator() -> None:
+    tasks = make_generated(1000)
+    assert tasks.draw(np.random.default_rng(3)) == tasks[int(np.random.default_rng(3).integers(1000))]
+
+
+def test_task_sets_survive_pickling() -> None:
+    problems = ProblemTaskSet("toy", "train", [Problem("1 + 1", "2", "sums")])
+    questions = QuestionTaskSet("toy", "train", [Question("Who?", ("Ada",), "1hop")])
+    for tasks in (make_generated(), ListTaskSet([make_task(0)]), problems, questions):
+        again = pickle.loads(pickle.dumps(tasks))
+        assert (again.fingerprint, again[0], again.digest(0)) == (tasks.fingerprint, tasks[0], tasks.digest(0))
+    for unknown in (None, 3, ["a"], b"toy"):
+        assert unknown not in tasks
+        with pytest.raises(UnknownTaskError):
+            tasks.get(unknown)  # type: ignore[arg-type]
 
 
 def test_a_generator_that_gives_a_wrong_id_is_refused() -> None:

@@ -141,6 +141,22 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == ([folder] if there else []) and list_files(tmp_path) == set()
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no luck"), KeyboardInterrupt()])
+def test_nothing_half_moved_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    rename, moved = Path.rename, list[Path]()
+
+    def fail_late(self: Path, target: Path) -> Path:
+        moved.append(self)
+        if len(moved) == 3:
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_late)
+    with pytest.raises(type(error)):
+        write_package(MAZE, tmp_path)
+    assert len(moved) == 3 and list(tmp_path.iterdir()) == []
+
+
 NAME, ENV_ID = "key_corridor", "key_corridor/KeyCorridor-v0"
 
 

@@ -178,6 +178,8 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     tasks = open_tasks(str(path), None)
     assert tasks[0].id == "search/mine/all/00000" and tasks[0].subtask == "mine"
     assert tasks[1].subtask == "nq"
+    write_lines(path, ROWS[:1])
+    assert (len(open_tasks(str(path), None)), len(tasks)) == (1, 2)
 
 
 def test_training_questions_keep_their_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,31 @@ def test_the_anchor_is_the_task_and_the_passages_read(tmp_path: Path) -> None:
     assert mini.reset(options={"task": mini.tasks[0].id})[1]["anchor"] != start
 
 
+def test_observations_are_measured_in_the_policy_s_tokens(tmp_path: Path) -> None:
+    env = make_asking(tmp_path, ["x"], shelf=Shelf("t\n" + "word " * 2_000), observation_tokens=50)
+    assert 1_900 < len(env.step(search("t"))[0]) <= 2_000
+    env.set_text_measure(lambda text: len(text.split()))
+    observation = env.step(search("t"))[0]
+    assert 40 <= len(observation.split()) <= 50 and observation.endswith("</information>")
+    env.set_text_measure(None)
+    assert len(env.step(search("t"))[0]) > 1_900
+
+
+def test_the_peer_s_reading_on_request(tmp_path: Path) -> None:
+    env = make_asking(tmp_path, ["Oslo"], on_malformed="peer")
+    _, _, terminated, _, info = env.step("<think><answer>Oslo</answer>")
+    assert terminated and info["score"] == 1.0 and not info["format_ok"]
+    env = make_asking(tmp_path, ["Beijing"])
+    _, _, terminated, _, info = env.step("<think>Say <answer> Beijing </answer>, as in the example.</think>")
+    assert not terminated and info["score"] == 0.0
+
+
+def test_a_preset_gives_way_to_keywords() -> None:
+    env = make(preset="search_r1", max_turns=7, observation_chars=70)
+    env.reset(seed=0)
+    assert env.max_turns == 7 and len(env.step(search("historian"))[0]) <= 70
+
+
 def test_states_lead_on_to_the_same(tmp_path: Path) -> None:
     env = make(split="test")
     env.reset(options={"task": "search/mini/test/00002"})

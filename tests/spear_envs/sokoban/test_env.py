@@ -13,7 +13,7 @@ from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.sokoban.env import TEXT_LENGTH, SokobanEnv
-from spear_envs.sokoban.levels import LevelError
+from spear_envs.sokoban.levels import LevelError, format_spaced
 from spear_envs.testing import check_spear_env
 
 ID = "spear_envs:spear/Sokoban-v1"
@@ -84,6 +84,51 @@ def test_native_rewards_are_paid_every_turn() -> None:
     env.reset()
     rewards = [env.step(word)[1] for word in PLAN]
     assert rewards == [-0.1, -0.1, -0.1, -0.1, -0.1 + 1 + 10]
+
+
+def test_several_moves_a_turn() -> None:
+    env = make(level=LEVEL, moves_per_turn=3, reward="native")
+    env.reset()
+    assert env.expert_plan() == ["down, right, down", "right, up"]
+    _, reward, terminated, _, info = env.step(respond("Down || right, down"))
+    assert reward == -0.1 + -0.1 + -0.1
+    assert (info["action"], info["tool_calls"], info["pushed"]) == ("down, right, down", 3, True)
+    _, reward, terminated, _, info = env.step(respond("right up up"))  # the third would come after the win
+    assert (reward, terminated, info["tool_calls"]) == (-0.1 + (-0.1 + 1 + 10), True, 5)
+
+
+def test_diagnostics_tell_lost_positions() -> None:
+    env = make(level=LEVEL, diagnostics=True)
+    assert env.reset()[1]["solvable"]
+    solvable = [env.step(respond(word))[4]["solvable"] for word in ("right", "down", "up")]
+    assert solvable == [True, False, False]  # the second move put the box at the lower wall
+    assert env.expert_plan() == []
+
+
+def test_modalities() -> None:
+    both, text, image = (make(level=LEVEL, modality=name) for name in ("both", "text", "image"))
+    seen, picture = both.reset()[0], image.reset()[0]
+    assert text.reset()[0] == LEVEL and text_of(picture) == ""
+    assert np.array_equal(image_of(picture), image_of(seen))  # type: ignore[arg-type]
+    assert "could not be read" in text_of(image.step("nonsense")[0])
+    assert all(env.observation_space.contains(env.step(respond("down"))[0]) for env in (both, text, image))
+    spaced = make(level=LEVEL, text_format="spaced")
+    assert text_of(spaced.reset()[0]) == format_spaced(LEVEL)
+
+
+def test_anchors_are_keys_of_the_position() -> None:
+    env = make(level=LEVEL)
+    start = env.reset()[1]["anchor"]
+    assert [env.step(respond(word))[4]["anchor"] == start for word in ("left", "right", "left")] == [True, False, True]
+
+
+def test_the_papers_preset() -> None:
+    own = make(preset="paper", sprites="drawn", longest=10)
+    assert (own.modality.value, own.max_turns, own.sprites.value) == ("image", 15, "drawn")
+    assert (own.tasks.name, make(preset="paper", sprites="drawn").tasks.name) == (
+        "sokoban-v1/6x6-1-1to10",
+        "sokoban-v1/6x6-1-1to15",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Levels: parsing, digests, splits, published files and task sets."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,6 +281,26 @@ def test_a_missing_file_and_a_number_without_one_are_refused(tmp_path: Path) -> 
 def test_turns_follow_from_the_optimum(keywords: Any, turns: int) -> None:
     env = make(**keywords)
     assert env.max_turns == turns
+
+
+def test_turns_that_win_nothing_are_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="cannot be won"):
+        make(level=LONG, max_turns=20)
+    env = make(levels=write(tmp_path, "000.txt", BOXOBAN), max_turns=10)
+    with pytest.warns(UserWarning, match="00000 cannot be won"):
+        env.reset(options={"task": env.tasks[0].id})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(level=LONG, max_turns=21)
+        env.reset(options={"task": env.tasks[1].id})
+
+
+def test_pictures_of_a_file_have_one_size(tmp_path: Path) -> None:
+    env = SokobanEnv(levels=write(tmp_path, "b.txt", BOXOBAN), response_format="plain")
+    for task in env.tasks:
+        observation, _ = env.reset(options={"task": task.id})
+        assert env.observation_space.contains(observation)
+    assert np.array_equal(observation["image"][-16:, :16], observation["image"][:16, :16])  # wall below a smaller level
 
 
 def test_each_generated_task_can_be_won_within_its_turns() -> None:

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import CatalogFiles
 from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +175,57 @@ def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
     (tmp_path / "empty").mkdir()
     build_store(files, tmp_path / "empty", processes=1)
+
+
+def test_a_new_store_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw")
+    build_store(files, tmp_path / "store", processes=1)
+    first = open_catalog(tmp_path / "store")
+    build_store(files, tmp_path / "store", processes=1, price_seed=7)
+    second = open_catalog(tmp_path / "store", price_seed=7)
+    assert second is not first
+    assert first.product(3) == second.product(3)  # what is open stays readable
+    assert [path.name for path in tmp_path.iterdir() if path.name != "raw"] == ["store"]
+
+
+def test_a_build_that_was_interrupted_while_it_cleared_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = make_files(tmp_path / "raw")
+    build_store(files, tmp_path / "store", processes=1)
+    rmtree = shutil.rmtree
+
+    def stop(path: Path, ignore_errors: bool = False) -> None:
+        if path.name == "store.partial":
+            raise Stop
+        rmtree(path, ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", stop)
+        with pytest.raises(Stop):
+            build_store(files, tmp_path / "store", processes=1)
+    assert (tmp_path / "store.partial" / "replaced").is_dir()
+    build_store(files, tmp_path / "store", processes=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "store"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_options_of_more_goals_than_can_be_numbered(tmp_path: Path, workers: int) -> None:
+    groups = {group: [str(i) for i in range(8)] for group in "abcdefghijklmnopqrstu"}
+    records = [make_record("B1"), make_record("B2", customization_options=make_options(**groups))]
+    files = catalogs.write(tmp_path / "raw", records, {"B2": make_entry("soft")})
+    for load in (
+        lambda: build_store(files, tmp_path / "store", processes=workers),
+        lambda: open_catalog(tmp_path / "raw"),
+    ):
+        with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
+            load()
+
+
+def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None:
+    text = '{"B1": {"attributes": ["a"]}, "é": {}, "B0123456789": {}, "": {}, "B2": {}, "B1": {"attributes": ["b"]}}'
+    files = catalogs.write(tmp_path / "raw", [make_record("B1"), make_record("B2"), make_record("B3")], text)
+    build_store(files, tmp_path / "store", processes=1)
+    catalog = open_catalog(tmp_path / "store")
+    assert [catalog.product(number).attributes for number in range(3)] == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -11,6 +11,7 @@ from spear_envs.data import RemoteFile
 from spear_envs.webshop import data_cli
 from spear_envs.webshop.opening import open_catalog
 from tests.spear_envs.data.server import Site, page, serve, whole
+from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_entry, make_record
 
 RECORDS = [make_record(f"B{i:03d}") for i in range(12)]
@@ -101,6 +102,28 @@ def test_get_from_a_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     (source / "items_shuffle_1000.json").write_bytes(text_of("items_shuffle.json"))
     code, _, err = run(capsys, "get", "webshop", "--from", source)
     assert code == 1 and "instead of 4,467,013" in err and "https://drive.google.com/file/d/1EgHdx" in err
+
+
+def test_build_from_files_at_hand(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = catalogs.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
+    common = ["--items", files.items, "--attributes", files.attributes, "--processes", 1]
+    code, out, err = run(capsys, "build", "webshop", *common)
+    assert code == 0 and "goals: 12 synthetic" in out and "human" not in out, err
+    assert len(open_catalog(tmp_path / "files")) == 12
+    more = ["--human-goals", files.human, "--out", tmp_path / "out", "--limit", 4, "--draws", "sequential"]
+    code, out, err = run(capsys, "build", "webshop", *common, *more)
+    assert code == 0 and "4 products; goals: 4 synthetic, 1 human" in out, err
+    assert "prices sequential from seed 42" in out and len(open_catalog(tmp_path / "out")) == 4
+    for words, status, message in (
+        ([], 2, "Give either --size"),
+        (["--items", files.items], 2, "Give either --size"),
+        (["--size", "small", *common[:4]], 2, "Give either --size"),
+        (["--size", "small", "--human-goals", files.human], 2, "--human-goals goes with --items"),
+        (["--size", "small"], 1, "'spear data get webshop --size small' fetches it"),
+        ([*common, "--nouns", "spacy"], 1, "title_nouns='spacy' is not valid"),
+    ):
+        code, _, err = run(capsys, "build", "webshop", *words)
+        assert code == status and message in err
 
 
 @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])

@@ -1,5 +1,6 @@
 """The score of a purchase, and what it is made of: likeness, nouns, and drawn prices."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,12 @@ def save_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], 
         return folder
 
     return save
+
+
+def test_without_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[webshop\]'"):
+        find_tagger("spacy:en_core_web_sm")
 
 
 def test_a_spacy_pipeline(save_pipeline: Callable[[bool], Path]) -> None:

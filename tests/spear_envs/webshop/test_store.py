@@ -188,6 +188,33 @@ def test_damage_within_a_file(copy: Path) -> None:
         check_store(copy)
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("manifest.json", '"version": 1', '"version": 99', "version is 99, not 1: build it again"),
+        ("manifest.json", '"price_seed": 42', '"price_seed": 43', r"manifest\.json was changed or cut short"),
+        ("index/manifest.json", '"version": 3', '"version": 2', r"version is 2, not 3: .*'spear data build webshop'"),
+    ],
+)
+def test_a_changed_manifest(copy: Path, file: str, old: str, new: str, message: str) -> None:
+    text = (copy / file).read_text("utf-8")
+    assert old in text
+    (copy / file).write_text(text.replace(old, new), "utf-8")
+    with pytest.raises(SpearError, match=message):
+        open_catalog(copy)
+
+
+@pytest.mark.parametrize("name", ["offsets", "goal_order", "goal_numbers"])
+def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
+    path = copy / f"{name}.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    catalog = open_catalog(copy)
+    with pytest.raises(SpearError, match=r"is damaged.*: build"):
+        catalog.goals().goal(0)
+    with pytest.raises(SpearError, match=f"{name}.bin is damaged"):
+        check_store(copy)
+
+
 def test_the_wrong_settings(built: Path) -> None:
     assert open_catalog(built, price_seed=42, draws="keyed", title_nouns="rule") is open_catalog(built)
     for settings_, message in (

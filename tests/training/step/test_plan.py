@@ -72,6 +72,12 @@ def test_tool_calls_are_paid_by_count_and_shape(mu: float, shape: str, count: st
     assert reward.total == pytest.approx(reward.outcome + mu * reward.tool_call + 0.1)
 
 
+def test_the_scale_of_the_outcome_is_the_trainers_own() -> None:
+    settings = choose(reward={"success": 10, "failure": 0, "format": "none"}).reward
+    assert reward_episode(make_episode("g", 0, won=True).record, settings, 0.0).total == 10.0
+    assert reward_episode(make_episode("g", 0, won=False).record, settings, 0.0).total == 0.0
+
+
 def test_the_environments_own_terms_are_taken_where_they_are_asked_for() -> None:
     terms = {"outcome": 0.7, "tool_call": 0.2, "format": 0.1}
     record = make_episode("g", 0, won=False, turns=7, tool_calls=7, terms=terms).record
@@ -103,6 +109,15 @@ def test_a_fault_enters_no_statistic_and_no_row() -> None:
     assert with_fault.baselines == without.baselines == pytest.approx((-1 / 3 + 0.1,))
     assert with_fault.total_rows == without.total_rows == 6
     assert len(with_fault.rewards) == 4, "one reward an episode, in their order"
+
+
+def test_a_group_of_faults_alone_is_no_group() -> None:
+    episodes = [make_episode("a", n, fault="bug", stop="fault") for n in range(2)]
+    episodes += [make_episode("b", 0, won=True), make_episode("b", 1)]
+    made = plan(episodes, choose(filter={"groups": 0.5}))
+    assert made.baselines == pytest.approx((0.1,))
+    assert find_groups(made) == {"b"}
+    assert made.masked["low_variance"] == 0, "no group of mere faults takes the place of one to keep"
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
@@ -174,6 +189,14 @@ def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
         plan(episodes, choose(filter={"custom": [f"{__name__}:give_numbers"]}))
 
 
+def test_a_void_turn_may_take_out_its_whole_trajectory() -> None:
+    episodes = [make_episode("g", 0, won=True, rows=[{"void": True}]), make_episode("g", 1)]
+    made = plan(episodes, choose(filter={"void": "trajectory"}))
+    assert find_keys(made) == {"g_1_0", "g_1_1"}
+    assert made.masked["void"] == 2
+    assert made.baselines == pytest.approx((0.1,)), "the mean still knows the episode that won"
+
+
 def test_a_row_without_a_loss_token_is_not_trained_on() -> None:
     episodes = [make_episode("g", 0, won=True, rows=[{"loss_tokens": 0}]), make_episode("g", 1)]
     assert find_keys(plan(episodes)) == {"g_0_1", "g_1_0", "g_1_1"}
@@ -192,6 +215,12 @@ def test_excluded_from_the_baseline_is_what_is_not_trained_on() -> None:
     # The turn that is left of the second episode is trained on either way.
     assert find_keys(counted) == find_keys(excluded) == {"g_1_1", "g_2_0", "g_2_1"}
     assert find_advantages(excluded) == pytest.approx({"g_1_1": 1.0, "g_2_0": -1.0, "g_2_1": -1.0})
+
+
+def test_everything_excluded_leaves_no_baseline() -> None:
+    episodes = [make_episode("g", n, won=n == 0, rows=[{"void": True}, {"void": True}]) for n in range(2)]
+    made = plan(episodes, choose(filter={"void": "turn", "exclude_from_baseline": True}))
+    assert not len(made.rows) and made.baselines == ()
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------

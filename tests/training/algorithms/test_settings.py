@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -326,3 +328,13 @@ def test_make_schedule_refuses(spec) -> None:
 def test_exports_exist_and_have_docstrings() -> None:
     for name in algorithms.__all__:
         assert getattr(algorithms, name).__doc__, f"{name} has no docstring"
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, spear_training.algorithms\n"
+        "heavy = {'ray', 'verl', 'vllm', 'transformers', 'tensordict', 'agents'} & set(sys.modules)\n"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -217,12 +217,6 @@ def test_excluded_from_the_baseline_is_what_is_not_trained_on() -> None:
     assert find_advantages(excluded) == pytest.approx({"g_1_1": 1.0, "g_2_0": -1.0, "g_2_1": -1.0})
 
 
-def test_everything_excluded_leaves_no_baseline() -> None:
-    episodes = [make_episode("g", n, won=n == 0, rows=[{"void": True}, {"void": True}]) for n in range(2)]
-    made = plan(episodes, choose(filter={"void": "turn", "exclude_from_baseline": True}))
-    assert not len(made.rows) and made.baselines == ()
-
-
 # ---- groups ----------------------------------------------------------------------------------------------------------
 def test_groups_of_little_variance_go_out_by_id_not_by_place() -> None:
     split = [make_episode("split", n, won=n == 0) for n in range(2)]

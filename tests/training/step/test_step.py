@@ -12,7 +12,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SpearSettings, gae_advantages, spear_loss
 from spear_training.step.ahead import BatchesAhead, summarize_ratios
-from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
@@ -346,12 +345,6 @@ def test_the_same_seed_gives_the_same_run_and_a_restored_state_goes_on() -> None
         resumed.actor.table.copy_(parted.actor.table)
     assert tell(resumed, range(5, 8)) == everything[4:]
     assert torch.equal(resumed.actor.table, whole.actor.table)
-
-
-def test_a_rollout_without_episodes_is_no_reason_to_fail() -> None:
-    run = Run()
-    run.played = Played(run.actor, Rollout((), play([]).rows))
-    assert run.step.run(1, run.played).metrics["rows/trained"] == 0
 
 
 @pytest.mark.parametrize("name", ["grad_norm", "on_policy"])

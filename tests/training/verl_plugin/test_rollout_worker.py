@@ -364,17 +364,6 @@ def test_validation_writes_nothing(queue: FakeQueue) -> None:
     assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
 
 
-def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
-    worker, orders = open_worker(walk), order_episodes("train")
-    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
-    before = list(map(id, worker._idle["train"]))
-    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
-    assert sorted(map(id, worker._idle["train"])) == sorted(before)
-    assert len(before) == len(orders)
-    asyncio.run(worker.play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(worker._idle["train"]) == len(before), "splits do not share environments"
-
-
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from spear_envs.core.errors import EnvFault
 

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -211,19 +210,6 @@ def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pyt
     uniform: Any = open_trainer(tmp_path)
     uniform._load_checkpoint()
     assert uniform.curriculum is None and uniform._saved["curriculum"] is not None
-
-
-def test_the_tasks_of_a_curriculum_are_those_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: Any) -> None:
-        self.train_dataset = SimpleNamespace(tasks=TASKS)
-
-    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", load)
-    trainer: Any = open_trainer(tmp_path, curriculum=THOMPSON)
-    trainer._init_dataloader()
-    assert set(trainer.curriculum.draw(12)) == {task.id for task in TASKS}
-    uniform: Any = open_trainer(tmp_path)
-    uniform._init_dataloader()
-    assert uniform.curriculum is None
 
 
 def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

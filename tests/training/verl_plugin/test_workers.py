@@ -16,7 +16,6 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, Worke
 from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.models.transformers.monkey_patch import apply_monkey_patch
-from verl.plugin.platform import PlatformBase
 from verl.utils import tensordict_utils as tu
 from verl.utils.import_utils import is_trl_available
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -214,22 +213,3 @@ def test_random_state_is_saved_and_restored() -> None:
         assert torch.equal(first, torch.rand(4))
     finally:
         torch.set_rng_state(before)
-
-
-def test_memory_counters_do_not_pretend_to_be_a_device() -> None:
-    module = PlatformCPU().device_module
-    assert not module.is_available()
-    assert module.memory_allocated() == module.max_memory_reserved() == 0
-    free, total = module.mem_get_info()
-    assert 0 < free <= total
-
-
-def test_the_platform_is_whole() -> None:
-    platform = PlatformCPU()  # abstract methods would refuse
-    assert isinstance(platform, PlatformBase)
-    assert (platform.device_name, platform.vendor_name) == ("cpu", "cpu")
-    assert platform.is_available()
-    assert platform.device_count() == 1
-    assert platform.communication_backend_name() == "gloo"
-    assert not platform.is_ipc_supported()
-    assert platform.get_device_capability() == (None, None)

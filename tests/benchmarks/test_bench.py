@@ -114,6 +114,16 @@ def test_one_that_fails_stops_no_other(
     assert bad[0].verdict is Verdict.HELD and bad[1].verdict is Verdict.NOT_MEASURED, "what it had measured is kept"
 
 
+def test_a_finished_result_outlives_one_that_fails(run: Run, folder: Path, tmp_path: Path) -> None:
+    write_script(folder, "good", "yield Figure('step', 1.0, 'ms')")
+    assert run() == 0
+    write_script(folder, "good", "yield Figure('step', 2.0, 'ms')\nraise OSError('the moon is full')")
+    assert run("--again") == 1
+    result = read_result(tmp_path / "out" / "good.json")
+    assert result is not None and result.status is Status.FINISHED and result.figures[0].value == 1.0
+    assert not list((tmp_path / "out" / "work").glob("*.json"))
+
+
 @pytest.mark.slow
 def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stubborn = (
@@ -218,6 +228,13 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert choose_benchmarks([], known) == known
     with pytest.raises(SpearError, match="Did you mean 'sokoban'"):
         choose_benchmarks(["sokobn"], known)
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "least"), [(1.0, True, True), (0.5, True, False), (float("nan"), False, False)]
+)
+def test_what_holds(value: float, most: bool, least: bool) -> None:
+    assert Bar("x", at_most=1.0).holds(value) is most and Bar("x", at_least=1.0).holds(value) is least
 
 
 def sample_random_play(levels: list[Level], seed: int) -> float:

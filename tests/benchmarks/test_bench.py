@@ -230,13 +230,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         choose_benchmarks(["sokobn"], known)
 
 
-@pytest.mark.parametrize(
-    ("value", "most", "least"), [(1.0, True, True), (0.5, True, False), (float("nan"), False, False)]
-)
-def test_what_holds(value: float, most: bool, least: bool) -> None:
-    assert Bar("x", at_most=1.0).holds(value) is most and Bar("x", at_least=1.0).holds(value) is least
-
-
 def sample_random_play(levels: list[Level], seed: int) -> float:
     """Share of 15-move episodes that random play wins, one a level."""
     rng = np.random.default_rng(seed)

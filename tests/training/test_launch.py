@@ -88,9 +88,6 @@ def test_the_home_folder_may_be_abbreviated(
     assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
 
 
-# ---- configurations --------------------------------------------------------------------------------------------------
-
-
 # ---- errors of overrides ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("override", "expected"),
@@ -242,9 +239,6 @@ def test_a_run_that_cannot_branch_is_refused(
     with pytest.raises(SpearError) as caught:
         check_config(config)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-# ---- environments ----------------------------------------------------------------------------------------------------
 
 
 # ---- run folders -----------------------------------------------------------------------------------------------------

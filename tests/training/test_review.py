@@ -14,7 +14,6 @@ import numpy as np
 from click.testing import CliRunner
 from omegaconf import OmegaConf
 from PIL import Image
-from rich.console import Console
 
 from spear_agents.engines.base import Finish
 from spear_agents.records import METRICS_FOLDER, PANELS
@@ -23,7 +22,7 @@ from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_t
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
 from spear_training.launch import CONFIG_FILE, compose_config
-from spear_training.review import WINDOW, advise, review_history, watch_metrics
+from spear_training.review import WINDOW, advise, review_history
 from spear_training.runs import plot_curves
 from spear_training.settings import EpisodeRecorder, RecordSettings
 from tests.agents.test_cli import train, write_launch
@@ -96,14 +95,6 @@ def test_a_run_that_goes_wrong_is_reported(records: list[dict[str, Any]], topic:
 )
 def test_a_healthy_or_young_run_is_not_reported(records: list[dict[str, Any]], nodes: dict[str, Any]) -> None:
     assert review_history(records, SpearSettings.from_mapping(nodes)) == {}
-
-
-def test_a_finding_is_printed_once() -> None:
-    console, seen = Console(record=True, width=400), []
-    observe = watch_metrics(lambda history: seen.append(len(history)), SpearSettings(), console)
-    for count in (3, 7, 8):
-        observe(run(count, mask__void=0.9))
-    assert len(seen) == 3 and console.export_text().count("spear.filter.void=off") == 1
 
 
 def test_a_run_is_reviewed_by_its_folder(tmp_path: Path) -> None:

@@ -83,14 +83,6 @@ def test_every_text_of_known_words_comes_back(words: list[str]) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_ids_do_not_depend_on_the_order_and_unknown_words_are_marked() -> None:
-    texts = ["up#", "down_", "left right"]
-    first, second = make_tokenizer(BOARD, texts), make_tokenizer(BOARD, reversed(texts))
-    assert first.get_vocab() == second.get_vocab()
-    assert [first.convert_tokens_to_ids(t) for t in ("<pad>", "<bos>", "<eos>", "<unk>")] == [0, 1, 2, 3]
-    assert first.decode(first.encode("up~~up")) == "up<unk>up"
-
-
 # ---------------------------------------------------------------- rows
 
 

@@ -17,7 +17,6 @@ from benchmarks.lab.tree import TreeSettings, estimate_tree
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
-from spear_training.algorithms.branching import Branch
 from spear_training.algorithms.estimators import estimate_grpo
 from spear_training.step.plan import reward_episode
 
@@ -71,13 +70,6 @@ def test_spear_with_a_decay_of_no_steps_is_self_imitation_alone(rooms: Rooms) ->
     for training in (imitation, none, some):
         steps(training, 4)
     assert torch.equal(weights(none), weights(imitation)) and not torch.equal(weights(some), weights(imitation))
-
-
-def test_turns_that_were_used_before_a_snapshot_stay_used() -> None:
-    branches = [Branch(5, 3, 2, 12), Branch(6, 4, 0, 40)]
-    begun = Beginning.of(np.asarray([7, 8, 9]), np.asarray([70, 80, 90]), 8, branches)
-    assert (begun.levels.tolist(), begun.states.tolist()) == ([3, 4, 9], [12, 40, 90])
-    assert (begun.turns.tolist(), begun.began.tolist()) == ([6, 8, 8], [2, 0, -1])
 
 
 # ---- where a group begins --------------------------------------------------------------------------------------------

@@ -72,12 +72,6 @@ def test_tool_calls_are_paid_by_count_and_shape(mu: float, shape: str, count: st
     assert reward.total == pytest.approx(reward.outcome + mu * reward.tool_call + 0.1)
 
 
-def test_the_scale_of_the_outcome_is_the_trainers_own() -> None:
-    settings = choose(reward={"success": 10, "failure": 0, "format": "none"}).reward
-    assert reward_episode(make_episode("g", 0, won=True).record, settings, 0.0).total == 10.0
-    assert reward_episode(make_episode("g", 0, won=False).record, settings, 0.0).total == 0.0
-
-
 def test_the_environments_own_terms_are_taken_where_they_are_asked_for() -> None:
     terms = {"outcome": 0.7, "tool_call": 0.2, "format": 0.1}
     record = make_episode("g", 0, won=False, turns=7, tool_calls=7, terms=terms).record

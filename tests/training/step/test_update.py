@@ -178,12 +178,6 @@ def test_order_gives_each_rank_its_share_of_every_minibatch(case: Case) -> None:
         assert blocks[:, number].ravel().tolist() == list(part)
 
 
-def test_rows_change_places_from_step_to_step() -> None:
-    rng = np.random.default_rng(0)
-    made = [deal_rows([range(64)], np.ones(64), count=4, shares=1, rng=rng).minibatches for _ in range(3)]
-    assert len({part for minibatches in made for part in minibatches}) == 12
-
-
 @pytest.mark.parametrize(("rows", "wanted"), [(0, 0), (1, 1), (11, 1), (13, 2), (16, 2), (19, 2), (21, 3)])
 def test_minibatches_are_of_about_the_size_asked_for(rows: int, wanted: int) -> None:
     assert count_minibatches(rows, 8) == wanted

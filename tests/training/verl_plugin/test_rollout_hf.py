@@ -152,9 +152,3 @@ def test_one_rank_of_each_replica_sends_the_weights(
         ((_, (state, version)),) = sent
         assert version == 1
         assert all(value.dtype is torch.bfloat16 and not value.requires_grad for value in state.values())
-
-
-def test_a_batch_keeps_its_order() -> None:
-    requests = [Request((n,), Sampling(), f"r{n}") for n in range(3)]
-    answers = asyncio.run(open_server(FakeModel()).generate_batch(requests))
-    assert [answer.token_ids for answer in answers] == [(0, 2), (1, 2), (2, 2)]

@@ -38,12 +38,6 @@ def test_what_the_plugin_relies_on_is_there(path: str) -> None:
     assert find_fault(path) is None
 
 
-def test_the_tracker_file_is_where_launches_look_for_it() -> None:
-    from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
-
-    assert os.path.basename(get_checkpoint_tracker_filename("x")) == "latest_checkpointed_iteration.txt"
-
-
 def test_vllm_servers_of_verl_call_truncated_responses_completed() -> None:
     # If this fails, ServerEngine may trust the stop reason again.
     spec = find_spec("verl.workers.rollout.vllm_rollout")

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
 from benchmarks._ablation_report import make_tables
-from benchmarks._ablation_results import compare_arms, pool_seeds, read_arms
+from benchmarks._ablation_results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
 from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
 from benchmarks.ablation import RESULTS
+from spear_agents.statistics import estimate_difference
 from spear_training.launch import compose_config
 
 SOKOBAN = SCENARIOS["sokoban"]
@@ -104,6 +105,16 @@ def test_tuning_comes_first_and_reported_trials_follow_the_chosen_rate(tmp_path:
     assert names == ["grpo-lr1e-4-seed0", "grpo_spear-lr3e-4-seed0", "grpo-lr1e-4-seed1", "grpo_spear-lr3e-4-seed1"]
 
 
+def test_the_difference_is_paired_by_task() -> None:
+    before = {"a": 0.0, "b": 0.5, "c": 1.0}
+    after = ArmResult("grpo", "1e-4", [{"seed": 0, "test_panel": {"won": {"c": 1.0, "a": 0.5, "b": 1.0}}}])
+    difference = compare_with_start(before, after)
+    assert difference.mean == pytest.approx(1 / 3)
+    assert difference == estimate_difference([0.5, 0.5, 0.0])
+    with pytest.raises(ValueError, match="same tasks"):
+        compare_with_start({"a": 1.0}, after)
+
+
 def test_the_recorded_gains_over_seeds_and_tasks() -> None:
     found = {}
     arms = {name: read_arms(SCENARIOS[name], RESULTS) for name in ("sokoban", "alfworld", "webshop")}
@@ -135,6 +146,17 @@ def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
     spear = next(line for line in make_tables(SMALL, tmp_path).splitlines() if line.startswith("| GRPO + SI + IR"))
     # Of seed 0 alone: 100 % beside 50 %.
     assert "+50.0 [" in spear and "(GRPO, seeds 0 of both)" in spear
+
+
+def test_two_calls_share_the_work(tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    first, second = (Ablation(tmp_path / "out", tmp_path / "results", [SMALL], console) for _ in range(2))
+    with first._claim(SMALL, "trial") as mine:
+        assert mine
+        with second._claim(SMALL, "trial") as free:
+            assert not free
+    with second._claim(SMALL, "trial") as free:
+        assert free
 
 
 @pytest.mark.nightly

@@ -114,6 +114,16 @@ def test_one_that_fails_stops_no_other(
     assert bad[0].verdict is Verdict.HELD and bad[1].verdict is Verdict.NOT_MEASURED, "what it had measured is kept"
 
 
+def test_a_finished_result_outlives_one_that_fails(run: Run, folder: Path, tmp_path: Path) -> None:
+    write_script(folder, "good", "yield Figure('step', 1.0, 'ms')")
+    assert run() == 0
+    write_script(folder, "good", "yield Figure('step', 2.0, 'ms')\nraise OSError('the moon is full')")
+    assert run("--again") == 1
+    result = read_result(tmp_path / "out" / "good.json")
+    assert result is not None and result.status is Status.FINISHED and result.figures[0].value == 1.0
+    assert not list((tmp_path / "out" / "work").glob("*.json"))
+
+
 @pytest.mark.slow
 def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stubborn = (

@@ -19,7 +19,7 @@ from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from spear_envs.core.tasks import ListTaskSet, Task
-from spear_training.algorithms import SpearSettings
+from spear_training.algorithms import Aggregation, SpearSettings, VoidFilter
 from spear_training.choices import ORDER, check_choice, find_files, list_algorithms
 from spear_training.custom_reward import CUSTOM, CustomReward, read_custom_reward, resolve_custom_reward
 from spear_training.environments import EnvironmentSettings, inspect_environment, make_environment
@@ -73,6 +73,45 @@ def test_additions_change_nothing_else(settings: dict[str, SpearSettings], base:
     assert imitating.sil.enabled and imitating.reward.weight(1) == 0 and imitating.cov.ratio == 0.02
     assert whole.sil.enabled and whole.reward.mu == "cosine" and whole.reward.weight(1) > 0.9
     assert replace(imitating, sil=plain.sil) == plain and replace(whole, reward=plain.reward) == imitating
+
+
+def test_plain_baselines_have_none_of_the_tricks(settings: dict[str, SpearSettings]) -> None:
+    estimators = {
+        "grpo": ("grpo", True),
+        "rloo": ("rloo", False),
+        "ppo": ("gae", False),
+        "gigpo": ("gigpo", True),
+        "gigpo_nostd": ("gigpo", False),
+    }
+    for name, (estimator, normalized) in estimators.items():
+        one = settings[name]
+        assert (one.advantage.estimator, one.advantage.normalize_std) == (estimator, normalized)
+        assert (one.clip.low, one.clip.high) == (0.2, 0.2)
+        assert one.loss.aggregation is Aggregation.TOKEN_MEAN
+        assert (one.filter.groups, one.filter.void) == (1.0, VoidFilter.OFF)
+        assert not (one.filter.overlong or one.filter.repetition or one.cov.on_policy)
+        assert replace(one, advantage=settings["grpo"].advantage) == settings["grpo"]
+
+
+def test_drbot_has_all_of_them(settings: dict[str, SpearSettings]) -> None:
+    one = settings["drbot"]
+    assert (one.kl.coefficient, one.clip.high, one.clip.dual) == (0.0, 0.28, 10.0)
+    assert not one.advantage.normalize_std and one.loss.aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
+    assert (one.filter.groups, one.filter.void) == (0.75, VoidFilter.TRAJECTORY)
+    assert one.filter.overlong and one.filter.repetition
+    other = settings["drbot_gigpo"]
+    assert other.advantage.estimator == "gigpo" and not other.advantage.normalize_std
+    assert replace(other, advantage=one.advantage) == one
+
+
+def test_ppo_alone_has_a_critic_which_is_the_actors_network(configs: dict[str, Any]) -> None:
+    for name, config in configs.items():
+        assert config.critic.enable == name.startswith("ppo")
+        assert not config.actor_rollout_ref.actor.use_kl_loss
+    config = compose("ppo_spear", "actor_rollout_ref.model.path=/some/model", "trainer.max_actor_ckpt_to_keep=7")
+    assert config.critic.model.path == "/some/model" and config.critic.optim.lr == 1e-5
+    assert config.critic.strategy == config.actor_rollout_ref.actor.strategy
+    assert config.trainer.max_critic_ckpt_to_keep == 7
 
 
 def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
@@ -281,6 +320,17 @@ def test_a_file_that_cannot_be_used_is_told_before_anything_starts(
     with pytest.raises(SpearError) as caught:
         resolve_custom_reward(configure(path, **node))
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_path_is_one_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_custom_reward(configure(name="compute_score")) is None
+    with pytest.raises(SpearError, match="takes a path"):
+        read_custom_reward(configure(reward_kwargs={"a": 1}))
+    (tmp_path / "reward.py").write_text("def mine(**_): return 1")
+    monkeypatch.chdir(tmp_path)
+    config = configure("reward.py", name="mine")
+    resolve_custom_reward(config)
+    assert config.reward.custom_reward_function.path == str(tmp_path / "reward.py"), "workers run in another folder"
 
 
 def test_a_composed_training_knows_the_function(tmp_path: Path, model_folder: Path) -> None:

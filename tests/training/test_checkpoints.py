@@ -28,6 +28,7 @@ from spear_training.checkpoints import (
     check_origin,
     describe_code,
     finish_checkpoint,
+    is_finished,
     keep_best,
     read_best,
     read_state,
@@ -61,6 +62,12 @@ def test_nested_state_comes_back_with_its_tensors_and_arrays(tmp_path: Path) -> 
     assert found["numbers"] == state["numbers"]
     assert torch.equal(found["deep"]["tensor"], torch.arange(3)) and isinstance(found["deep"]["array"], np.ndarray)
     assert found["deep"]["empty"].numel() == 0 and torch.equal(found["rows"][0]["tensor"], torch.ones(2, 2))
+
+
+def test_a_whole_checkpoint_passes(tmp_path: Path) -> None:
+    folder = save_small_checkpoint(tmp_path, 3)
+    assert is_finished(folder)
+    check_files(folder)
 
 
 @pytest.mark.parametrize("name", ["actor/model.pt", "data.pt", STATE, TENSORS, MANIFEST])
@@ -120,6 +127,14 @@ def test_another_configuration_is_told_with_the_override(tmp_path: Path) -> None
     with pytest.raises(SpearError, match=r"a\.b was 1, is now 2 and 1 more.*spear\.resume=changed"):
         check_origin(folder, {"a.b": 2, "c": 0}, Resume.EXACT, changeable=["free"])
     check_origin(folder, {"a.b": 2, "c": 0}, Resume.CHANGED, changeable=["free"])
+
+
+def test_other_code_is_told_with_the_override(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    write_state(folder, {"format": FORMAT, "config": {}, "code": {"version": "0.0.1", "source": "abc"}})
+    with pytest.raises(SpearError, match=r"version 0\.0\.1, sources abc.*spear\.resume=changed"):
+        check_origin(folder, {}, Resume.EXACT, changeable=[])
+    check_origin(folder, {}, Resume.CHANGED, changeable=[])
 
 
 def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None:

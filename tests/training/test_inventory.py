@@ -7,8 +7,15 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
+import json
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from spear_agents.model_files import models
 from spear_training import catalogue as inventory
-from spear_training.catalogue import Need, PresetListing, list_presets, survey_models, survey_presets
+from spear_training.catalogue import Need, PresetListing, list_presets, presets, survey_models, survey_presets
 from spear_training.choices import list_choices
 from spear_training.launch import compose_config
 from tests.spear_envs.test_catalogue import write_shop
@@ -63,3 +70,26 @@ def test_data_that_is_here_is_not_missing(nothing_here: Path) -> None:
         "data", "spear/WebShop-v0 small", True, "spear data get webshop --size small"
     )
     assert [need.kind for need in find("webshop").missing] == ["model"]
+
+
+@pytest.mark.parametrize(("command", "args", "key"), [(presets, [], "presets"), (models, ["list"], "models")])
+def test_json(command: Any, args: list[str], key: str) -> None:
+    result = CliRunner().invoke(command, [*args, "--json"])
+    found = json.loads(result.output)[key]
+    assert [item["name"] for item in found] == sorted(list_choices(key.rstrip("s")))
+    assert all(item["title"] for item in found)
+
+
+HEAVY = ("torch", "verl", "ray", "hydra", "omegaconf", "transformers", "huggingface_hub", "tensordict")
+
+
+@pytest.mark.parametrize("command", ["presets", "models list", "algorithms"])
+def test_they_start_without_anything_heavy(command: str) -> None:
+    program = (
+        "import sys, time\nfrom spear_envs.cli import main\n"
+        f"try:\n    main({command.split()!r})\nexcept SystemExit:\n"
+        f"    print(sorted(set({HEAVY!r}) & sys.modules.keys()), time.process_time())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    heavy, _, seconds = done.stdout.splitlines()[-1].rpartition(" ")
+    assert heavy == "[]" and float(seconds) < 1.5, "0.6 s of CPU on a quiet machine"

@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+import io
+
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import MANIFEST, repair_tracker
@@ -75,7 +78,14 @@ def test_missing_data_is_told_before_the_hub_is_asked(tmp_path: Path, monkeypatc
     assert "spear data get alfworld" in fail("preset=alfworld_qwen2.5_1.5b", "cluster=8gpu", check=True)
 
 
-# ---- configurations --------------------------------------------------------------------------------------------------
+def test_the_home_folder_may_be_abbreviated(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    shutil.copy(model_folder / "config.json", tmp_path / "model")
+    config = compose_config((f"{MODEL}=~/model", TEXT), Path("x"))
+    assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
 
 
 # ---- errors of overrides ---------------------------------------------------------------------------------------------
@@ -122,6 +132,29 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "runs" / "bert" / "config.json").write_text('{"architectures": ["BertModel"]}')
     for name in ("runs/bert", "./runs/bert"):
         assert "holds a BertModel" in fail(f"{MODEL}={name}", check=True)
+
+
+def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    fetched = tmp_path / "models" / "smollm2-135m"
+    shutil.copytree(model_folder, fetched)
+    for override in ("model=smollm2-135m", f"{MODEL}=smollm2-135m"):
+        training = compose_training((override, TEXT), Path("x"))
+        assert training.config.actor_rollout_ref.model.path == str(fetched)
+        assert training.fit is not None and not training.fit.describe()
+    monkeypatch.setenv("SPEAR_OFFLINE", "1")
+    shutil.rmtree(fetched)
+    assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2-135m", TEXT, check=True)
+
+
+def test_a_hub_id_is_left_to_verl() -> None:
+    config = compose_config(("cluster=1gpu", f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT), Path("x"))
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    # The transformers rollouts of a CPU read a folder.
+    message = fail(f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT, check=True)
+    assert "spear models get" in message
 
 
 # ---- errors of settings ----------------------------------------------------------------------------------------------
@@ -206,9 +239,6 @@ def test_a_run_that_cannot_branch_is_refused(
     with pytest.raises(SpearError) as caught:
         check_config(config)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-# ---- environments ----------------------------------------------------------------------------------------------------
 
 
 # ---- run folders -----------------------------------------------------------------------------------------------------
@@ -326,6 +356,15 @@ def test_files_that_values_files_and_modules_name_are_inputs(
     assert {place for place in before if before[place] != after[place]} == {os.path.realpath(name)}
 
 
+def test_checkpoints_that_are_not_complete_are_named(tmp_path: Path, composed: dict[str, Any]) -> None:
+    prepare(composed["none"], tmp_path)
+    (tmp_path / "checkpoints" / "global_step_4" / "actor").mkdir(parents=True)
+    console = Console(file=io.StringIO(), width=200)
+    training = compose_training((f"{MODEL}={composed['none'].actor_rollout_ref.model.path}", TEXT), tmp_path)
+    assert prepare_run(training, tmp_path, console) is None
+    assert "no complete checkpoint" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])
 def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
     assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
@@ -333,6 +372,12 @@ def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[
     save_small_checkpoint(tmp_path, 4)
     assert prepare(change(composed["none"], **{key.replace(".", "__"): 17}), tmp_path) == 4
     assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
+
+
+def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[str, Any]) -> None:
+    prepare(composed["none"], tmp_path)
+    assert prepare(change(composed["none"], spear__seed=9), tmp_path) is None
+    assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
 
 
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
@@ -343,6 +388,17 @@ def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, compose
     assert (tmp_path / CONFIG_FILE).read_text() == before
 
 
+def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
+    for place in ("here", "there"):
+        if place == "there":
+            (tmp_path / "here").rename(tmp_path / "there")
+        out = tmp_path / place
+        config = compose_config((f"{MODEL}={model_folder}", TEXT), out)
+        assert prepare(config, out) == (None if place == "here" else 4)
+        if place == "here":
+            save_small_checkpoint(out, 4)
+
+
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
     taken = tmp_path / "file"
     taken.write_text("mine")
@@ -350,6 +406,13 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
         with pytest.raises(SpearError, match=r"cannot be written.*choose another folder"):
             prepare(composed["none"], out)
     assert taken.read_text() == "mine"
+
+
+def test_a_whole_tracker_is_believed(tmp_path: Path) -> None:
+    save_small_checkpoint(tmp_path, 5)
+    save_small_checkpoint(tmp_path, 10, tracked=False)  # killed just before the tracker was written
+    assert repair_tracker(tmp_path / "checkpoints") == 5
+    assert (tmp_path / "checkpoints" / TRACKER).read_text() == "5"
 
 
 # ---- trackers --------------------------------------------------------------------------------------------------------
@@ -370,10 +433,24 @@ def test_a_torn_tracker_is_mended_to_the_newest_whole_checkpoint(tmp_path: Path,
     assert (checkpoints / TRACKER).read_text() == "10"
 
 
+def test_a_tracker_without_any_whole_checkpoint_goes(tmp_path: Path) -> None:
+    half = save_small_checkpoint(tmp_path, 5)
+    (half / MANIFEST).unlink()
+    assert repair_tracker(tmp_path / "checkpoints") is None
+    assert not (tmp_path / "checkpoints" / TRACKER).exists(), "verl would look for the folder it names"
+
+
 def test_a_checkpoint_whose_weights_were_cleared_away_does_not_count(tmp_path: Path) -> None:
     # verl removes the oldest weights and leaves the rest of their folder.
     old = save_small_checkpoint(tmp_path, 5)
     (old / "actor" / "model.pt").unlink()
     (old / "actor").rmdir()
     save_small_checkpoint(tmp_path, 10, tracked=False)
+    assert repair_tracker(tmp_path / "checkpoints") == 10
+
+
+def test_a_users_copy_of_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    best = save_small_checkpoint(tmp_path, 5)
+    best.rename(best.with_name("global_step_5_best"))
+    save_small_checkpoint(tmp_path, 10)
     assert repair_tracker(tmp_path / "checkpoints") == 10

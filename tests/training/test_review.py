@@ -11,15 +11,18 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 
 import numpy as np
+from click.testing import CliRunner
+from omegaconf import OmegaConf
 from PIL import Image
 
 from spear_agents.engines.base import Finish
-from spear_agents.records import PANELS
+from spear_agents.records import METRICS_FOLDER, PANELS
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
-from spear_training.review import WINDOW, review_history
+from spear_training.launch import CONFIG_FILE, compose_config
+from spear_training.review import WINDOW, advise, review_history
 from spear_training.runs import plot_curves
 from spear_training.settings import EpisodeRecorder, RecordSettings
 from tests.agents.test_cli import train, write_launch
@@ -92,6 +95,16 @@ def test_a_run_that_goes_wrong_is_reported(records: list[dict[str, Any]], topic:
 )
 def test_a_healthy_or_young_run_is_not_reported(records: list[dict[str, Any]], nodes: dict[str, Any]) -> None:
     assert review_history(records, SpearSettings.from_mapping(nodes)) == {}
+
+
+def test_a_run_is_reviewed_by_its_folder(tmp_path: Path) -> None:
+    assert "folder of a training" in str(CliRunner().invoke(advise, [str(tmp_path)]).exception)
+    OmegaConf.save(compose_config(("preset=demo",), Path("x"), check=False), tmp_path / CONFIG_FILE)
+    assert CliRunner().invoke(advise, [str(tmp_path)]).output == "nothing stands out\n"
+    (tmp_path / METRICS_FOLDER).mkdir()
+    lines = [json.dumps({"step": record["step"], "data": record}) + "\n" for record in run(mask__void=0.9)[1:]]
+    (tmp_path / METRICS_FOLDER / "0000.jsonl").write_text("".join(lines))
+    assert "spear.filter.void=off" in CliRunner().invoke(advise, [str(tmp_path)]).output
 
 
 def write_run(out: Path, steps: int = 12) -> None:
@@ -207,3 +220,21 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "the episodes of step 4 are not recorded, the training continues" in message and "No space left" in message
     path.unlink()
     assert recorder.write(5, [make_episode(0)]) == 1, "once there is room again"
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rollouts").write_text("a file where the folder should be")
+    recorder = EpisodeRecorder(tmp_path, IDENTITY)
+    with caplog.at_level(logging.WARNING):
+        recorder.resume_after(1)
+        assert recorder.write(1, [make_episode(0)]) == 0
+    assert caplog.messages
+
+
+def test_a_file_that_is_not_ours_to_read_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder, path = EpisodeRecorder(tmp_path, IDENTITY), tmp_path / "rollouts" / "episodes.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"\xff\n")
+    with caplog.at_level(logging.WARNING):
+        recorder.resume_after(1)
+    assert path.read_bytes() == b"\xff\n" and "stay in" in caplog.messages[0]

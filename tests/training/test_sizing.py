@@ -244,6 +244,14 @@ def test_and_torch_s_own_where_it_is_not(model_folder: Path, tmp_path: Path) -> 
         compose_attention(model_folder, tmp_path, f"{KEY}={FLASH}")
 
 
+def test_one_built_for_another_torch_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert choose_attention(AUTO, "cuda") == SDPA
+    with pytest.raises(SpearError, match=r"cannot be imported .undefined symbol"):
+        choose_attention(FLASH, "cuda")
+
+
 @pytest.mark.parametrize("place", [SHARED, "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"])
 def test_an_attention_that_stays_within_a_rank_is_refused(place: str, model_folder: Path, tmp_path: Path) -> None:
     config = compose_attention(model_folder, tmp_path, f"{place}=2")  # torch's own exchanges

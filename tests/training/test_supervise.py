@@ -1,6 +1,7 @@
 """The supervisor, with a script instead of the training: what it watches, what it reports, and what it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +18,17 @@ pytest.importorskip("psutil", reason="needs the extra 'train'")
 
 import psutil
 
+from spear_agents.records import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from spear_training import supervise
 from spear_training.supervise import (
+    LOCK_FILE,
     LOG_FILE,
     MARK,
     _end_all,
     _find_error,
     build_environment,
+    hold_run,
     lock_run,
     supervise_training,
 )
@@ -126,6 +130,13 @@ def test_a_run_is_watched_to_its_end(out: Path, stand_in: StandIn) -> None:
     assert "some line of verl" in (out / LOG_FILE).read_text()
 
 
+def test_a_later_launch_adds_to_the_log(out: Path, stand_in: StandIn) -> None:
+    for number in range(2):
+        stand_in(f"print('launch {number}')")
+        run(out)
+    assert (out / LOG_FILE).read_text() == "launch 0\nlaunch 1\n"
+
+
 # ---- a run that fails ------------------------------------------------------------------------------------------------
 def test_a_failure_is_one_line_with_the_log(out: Path, stand_in: StandIn) -> None:
     stand_in("print('ValueError: an older one', flush=True); sys.exit(1)")
@@ -215,6 +226,29 @@ def test_an_interrupt_stops_everything_even_what_will_not_listen(out: Path, stan
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
+def test_a_termination_is_an_interrupt(out: Path, stand_in: StandIn) -> None:
+    stand_in("open(out + '/ready', 'w').close(); time.sleep(300)")
+
+    def terminate(history: list[dict[str, Any]]) -> None:
+        if (out / "ready").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out, terminate)
+    assert find_marked() == []
+
+
+def test_an_error_of_the_observer_does_not_leave_the_run_alone(out: Path, stand_in: StandIn) -> None:
+    stand_in("time.sleep(300)")
+
+    def fail(history: list[dict[str, Any]]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(out, fail)
+    assert find_marked() == []
+
+
 @pytest.mark.parametrize("kind", ["plain", "deaf"])
 def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
     ours, other = start_child(kind, "mark-a"), start_child("plain", "mark-b")
@@ -250,6 +284,25 @@ def test_shared_memory_of_killed_processes_goes_too() -> None:
 
 
 # ---- one run a folder ------------------------------------------------------------------------------------------------
+def test_who_is_refused_has_written_nothing(out: Path) -> None:
+    folder = out / "run"
+    with hold_run(folder):
+        (folder / "mine").write_text("x")
+        with pytest.raises(SpearError, match="another process"), hold_run(folder):
+            (folder / "mine").write_text("y")
+        assert {path.name for path in folder.iterdir()} == {"mine", LOCK_FILE}
+        assert (folder / "mine").read_text() == "x"
+    with pytest.raises(SpearError, match="wrong option"), hold_run(out / "new"):
+        raise SpearError("a wrong option")
+    assert not (out / "new").exists(), "a folder that stays empty goes"
+
+
+def test_metrics_of_a_launch_go_after_the_last_there_are(out: Path) -> None:
+    metrics = out / METRICS_FOLDER
+    metrics.mkdir(parents=True)
+    for name in ("0001.jsonl", "0003.jsonl", "mine.jsonl"):
+        (metrics / name).touch()
+    assert build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"].endswith("0004.jsonl")
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
@@ -282,6 +335,17 @@ def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.
     assert "CUDA_VISIBLE_DEVICES" not in variables, "empty, it makes Ray refuse logical GPUs"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert build_environment(out, "cpu")["OMP_NUM_THREADS"] == "3"
+
+
+def test_devices_and_clusters_are_those_that_were_given(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    on_gpus = build_environment(out, "cuda")
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3" and not on_gpus.keys() & {"VERL_PLATFORM", "RAY_ADDRESS"}
+    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "10.0.0.1:6379"
 
 
 # ---- what went wrong -------------------------------------------------------------------------------------------------
@@ -353,3 +417,11 @@ def test_the_error_is_found_in_the_log(tmp_path: Path, log: str, expected: str) 
     before = b"RuntimeError: of an earlier launch\n"
     path.write_bytes(before + log.encode() + b"\xff\xfe")
     assert _find_error(path, len(before)) == expected
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / supervise.LOG_FILE).write_bytes(b"")
+    assert "the process was killed" in supervise._explain_failure(tmp_path, 0)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: usage._replace(free=4096))
+    assert "is full: free it" in supervise._explain_failure(tmp_path, 0)

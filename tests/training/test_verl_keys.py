@@ -231,6 +231,11 @@ def test_a_composed_configuration_is_checked() -> None:
         compose_config((TEXT, f"+{AR}.rollout.repetition_penalty=1.3"), Path("x"), check=False)
 
 
+def test_writing_out_what_holds_anyway_is_no_change() -> None:
+    same = ("algorithm.gamma=1.0", f"{AR}.actor.use_fused_kernels=false", f"{AR}.rollout.response_length=1024")
+    assert compose_config((TEXT, *same), Path("x"), check=False).algorithm.gamma == 1.0
+
+
 ACTOR = f"{AR}.actor"
 KL = "spear.kl.coefficient"
 
@@ -344,6 +349,12 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], message: str) ->
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_the_same_value_under_two_names_is_fine() -> None:
+    compose = compose_verl_aliases
+    assert compose(f"{ACTOR}.kl_loss_coef=1e-2", f"{KL}=0.01")[KL] == 0.01
+    assert compose("data.seed=1", "data.seed=2")["spear.seed"] == 2, "the last of one name wins, as in Hydra"
+
+
 NODE = "algorithm.rollout_correction"
 
 
@@ -387,6 +398,16 @@ def test_what_makes_sense_is_taken(values: dict[str, Any]) -> None:
 def test_what_makes_none_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SpearError, match=message):
         read(**values)
+
+
+def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
+    base = ("preset=demo", f"actor_rollout_ref.model.path={model_folder}")
+    config = compose_config((*base, f"{NODE}.rollout_is=token", f"{NODE}.rollout_is_threshold=0.5_2.0"), Path("runs/x"))
+    assert read(**config.algorithm.rollout_correction) == RolloutCorrection("token", "0.5_2.0")
+    with pytest.raises(SpearError, match=r"needs .*rollout_rs_threshold"):
+        compose_config((*base, f"{NODE}.rollout_rs=token_k1"), Path("runs/x"))
+    with pytest.raises(SpearError, match="loss_type cannot be changed here: the loss is SPEAR's"):
+        compose_config((*base, f"{NODE}.loss_type=reinforce"), Path("runs/x"))
 
 
 @pytest.mark.parametrize(

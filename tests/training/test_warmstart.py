@@ -181,6 +181,15 @@ def test_short_rows_come_first_then_long_ones_and_then_all(monkeypatch: pytest.M
     assert seen == [(n, 13) for n in range(1, 14)]
 
 
+def test_padding_changes_no_loss(small: tuple[Path, WarmStartReport]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(small[0])
+    tokenizer = load_tokenizer(small[0])
+    rows = [ExpertRow(("#_X" * n,), ("<think></think><action>up</action>",)) for n in (1, 5)]
+    ids, labels = encode_rows(tokenizer, rows)
+    alone, padded = (_measure_loss(model, ids[:1, :n], labels[:1, :n], 0.0).item() for n in (8, ids.shape[1]))
+    assert alone == pytest.approx(padded, abs=1e-5)
+
+
 # ---------------------------------------------------------------- policy
 
 
@@ -238,6 +247,15 @@ def test_an_existing_folder_is_kept_unless_told_otherwise(tmp_path: Path) -> Non
     assert os.listdir(out) == ["precious"]
     train_policy(replace(SMALL, panel_tasks=0, episodes=4), out, overwrite=True)
     assert "config.json" in os.listdir(out) and "precious" not in os.listdir(out)
+
+
+def test_a_failure_leaves_nothing_half_written(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="compact"):
+        train_policy(replace(SMALL, template="default"), tmp_path / "policy")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match="cannot be written"):
+        train_policy(SMALL, tmp_path / "file" / "policy")
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,15 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
     assert "is not a result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
 
 
+def test_the_digest_is_of_what_is_compared_alone() -> None:
+    first = Comparison.of(CONTENT)
+    assert first.digest == Comparison.of(dict(reversed(CONTENT.items()))).digest
+    # YAML reads 4e-3 as a text.
+    assert first.digest == Comparison.of({**CONTENT, "rates": ["1e-3", "4e-3"]}).digest
+    for change in ({"title": "Other"}, {"seeds": 5}, {"rates": [0.001]}, {"compare": []}):
+        assert Comparison.of({**CONTENT, **change}).digest != first.digest
+
+
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 

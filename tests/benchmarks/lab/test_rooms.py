@@ -55,6 +55,17 @@ def test_rows_are_those_of_the_environment(rooms: Rooms) -> None:
     assert step == len(rows)
 
 
+def test_success_is_what_sampling_finds(rooms: Rooms) -> None:
+    policy = BoardPolicy(rooms.cells, seed=4)
+    exact = Examiner(rooms, TURNS).examine(policy)
+    levels = np.repeat(np.arange(len(rooms)), 400)
+    played = play_groups(rooms, policy, begin(rooms, levels), 1, np.random.default_rng(0))
+    sampled = played.won.reshape(-1, 400).mean(1)
+    error = np.sqrt(exact * (1 - exact) / 400)
+    assert (np.abs(sampled - exact) < 4 * error + 1e-9).all() and 0.02 < exact.mean() < 0.5
+    assert (Examiner(rooms, 1).examine(policy) == 0).all(), "no level is one move long"
+
+
 def test_the_start_reaches_the_success_that_was_asked_for(rooms: Rooms) -> None:
     examiner = Examiner(rooms, TURNS)
     first = examiner.examine(BoardPolicy(rooms.cells)).mean()

@@ -17,7 +17,7 @@ from benchmarks.lab.actor import LabActor
 from benchmarks.lab.comparison import Comparison, RunPlan, TrainerComparison
 from benchmarks.lab.report import Findings
 from benchmarks.lab.runs import Registry, run_all
-from benchmarks.lab.trainer_runs import TrainerBench, list_overrides
+from benchmarks.lab.trainer_runs import TrainerBench, find_end, list_overrides
 from spear_agents.records import METRICS_FOLDER, read_history
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
@@ -65,6 +65,11 @@ def test_a_training_has_the_settings_of_its_arm(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (config.data.train_max_samples, config.data.train_batch_size) == (4, 2)
     assert config.actor_rollout_ref.model.path == str((tmp_path / "it's here").resolve())
+
+
+def test_a_budget_ends_with_the_step_that_uses_it_up() -> None:
+    history = [{"step": 0, "val/success/all": 0.1}, *({"step": n, "tokens/written": 25.0} for n in (1, 2, 3))]
+    assert [find_end(history, budget) for budget in (1, 25, 26, 75, 76)] == [1, 1, 2, 3, None]
 
 
 class FakeTrainer:

@@ -17,6 +17,7 @@ from benchmarks.lab.tree import TreeSettings, estimate_tree
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
+from spear_training.algorithms.estimators import estimate_grpo
 from spear_training.step.plan import reward_episode
 
 SETTINGS = TrainingSettings(
@@ -61,6 +62,14 @@ def test_a_saved_training_goes_on_exactly(rooms: Rooms) -> None:
     assert whole.restored > 0 and any("replay/drawn" in line.metrics for line in [*first, *rest])
     assert steps(make(rooms, **EVERYTHING), 3) == first, "the same seed, the same run"
     assert steps(make(rooms, seed=1, **EVERYTHING), 3) != first
+
+
+def test_spear_with_a_decay_of_no_steps_is_self_imitation_alone(rooms: Rooms) -> None:
+    imitation = make(rooms, algorithm="grpo_sil")
+    none, some = (make(rooms, algorithm="grpo_spear", spear={"reward": {"decay_steps": decay}}) for decay in (0, 100))
+    for training in (imitation, none, some):
+        steps(training, 4)
+    assert torch.equal(weights(none), weights(imitation)) and not torch.equal(weights(some), weights(imitation))
 
 
 # ---- where a group begins --------------------------------------------------------------------------------------------
@@ -130,6 +139,12 @@ def test_the_advantage_is_that_of_the_tree_written_out(rooms: Rooms, divided: bo
     found = estimate_tree(rows, settings)
     assert found == pytest.approx(np.asarray(wanted), abs=1e-9) and len(set(np.round(found, 6))) > 5
     assert {len(segment) for segment in segments} == {2, 3, 4, 5} and 0 < played.won.sum() < len(played.won)
+
+
+def test_a_group_without_a_split_has_the_advantages_of_grpo(rooms: Rooms) -> None:
+    _, _, rows = play(rooms, None)
+    settings = SpearSettings().override({"advantage": {"normalize_std": True}})
+    assert estimate_tree(rows, settings) == pytest.approx(estimate_grpo(rows, settings).numpy(), abs=1e-12)
 
 
 def test_parts_go_on_from_the_very_state_by_the_policy_itself(rooms: Rooms) -> None:

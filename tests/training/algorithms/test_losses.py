@@ -207,6 +207,10 @@ def test_token_entropy_is_bounded_and_ignores_a_shift(seed: int, shift: float) -
     assert torch.allclose(got, want)
 
 
+def test_half_precision_is_kept_outside() -> None:
+    assert token_entropy(torch.zeros(1, 1, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
 def test_sequence_entropy_by_hand() -> None:
     entropy, mask = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [9.0, 9.0, 9.0]]), torch.zeros(3, 3)
     mask[0, :2] = mask[1, 0] = 1
@@ -339,3 +343,12 @@ def test_a_tiny_share_is_the_largest_covariance(measure) -> None:
     log_probs, advantages, mask = random_batch_covariance(0, 2, 6)
     largest = float(covariance(log_probs, advantages, mask)[mask].max())
     assert measure(log_probs, advantages, mask, lower_top=1.0, upper_top=1e-12)[1] == pytest.approx(largest)
+
+
+def test_covariance_by_hand() -> None:
+    log_probs = torch.tensor([[-1.0, -3.0], [-2.0, -9.0]])
+    mask = torch.tensor([[1, 1], [1, 0]])
+    got = covariance(log_probs, torch.tensor([1.0, 4.0]), mask)
+    assert got.tolist() == [[-1.0, 1.0], [0.0, 0.0]]  # means -2 and 2 over the three tokens
+    got = covariance(log_probs, torch.tensor([1.0, 4.0]), mask, scope="position")
+    assert got.tolist() == [[-0.75, 0.0], [-0.75, 0.0]]

@@ -202,6 +202,14 @@ def test_running_bounds_of_another_scale_do_not_stop_the_clip(lag: float) -> Non
     assert run(BoundsMode.PERCENTILE) < 0.02 or lag < 1, "frozen ones find nothing above them"
 
 
+def test_equal_advantages_leave_nothing_to_clip() -> None:
+    log_probs = -torch.rand(8, 10, dtype=torch.float64)
+    clip = CovarianceClip(0.1, None, None, bounds=BoundsMode.RUNNING)
+    same = torch.full((8,), 0.3, dtype=torch.float64)
+    got = spear_loss(log_probs, log_probs, same, torch.ones(8, 10), torch.ones(8), gamma=1.0, cov=clip)
+    assert float(got.cov_fraction) == 0.0
+
+
 def test_what_is_counted_beside_the_loss_by_hand() -> None:
     ratios = tensor([[2.0, 1.0], [3.0, 1.0]])
     got = spear_loss(

@@ -121,6 +121,15 @@ def test_draw_gates_strictly_recalibrates_and_empties() -> None:
     assert len(buffer) == 0 and buffer.nbytes == 0
 
 
+def test_draw_from_an_empty_baseline_keeps_the_buffer() -> None:
+    buffer = ReplayBuffer(10)
+    buffer.add([entry()])
+    with pytest.raises(ValueError, match="empty"):
+        buffer.draw(BaselineBuffer(3))
+    assert len(buffer) == 1
+    assert buffer.draw(BaselineBuffer(0)).advantages.tolist() == [1.0]  # capacity 0: no recalibration
+
+
 def test_trajectories_stay_together() -> None:
     buffer = ReplayBuffer(2, unit="trajectory", seed=3)
     buffer.add([entry(f"t{i}", step=1) for i in range(5) for _ in range(i + 1)])
@@ -131,6 +140,13 @@ def test_trajectories_stay_together() -> None:
     assert len(picked) == draw.drawn == 2
     assert len(draw.entries) == sum(1 if step == 2 else int(name[1]) + 1 for step, name in picked)
     assert (draw.considered, draw.eligible) == (6, 6)
+
+
+@pytest.mark.parametrize(("held", "drawn"), [(1, 1), (3, 2), (5, 4), (9, 8), (30, 8)])
+def test_power_of_two(held: int, drawn: int) -> None:
+    buffer = ReplayBuffer(10, power_of_two=True)
+    buffer.add([entry(str(i)) for i in range(held)])
+    assert len(buffer.draw(None).entries) == drawn
 
 
 def test_draw_is_uniform() -> None:

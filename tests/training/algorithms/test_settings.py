@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -326,3 +328,9 @@ def test_make_schedule_refuses(spec) -> None:
 def test_exports_exist_and_have_docstrings() -> None:
     for name in algorithms.__all__:
         assert getattr(algorithms, name).__doc__, f"{name} has no docstring"
+
+
+def test_nothing_heavy_is_imported() -> None:
+    heavy = {"ray", "verl", "vllm", "transformers", "tensordict", "spear_agents"}
+    code = f"import sys, spear_training.algorithms; sys.exit({heavy} & set(sys.modules) or None)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -58,6 +58,16 @@ def test_a_row_that_does_not_fit_is_refused_with_the_number() -> None:
     assert "may not fit: about 5.2 GiB of the 5.0 GiB" in fit.describe()
 
 
+def test_what_is_estimated_or_asked_for_is_warned_of_and_not_refused() -> None:
+    (activations,) = [item.bytes for item in TRAINER.size_update(2048, checkpointing=True) if item.estimated]
+    room = sum_update(2048, checkpointing=True) - activations / 2
+    assert "may not fit" in fit_update(TRAINER, WISH, room).describe()
+    with pytest.raises(SpearError, match=r"set .*ppo_max_token_len_per_gpu=2048 to try"):
+        fit_update(TRAINER, WISH, room - activations)
+    asked = replace(WISH, tokens=2048, given_tokens=True)
+    assert "may not fit" in fit_update(TRAINER, asked, GIB).describe()
+
+
 def test_an_adapter_has_gradients_and_moments_of_its_own_only() -> None:
     model = replace(SMOLLM, edges=10**6)
     items = {item.name: item.bytes for item in Trainer(model, 2, rank=8, stored=2).size_update(9, checkpointing=True)}

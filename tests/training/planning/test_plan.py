@@ -70,6 +70,19 @@ def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> 
     assert update.keys() & rollout.keys() >= {"engine's weights", "processes"}
 
 
+DTYPE = f"{FSDP}.model_dtype"
+
+
+def test_what_does_not_fit_is_said() -> None:
+    small = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "40"])
+    assert small.exit_code == 1 and "does not fit into" in small.output
+    large = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "192"])
+    assert large.exit_code == 0 and "does not fit" not in large.output
+    cache = ["preset=alfworld_qwen2.5_7b", "cluster=1gpu", "--device-memory", "24", f"{LORA}=8", f"{DTYPE}=bfloat16"]
+    assert CliRunner().invoke(plan, cache).exit_code == 1, "no room for the engine's cache"
+    assert CliRunner().invoke(plan, [*cache, "actor_rollout_ref.rollout.gpu_memory_utilization=0.8"]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("model", "gib", "settings", "fits"),
     [

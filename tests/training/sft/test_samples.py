@@ -1,11 +1,13 @@
 """Samples of a fine-tuning, and the data sets made of them."""
 
+import errno
 from copy import copy
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -359,3 +361,23 @@ def test_tokens_of_another_model_are_noticed(reader: SampleReader, tmp_path: Pat
         prepare(reader, path)
     # A few that cannot be repeated token by token are no reason to stop.
     assert prepare(reader, write_lines(path, other, *[say("right")] * 3)).misfits == 1
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    reader: SampleReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lines(tmp_path / "data.jsonl", say("a"))
+    prepare(reader, path)
+    before = sorted(tmp_path.rglob("*"))
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(SpearError, match="No space left on device"):
+        prepare(reader, path)
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    (tmp_path / "data.samples" / "mask.npy").write_bytes(b"x")
+    with pytest.raises(SpearError, match="cannot be read"):
+        open_store(tmp_path / "data.samples")

@@ -21,6 +21,15 @@ def test_loss_and_gradient_are_those_of_the_paper(name: str, seed: int) -> None:
     assert found.bounds == pytest.approx(expected.bounds, abs=1e-9)
 
 
+def test_the_cases_above_reach_every_clip() -> None:
+    found = draw_batch(0).compute(CASES["narrow clips"])[0]
+    assert found.clipped > 0 and found.dual_clipped > 0
+    for name in ("covariance clip of a tenth", "running bounds", "percentile bounds"):
+        assert draw_batch(0).compute(CASES[name])[0].covariance_clipped > 0
+    found, plain = (draw_batch(0).compute(CASES[name])[1] for name in ("on-policy clip alone", "covariance clip off"))
+    assert ((found == 0) & (plain != 0)).any()
+
+
 def test_every_option_of_the_loss_decides_something() -> None:
     # A case that gives what another gives proves nothing about its option.
     found = {name: tuple(draw_batch(0).compute(settings)[1].flatten().tolist()) for name, settings in CASES.items()}

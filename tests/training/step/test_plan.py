@@ -105,6 +105,15 @@ def test_a_fault_enters_no_statistic_and_no_row() -> None:
     assert len(with_fault.rewards) == 4, "one reward an episode, in their order"
 
 
+def test_a_group_of_faults_alone_is_no_group() -> None:
+    episodes = [make_episode("a", n, fault="bug", stop="fault") for n in range(2)]
+    episodes += [make_episode("b", 0, won=True), make_episode("b", 1)]
+    made = plan(episodes, choose(filter={"groups": 0.5}))
+    assert made.baselines == pytest.approx((0.1,))
+    assert find_groups(made) == {"b"}
+    assert made.masked["low_variance"] == 0, "no group of mere faults takes the place of one to keep"
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
 def test_a_step_of_faults_alone_has_no_rows(estimator: str) -> None:
     episodes = [make_episode(group, n, fault="bug", stop="fault") for group in "ab" for n in range(2)]
@@ -172,6 +181,14 @@ def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
     assert find_keys(made) == {"g_0_1", "g_1_1"} and made.masked[name] == 2
     with pytest.raises(SettingsError, match=r"gave float64 \[4\] for 4 rows: give true or false"):
         plan(episodes, choose(filter={"custom": [f"{__name__}:give_numbers"]}))
+
+
+def test_a_void_turn_may_take_out_its_whole_trajectory() -> None:
+    episodes = [make_episode("g", 0, won=True, rows=[{"void": True}]), make_episode("g", 1)]
+    made = plan(episodes, choose(filter={"void": "trajectory"}))
+    assert find_keys(made) == {"g_1_0", "g_1_1"}
+    assert made.masked["void"] == 2
+    assert made.baselines == pytest.approx((0.1,)), "the mean still knows the episode that won"
 
 
 def test_a_row_without_a_loss_token_is_not_trained_on() -> None:

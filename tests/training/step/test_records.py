@@ -122,6 +122,19 @@ def test_a_reward_that_is_no_number_is_a_fault_of_that_episode_alone(value: floa
 
 
 @pytest.mark.parametrize("layout", Layout)
+def test_an_episode_without_a_turn_has_no_rows(layout: Layout) -> None:
+    empty = make_trajectory(layout=layout, stop=StopReason.CONTEXT_LIMIT, won=False)
+    assert (record(empty).rows, record(empty).turns, len(list_rows(empty))) == (0, 0, 0)
+
+
+def test_repetition_is_looked_for_where_it_matters() -> None:
+    endless = make_turn(0, response_ids=tuple(range(20)) * 10, log_probs=(0.0,) * 200)
+    trajectory = make_trajectory(endless, make_turn(1))
+    assert list_rows(trajectory, find_repetition=True).repetitive.tolist() == [True, False]
+    assert list_rows(trajectory).repetitive.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("layout", Layout)
 def test_the_tokens_are_those_of_the_trajectorys_rows(layout: Layout) -> None:
     trajectory = make_trajectory(make_turn(0), make_turn(1), layout=layout)
     wanted, rows = trajectory.rows(), list_rows(trajectory)

@@ -79,6 +79,12 @@ def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nod
     assert {path.name for path in (tmp_path / "global_step_4").iterdir()} == {STATE, TENSORS}
 
 
+def test_the_seed_decides_and_saving_does_not_disturb(tmp_path: Path) -> None:
+    one, same, other = (fill(SpearState(choose(), seed=seed)) for seed in (3, 3, 4))
+    one.save(tmp_path, {})
+    assert draw(one) == draw(same) != draw(other)
+
+
 def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
     SpearState(choose(), 0).save(tmp_path, {})
     resumed = SpearState(choose(), 0)
@@ -90,6 +96,13 @@ def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"lacks spear\.json.*another run folder") as caught:
         SpearState(choose(), 0).load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_another_format_is_told(tmp_path: Path) -> None:
+    state = SpearState(choose(), 0)
+    state.save(tmp_path, {"format": 7})
+    with pytest.raises(SpearError, match=r"format 7, this code reads \d+"):
+        state.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS])

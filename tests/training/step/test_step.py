@@ -96,6 +96,16 @@ def test_rows_of_failed_episodes_among_the_replayed_ones_are_counted() -> None:
     assert run.take(2, make_group("2-0"))["replay/failed"] == 1.0
 
 
+def test_a_replay_step_may_store_nothing() -> None:
+    run = Run(sil={"always_add": False})
+    assert [run.take(t, make_group(f"{t}-00000"))["replay/size"] for t in range(1, 6)] == [2, 4, 0, 2, 4]
+
+
+def test_old_rows_leave_the_buffer() -> None:
+    run = Run(replay={"capacity": 100, "max_age": 1})
+    assert [run.take(t, make_group(f"{t}-00000"))["replay/evicted_age"] for t in range(1, 5)] == [0, 0, 2, 2]
+
+
 def test_without_self_imitation_nothing_is_stored_or_drawn() -> None:
     run = Run(sil={"enabled": False})
     for t in range(1, 5):
@@ -111,6 +121,14 @@ def test_without_a_baseline_the_stored_advantages_are_replayed() -> None:
     rows = run.actor.passes[-1].rows
     assert "baseline/size" not in metrics
     assert rows.advantage[rows.replayed].tolist() == pytest.approx([1.5] * 4)
+
+
+def test_a_gamma_of_zero_draws_and_trains_on_nothing_of_it() -> None:
+    run = Run(sil={"gamma": "none"})
+    for t in range(1, 4):
+        metrics = run.take(t, make_group(f"{t}-00000"))
+    assert metrics["replay/drawn"] == 4 and metrics["replay/share"] == 0.0
+    assert not run.actor.passes[-1].rows.replayed.any()
 
 
 def test_a_step_of_faults_alone_changes_nothing() -> None:
@@ -254,6 +272,29 @@ def test_a_joint_step_goes_down_the_papers_loss(mode: str, ranks: int) -> None:
     assert metrics["loss/sil"] == pytest.approx(float(result.self_imitation), abs=1e-6)
     assert metrics["kl/old"] == pytest.approx(0.0, abs=1e-9), "the policy that played is the one that learns"
     assert 0 < metrics["replay/ess"] <= 1
+
+
+def make_adam(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05, betas=(0.9, 0.99))
+
+
+def drift(coupling: str, gamma: float, *, enabled: bool = True) -> torch.Tensor:
+    """How far eight steps under Adam move the policy, each with one mini-batch of eight fresh rows."""
+    sil = {"coupling": coupling, "gamma": "constant", "gamma_options": {"value": gamma}, "enabled": enabled}
+    run = Run(minibatch=8, optimiser=make_adam, sil=sil, replay={"capacity": 4})
+    start = run.actor.table.detach().clone()
+    for t in range(1, 9):
+        run.take(t, make_group(f"{t}-00000", count=4))
+    return run.actor.table.detach() - start
+
+
+def test_joint_coupling_adds_gamma_times_imitation_and_nothing_else_under_adam() -> None:
+    """With a vanishing gamma replay must change nothing; sequential coupling applies Adam's momentum once more."""
+    alone = drift("joint", 0.0, enabled=False)
+    torch.testing.assert_close(drift("joint", 1e-9), alone, atol=1e-4, rtol=0)
+    sequential = drift("sequential", 1e-9)
+    assert float(sequential @ alone / alone.square().sum()) > 1.05, "why it is not the default"
+    assert float((drift("joint", 1.0) - alone).norm()) > 0.05
 
 
 @pytest.mark.parametrize("count", [1, 3])

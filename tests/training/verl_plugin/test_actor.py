@@ -278,6 +278,18 @@ def test_replayed_rows_need_no_more_memory_than_those_of_an_on_policy_mini_batch
     assert own["micro_batch_size_per_gpu"] == own["mini_batch_size"] // 4 <= minibatch / 2
 
 
+def test_metrics_of_the_loss_are_sums_of_the_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    names = ("loss/on_policy", "loss/sil", "clip/ppo_fraction", "clip/cov_fraction", "actor/grad_norm")
+    for layout in LAYOUTS:
+        step = Step(monkeypatch, choose("joint"), **layout)
+        train(step)
+        found.append([step.metrics[name] for name in (*names, "kl/old", "replay/ess")])
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-6)
+    assert found[0][1] < 0, "self-imitation raises the probability of what paid"
+    assert 0 < found[0][-1] < 1, "ratios of replayed tokens are not all the same"
+
+
 # ---- covariance bounds -----------------------------------------------------------------------------------------------
 MEASURES = {"percentile": calibrate_covariance_bounds, "running": find_covariance_quantiles}
 
@@ -315,6 +327,23 @@ def test_bounds_are_measured_on_replayed_rows_and_frozen_or_running(
     expected = before if mode == "percentile" else [0.75 * a + 0.25 * b for a, b in zip(before, second, strict=True)]
     assert step.state.bounds == pytest.approx(expected, abs=1e-5)
     assert second != pytest.approx(first, abs=1e-4)
+
+
+def test_all_keys_of_a_step_are_given_to_be_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(monkeypatch, choose("sequential"), rows=7, ranks=3)
+    train(step)
+    rollout_keys = step.rows.key.tolist()
+    keys = step.keys.take_keys(rollout_keys)
+    assert sorted(keys) == sorted(step.queue.rows), "and none twice"
+    assert any(key.startswith("padding") for key in keys) and any(key.startswith("replay") for key in keys)
+    assert step.keys.take_keys(rollout_keys) == rollout_keys, "the next step begins with none"
+
+
+def test_a_step_without_rows_still_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    # verl clears what a step names and fails on nothing.
+    step = Step(monkeypatch, choose())
+    (key,) = step.keys.take_keys([])
+    assert key in step.queue.rows
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

@@ -118,8 +118,27 @@ def test_the_weights_of_a_response_are_kept() -> None:
     assert [ask(FakeClient(output)).version for output in (told, answer([END]))] == [4, None]
 
 
+def test_stop_strings_stay_part_of_the_response() -> None:
+    written = list(b"<search>q</search>")
+    sampling = Sampling(stop_strings=("</search>", "</answer>"))
+    client = FakeClient(answer(written))
+    generation = ask(client, sampling)
+    parameters = client.calls[0]["sampling_params"]
+    assert parameters["stop"] == ["</search>", "</answer>"] and parameters["include_stop_str_in_output"] is True
+    assert generation.token_ids == tuple(written) and generation.finish is Finish.STRING
+    assert ask(FakeClient(answer(written[:-1])), sampling).finish is Finish.LENGTH
+    assert ask(FakeClient(answer([*written, END])), sampling).finish is Finish.STOP
+
+
 def test_an_aborted_request_gives_an_empty_response() -> None:
     assert ask(FakeClient(TokenOutput(token_ids=[], stop_reason="aborted"))) == Generation((), (), Finish.LENGTH)
+
+
+def test_a_servers_error_reaches_the_caller() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ask(FakeClient(RuntimeError("out of memory")))
+    with pytest.raises(EngineFault):  # ends an episode, not the training
+        ask(FakeClient(EngineFault(EngineFaultKind.SERVER_ERROR, "a hiccup")))
 
 
 @pytest.mark.parametrize("kind", [EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY])
@@ -259,6 +278,37 @@ def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp
         assert record.won and record.terms["outcome"] == 1.0, "success stays the environment's"
 
 
+def test_the_chat_template_gets_the_keywords_of_the_data(queue: FakeQueue) -> None:
+    worker = open_worker(walk, template_kwargs={"enable_thinking": False})
+    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model takes keywords"):
+        asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=False))
+
+
+def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueue) -> None:
+    pytest.importorskip("fastapi")
+    orders = order_episodes("train")
+    plain = open_worker(walk, layout=Layout.CONVERSATION)
+    asyncio.run(plain.play(orders, Sampling(), "train", keep=True))
+    worker = open_worker(walk, layout=Layout.CONVERSATION)
+    worker._agent = "spear_agents.gateway.programs:play"
+
+    async def play_twice() -> None:
+        for _ in range(2):
+            rollout = await worker.play(orders, Sampling(), "train", keep=True)
+            assert {record.stop for record in rollout.records} == {"won"}
+        await worker._programs.aclose()
+
+    asyncio.run(play_twice())
+    own, first, second = [
+        {
+            key: {name: value.tolist() for name, value in write["fields"][n].items()}
+            for n, key in enumerate(write["keys"])
+        }
+        for write in queue.writes
+    ]
+    assert len(own) == len(orders) and own == first == second
+
+
 def test_two_batches_are_played_at_a_time_and_each_counts_its_own(queue: FakeQueue) -> None:
     class Versioned:
         """An engine whose weights change after eight responses, while both batches are under way."""
@@ -309,6 +359,11 @@ def test_a_conversation_is_as_old_as_its_oldest_response(queue: FakeQueue) -> No
     assert rollout.rows.version.tolist() == [3]
 
 
+def test_validation_writes_nothing(queue: FakeQueue) -> None:
+    rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
+    assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
+
+
 def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from spear_envs.core.errors import EnvFault
 
@@ -327,6 +382,14 @@ def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypat
     assert [(record.fault, record.turns, record.rows) for record in broken] == [("backend", 1, 0)] * 2
     assert rollout.rows.key.tolist() == list(queue.rows())
     assert not set(rollout.rows.trajectory) & {record.trajectory for record in broken}
+
+
+def test_many_rows_are_written_in_parts(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_worker, "ROWS_PER_WRITE", 5)
+    rollout = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True))
+    assert [key for write in queue.writes for key in write["keys"]] == rollout.rows.key.tolist()
+    assert [len(write["keys"]) for write in queue.writes[:-1]] == [5] * (len(queue.writes) - 1)
+    assert all(len(write["tags"]) == len(write["keys"]) == write["fields"].batch_size[0] for write in queue.writes)
 
 
 def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
@@ -349,6 +412,13 @@ def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
     asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
     assert worker._cache_tokens == 200
     assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are not tokens"
+
+
+def test_whichever_end_token_was_sampled_is_not_read_as_text(queue: FakeQueue) -> None:
+    worker = open_worker(walk)
+    worker._end_ids = (ByteTokenizer().eos_token_id, 7)
+    env = worker._take_environment("train")
+    assert [worker._build_prompts(env).decode([65, end]) for end in worker._end_ids] == ["A", "A"]
 
 
 # ---- batches to the server actor -------------------------------------------------------------------------------------

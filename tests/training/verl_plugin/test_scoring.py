@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import LlamaConfig, LlamaForCausalLM
+from verl.utils import tensordict_utils as tu
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import RowTable
@@ -124,6 +125,15 @@ def test_a_micro_batch_of_padding_alone_has_a_gradient_of_zero() -> None:
     assert not gradients(model).any() and len(gradients(model))
 
 
+def test_checkpointed_layers_change_nothing() -> None:
+    model, batch = make_model(), ask(make_batch(), packed=True)
+    other = copy.deepcopy(model).train()
+    other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for each in (model, other):
+        run_engine(open_engine(each), each, batch)["log_probs"].values().sum().backward()
+    torch.testing.assert_close(gradients(other), gradients(model), atol=1e-6, rtol=1e-6)
+
+
 def test_logits_are_made_only_where_a_token_is_learnt_and_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "LOGITS", 4 * VOCABULARY)
     model, batch, seen = make_model(), ask(make_batch(), packed=True), list[int]()
@@ -132,6 +142,17 @@ def test_logits_are_made_only_where_a_token_is_learnt_and_a_few_at_a_time(monkey
     run_engine(engine, model, batch)
     count = len(find_where(batch))
     assert sum(seen) == count < sum(RESPONSES) and max(seen) == 4
+
+
+@pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "model"])
+def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
+    model = make_model("sdpa", **({"logit_scale": 2.0} if reason == "model" else {}))
+    engine, batch = open_engine(model), ask(make_batch(), packed=False)
+    if reason != "model":
+        tu.assign_non_tensor(batch, **{reason: True})
+    _, arguments = engine.prepare_model_inputs(batch)
+    assert "learnt" not in arguments
+    assert engine._head is None or engine._head.question is None
 
 
 def measure_peak(tokens: int, shape: Architecture, *, update: bool) -> float:

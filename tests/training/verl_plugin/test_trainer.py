@@ -204,6 +204,23 @@ def test_a_response_is_limited_by_its_turn_and_by_the_row(tmp_path: Path, limit:
     assert trainer._sampling(validate=False).max_tokens == trainer._sampling(validate=True).max_tokens == most
 
 
+def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.train_dataloader = [{"task_id": ["a", "b"]}]
+    found = []
+    for t in (1, 2, 3):
+        trainer.global_steps = t
+        trainer.prepare_step()
+        found.append([(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded])
+        trainer.play(0)
+    assert found == [[("a", 0), ("a", 1), ("b", 0)], [], [("a", 0), ("a", 1), ("b", 0)]]
+    trainer.rollouts.episodes = [make_trajectory(5), make_trajectory(6)]
+    metrics, _ = take_step(trainer, make_group(), 3)
+    assert metrics["rollout/recorded"] == 2.0
+    path = tmp_path / "rollouts" / "episodes.jsonl"
+    assert [(t.step, t.seed) for t in read_trajectories(path)] == [(3, 5), (3, 6)]
+
+
 def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_path: Path) -> None:
     def draw(seed: int) -> list[int]:
         trainer: Any = open_trainer(tmp_path)
@@ -238,6 +255,22 @@ def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path)
     call = trainer.rollouts.calls[-1]
     assert (call["split"], call["keep"]) == ("valid", False)
     assert (call["sampling"].temperature, call["sampling"].top_p, call["sampling"].top_k) == (0.4, 0.6, 5)
+
+
+def test_a_sample_of_each_validation_is_recorded(tmp_path: Path) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(2)]
+    trainer.rollouts.played = make_group(wins=1, count=4)
+    trainer.config.trainer.log_val_generations = 3
+    for t in (0, 10, 10):  # a training that is resumed validates the step of its checkpoint again
+        trainer.global_steps = t
+        trainer.rollouts.episodes = [make_trajectory(t), make_trajectory(t + 1)]
+        trainer._validate()
+        asked = [(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded]
+        assert asked == [("v0", 0), ("v0", 1), ("v1", 0)]
+    recorded = read_trajectories(tmp_path / "validations" / "episodes.jsonl")
+    assert [(episode.step, episode.seed) for episode in recorded] == [(0, 0), (0, 1), (10, 10), (10, 11)]
+    assert not (tmp_path / "rollouts").exists(), "episodes of the training are others"
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

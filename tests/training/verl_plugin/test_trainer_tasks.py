@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
@@ -181,6 +182,34 @@ def test_the_trainer_draws_what_the_lab_draws(tmp_path: Path) -> None:
         trainer.rollouts.played = play_orders(trainer, wins)
         trainer.play(0)
     assert trainer.curriculum.state_dict()["source"] == source.state_dict()
+
+
+def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
+
+    def go_on(trainer: Any, steps: range) -> list[Any]:
+        found = []
+        for t in steps:
+            trainer.global_steps = t
+            trainer.prepare_step()
+            metrics, _ = take_step(trainer, play_orders(trainer, (0, 1, 2, 4)), t)
+            if t == 3:
+                trainer._save_checkpoint()
+            shown = {name: value for name, value in metrics.items() if name.startswith("curriculum/")}
+            found.append(([order.task_id for order in trainer.rollouts.orders], shown))
+        return found
+
+    whole = open_with_curriculum(tmp_path)
+    first, rest = go_on(whole, range(1, 4)), go_on(whole, range(4, 8))
+    assert 0 < first[0][1]["curriculum/met"] <= rest[-1][1]["curriculum/met"] <= 1
+    assert set(first[0][1]) == {"curriculum/met", "curriculum/success", "curriculum/differing"}
+    resumed: Any = open_with_curriculum(tmp_path)
+    resumed._load_checkpoint()
+    assert go_on(resumed, range(4, 8)) == rest
+    uniform: Any = open_trainer(tmp_path)
+    uniform._load_checkpoint()
+    assert uniform.curriculum is None and uniform._saved["curriculum"] is not None
 
 
 def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

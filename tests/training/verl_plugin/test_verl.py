@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+
 import verl
 from omegaconf import OmegaConf
 

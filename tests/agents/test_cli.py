@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from spear_agents.cli import evaluate
 from spear_agents.engines.base import Finish, Served
 from spear_agents.records import METRICS_FOLDER, measure_metrics, read_history, sum_usage
+from spear_agents.significance import compare
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
@@ -195,3 +196,39 @@ def test_the_size_grows_with_every_step_and_only_then(tmp_path: Path) -> None:
         write_launch(tmp_path, 0, *(train(t) for t in range(1, steps + 1)))
         sizes.append(measure_metrics(tmp_path))
     assert 0 < sizes[0] < sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_figures_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
+    outs = [str(tmp_path / name) for name in ("a-rather-long-name-of-a-folder", "b")]
+    shown = ""
+    for out in outs:
+        shown += CliRunner().invoke(evaluate, [*SOKOBAN, "--out", out], env={"COLUMNS": str(width)}).output
+    shown += CliRunner().invoke(compare, outs, env={"COLUMNS": str(width)}).output
+    whole = " ".join(shown.split())
+    tables = [line for line in shown.splitlines() if re.fullmatch(r"[\s\d.–\[\],+-]*", line)]
+    assert "61.0–100.0" in whole and "[61.0, 100.0]" in whole and "[-48.3, +48.3]" in whole
+    assert max(map(len, tables)) <= width
+
+
+def test_a_launch_that_only_validated_takes_nothing_but_what_was_lost(tmp_path: Path) -> None:
+    write_launch(tmp_path, 0, *(train(step) for step in range(1, 8)))
+    write_launch(tmp_path, 1, (5, {"val/a": 1}))
+    history = read_history(tmp_path)
+    assert [record["step"] for record in history] == [1, 2, 3, 4, 5]
+    assert history[-1]["val/a"] == 1
+
+
+def test_a_launch_that_wrote_nothing_changes_nothing(tmp_path: Path) -> None:
+    write_launch(tmp_path, 0, *(train(step) for step in range(1, 4)))
+    write_launch(tmp_path, 1, torn=b'{"st')
+    assert [record["step"] for record in read_history(tmp_path)] == [1, 2, 3]
+
+
+def test_steps_come_in_order_with_validation_first(tmp_path: Path) -> None:
+    write_launch(tmp_path, 0, (0, {"val/success/all": 0.2}), train(1, x=1.0), train(2, x=2.0))
+    assert read_history(str(tmp_path)) == [
+        {"step": 0, "val/success/all": 0.2},
+        {"step": 1, "training/global_step": 1, "x": 1.0},
+        {"step": 2, "training/global_step": 2, "x": 2.0},
+    ]

@@ -10,7 +10,7 @@ from spear_agents import collect
 from spear_agents.collect import collect_episodes
 from spear_agents.engines.openai import Server
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.trajectory import Layout
+from spear_agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
@@ -139,3 +139,38 @@ def test_what_cannot_be_collected_is_said(settings: EvalSettings, tmp_path: Path
     gone = replace(settings, engine=EngineKind.OPENAI, model="m", server=Server("http://127.0.0.1:9", "m", tries=1))
     with pytest.raises(SpearError, match=r"127\.0\.0\.1:9 cannot be reached"):
         collect_episodes(gone, tmp_path / "gone.jsonl")
+
+
+def test_a_conversation_is_one_sample(settings: EvalSettings, tmp_path: Path) -> None:
+    collect_episodes(replace(settings, layout=Layout.CONVERSATION), tmp_path / "data.jsonl")
+    lines = read_lines(tmp_path / "data.jsonl")
+    assert len(lines) == 3
+    assert [message["role"] for message in lines[0]["messages"]] == ["user", "assistant"] * 2
+    assert lines[0]["messages"][1]["content"] == GO
+
+
+def test_a_model_of_transformers_gives_its_own_tokens(settings: EvalSettings, tmp_path: Path, tiny_model: Path) -> None:
+    out = tmp_path / "data.jsonl"
+    model = replace(settings, engine=EngineKind.HF, model=str(tiny_model), episodes_per_task=2)
+    found = collect_episodes(model, out, keep_lost=True)
+    lines = read_lines(out)
+    assert found.kept == 6 and len(lines) == found.samples and found.unrepeatable == 0
+    folder = Path(f"{out}{collect.FOLDER_SUFFIX}")
+    records = [Trajectory.from_json(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    sampled = {(t.task_id, t.seed, i): turn for t in records for i, turn in enumerate(t.turns)}
+    for line in lines:
+        turn = sampled[line["task_id"], line["seed"], line["turn"]]
+        assert line["input_ids"] == [*turn.prompt_ids, *turn.response_ids]
+        assert sum(line["loss_mask"]) == len(turn.response_ids)
+        assert line["messages"][-1]["content"] == turn.response
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_response_that_writes_of_a_picture_shows_none(
+    settings: EvalSettings, tmp_path: Path, script: Script, layout: Layout
+) -> None:
+    words = "<think>an <image>?</think><action>go</action>"
+    script.answers = [say(complete(words))]
+    model = replace(settings, engine=EngineKind.OPENAI, model="name", server=script.server(limit=1), layout=layout)
+    collect_episodes(model, tmp_path / "data.jsonl", concurrency=1)
+    assert {line["messages"][1]["content"] for line in read_lines(tmp_path / "data.jsonl")} == {words}

@@ -20,6 +20,7 @@ from tokenizers.decoders import Fuse  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from spear_agents.chat import Chat  # noqa: E402
+from spear_agents.collect import collect_episodes  # noqa: E402
 from spear_agents.engines.base import (  # noqa: E402
     Finish,
     find_end_ids,
@@ -29,7 +30,7 @@ from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers 
 from spear_agents.evaluation import run_evaluation  # noqa: E402
 from spear_agents.prompting import PromptBuilder  # noqa: E402
 from spear_agents.records import EPISODES  # noqa: E402
-from spear_agents.settings import EvalSettings  # noqa: E402
+from spear_agents.settings import EngineKind, EvalSettings  # noqa: E402
 from spear_agents.trajectory import Layout, StopReason, read_trajectories  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.prompts import CompactTemplate  # noqa: E402
@@ -279,3 +280,36 @@ def test_a_chat_template_that_loops_is_one_error(tiny_model: Path, monkeypatch: 
     with pytest.raises(SpearError, match="template"):
         Chat(tokenizer).render([{"role": "user", "content": "x"}])
     assert time.monotonic() - started < 10
+
+
+def test_data_for_a_model_ends_as_its_chat_template_does(corridor_id: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(CHATML, "<|im_start|>")
+    tokenizer.save_pretrained(tmp_path / "model")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    write_ends(tmp_path / "model", end, vocabulary=len(tokenizer))
+    register_env(corridor_id, SplitCorridor)
+    settings = EvalSettings(corridor_id, EngineKind.EXPERT, layout=Layout.CONVERSATION, template="compact")
+    for split in ({}, {"layout": Layout.PER_TURN}):
+        path = tmp_path / f"data{len(split)}.jsonl"
+        collect_episodes(replace(settings, **split), path, tokenizer=str(tmp_path / "model"))
+        for line in path.read_text().splitlines():
+            sample = json.loads(line)
+            assert sample["input_ids"][-1] == end and sample["loss_mask"][-1] == 1
+            assert "<|im_end|><|im_end|>" not in tokenizer.decode(sample["input_ids"])
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_model_that_closes_no_tag_loses_its_episodes_and_no_more(
+    settings: EvalSettings, tmp_path: Path, layout: Layout
+) -> None:
+    # Three tokens are too few for any form: each response is cut off.
+    found = run_evaluation(replace(settings, layout=layout, max_tokens=3, temperature=0.5), tmp_path)
+    assert found.overall.episodes == 6 and found.overall.faults == 0
+    turns = [turn for t in found.trajectories for turn in t.turns]
+    cut = [turn for turn in turns if turn.finish is Finish.LENGTH]
+    assert len(cut) > len(turns) / 2 and not any(turn.format_ok for turn in cut)
+    assert all(len(turn.response_ids) <= 3 for turn in turns)
+    assert all(t.stop in (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT) for t in found.trajectories)
+    again = run_evaluation(replace(settings, layout=layout, max_tokens=3, temperature=0.5), tmp_path)
+    assert again.trajectories == found.trajectories
+    assert len(list(read_trajectories(tmp_path / EPISODES))) == 6, "nothing is played twice"

@@ -18,16 +18,18 @@ import numpy as np
 import pytest
 
 from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
-from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.records import sum_usage
+from spear_agents.replay.runs import describe_episode
+from spear_agents.replay_gif import replay_frames
 from spear_agents.rollout import CacheGate, Job, Retrying, play_many
 from spear_agents.snapshots import Snapshot
-from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.env import ActionResult, RewardMode
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import make_env
 from spear_envs.core.prompts import CompactTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv
@@ -576,3 +578,47 @@ def test_episodes_wait_where_the_engine_says_what_its_cache_holds(layout: Layout
     assert [(t.task_id, t.seed) for t in trajectories] == [(job.task_id, job.seed) for job in jobs]
     assert engine.most == (1 if capacity and layout is Layout.CONVERSATION else 5)
     assert sum_usage(trajectories).cached_tokens == engine.found
+
+
+def test_an_unknown_task_is_told() -> None:
+    with pytest.raises(UnknownTaskError, match="corridor/test/777"):
+        play(CorridorEnv(), Script(), "corridor/test/777")
+
+
+def test_a_conversation_sends_everything_and_records_what_is_new() -> None:
+    engine = Script(*say("go", "go"))
+    trajectory = play(CorridorEnv(), engine, layout=Layout.CONVERSATION)
+    first, second = trajectory.turns
+    assert engine.calls[0][0] == first.prompt_ids
+    assert engine.calls[1][0] == first.prompt_ids + first.response_ids + second.prompt_ids
+    (row,) = trajectory.rows()
+    assert row.prompt_ids + row.response_ids == engine.calls[1][0] + second.response_ids
+
+
+def test_each_environment_may_have_an_engine_of_its_own() -> None:
+    trajectories = play_rollout(
+        lambda env: ScriptedEngine(NoisyExpert(env, TEMPLATE)), make_env=lambda: InfoWatch(CorridorEnv())
+    )
+    assert [len(t.turns) for t in trajectories[:3]] == [2, 3, 4]
+
+
+def test_environments_may_be_kept() -> None:
+    Counted.opened, Counted.closed = [], 0
+    kept: list[Any] = []
+    play_rollout(lambda env: MicroBatcher(walk), make_env=Counted, release_env=kept.append)
+    assert kept == Counted.opened and Counted.closed == 0
+
+
+def test_a_record_says_where_the_episode_began() -> None:
+    env, task = CorridorEnv(), "corridor/test/002"
+    say = ["<think></think><action>go</action>"] * 9
+    whole, _ = play_snapshots(env, say, task, snapshots=True)
+    rest, _ = play_snapshots(env, say, task, begin=whole.turns[2].snapshot)
+    assert Trajectory.from_json(rest.to_json()) == rest and '"began":2' in rest.to_json()
+    assert "began" not in whole.to_json() and "snapshot" not in whole.to_json()
+    with pytest.raises(SpearError, match=r"began within another episode"):
+        replay_frames("tests/Corridor-v0", {}, rest)
+    (note,) = describe_episode(replace(rest, env_id="spear/Sokoban-v1", tokens=TokenKind.BYTES), {}, ByteTokenizer)[
+        "notes"
+    ]
+    assert note.startswith("Began before turn 3 of an earlier episode")

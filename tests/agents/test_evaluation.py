@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spear_agents.engines import vllm_options
-from spear_agents.evaluation import play_baseline, run_evaluation
+from spear_agents.evaluation import compare_runs, play_baseline, run_evaluation
 from spear_agents.records import EPISODES
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
@@ -139,3 +139,12 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
     (tmp_path / EPISODES).write_text("")
     with pytest.raises(SpearError, match=r"without settings\.json"):
         run_evaluation(settings, tmp_path)
+
+
+def test_two_runs_are_compared(settings: EvalSettings, tmp_path: Path) -> None:
+    mine = replace(settings, episodes_per_task=10)
+    run_evaluation(replace(mine, engine=EngineKind.RANDOM), tmp_path / "random")
+    run_evaluation(mine, tmp_path / "expert")
+    found = compare_runs(tmp_path / "random", tmp_path / "expert")
+    assert found.after.mean == 1.0 and found.difference.mean > 0.2
+    assert found.lost == 0

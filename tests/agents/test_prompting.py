@@ -333,3 +333,56 @@ def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: A
     tokenizer.chat_template = THINKING
     with pytest.raises(SpearError, match=message):
         PromptBuilder(tokenizer, CompactTemplate(), template_kwargs=keywords)
+
+
+def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
+    from spear_agents.engines.hf import load_tokenizer
+
+    measure = PromptBuilder(load_tokenizer(tiny_model), CompactTemplate()).measure
+    assert measure is not None and measure("PPP_P_") == 1
+    assert PromptBuilder(ByteTokenizer(), CompactTemplate()).measure is None
+
+
+def test_too_long_a_prompt_is_none() -> None:
+    builder = PromptBuilder(ByteTokenizer(), CompactTemplate(), Layout.CONVERSATION, max_prompt_tokens=12)
+    dialogue = builder.begin()
+    assert dialogue.next(**see("1234567")) is not None  # "walk\n" and seven
+    dialogue.add("1234567", "go", (65,), Finish.STOP)
+    assert dialogue.next(**see("", 2)) is None
+    assert builder.begin().next(**see("12345678")) is None
+
+
+def test_a_word_like_the_mark_of_a_place_is_broken_up() -> None:
+    builder = PromptBuilder(ByteTokenizer(), DefaultTemplate(), history=1)
+    dialogue = builder.begin()
+    dialogue.add("a page with <image>", "say <image>", (65,), Finish.STOP)
+    prompt = dialogue.next(**see("more of <image>", 2))
+    assert prompt is not None and not prompt.shows_image
+    text = builder.decode(prompt.ids)
+    assert all(words in text for words in ("a page with < image>", "say < image>", "more of < image>"))
+    assert "of < image>" in builder.decode(builder.ask("outside of <image> too"))
+
+
+def test_a_template_with_two_places_is_refused() -> None:
+    class Twice(PictureTemplate):
+        def render(self, context: PromptContext) -> str:
+            return IMAGE + super().render(context)
+
+    with pytest.raises(SpearError, match="'default' marks 2 places of a picture"):
+        PromptBuilder(ByteTokenizer(), Twice()).begin().next(**see("board"))
+
+
+def test_bytes_have_no_chat_template_that_takes_keywords() -> None:
+    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model"):
+        PromptBuilder(ByteTokenizer(), CompactTemplate(), template_kwargs={"enable_thinking": False})
+
+
+def test_the_stock_template_shows_the_picture_of_any_environment() -> None:
+    context = PromptContext("Win.", "a board", None, (), 1, 5, picture=True)
+    assert "You see:\n<image>\na board\n" in DefaultTemplate().render(context)
+    prompts = PromptBuilder(ChatBytes(), DefaultTemplate())
+    seen = {"instruction": "Win.", "admissible_actions": None, "turn": 1, "max_turns": 5}
+    with_it = prompts.begin().next(**seen, observation="a board", picture=np.zeros((2, 3, 3), np.uint8))
+    without = prompts.begin().next(**seen, observation="a <image> board")
+    assert with_it is not None and with_it.shows_image
+    assert without is not None and not without.shows_image

@@ -1,5 +1,6 @@
 """Evaluations that are killed, that lose their engine, their disk or their company, and go on."""
 
+import errno
 import json
 import resource
 import signal
@@ -23,7 +24,7 @@ from spear_agents.evaluation import FAULTS_IN_A_ROW, SUMMARY, run_evaluation
 from spear_agents.records import EPISODES, SETTINGS, open_log, read_last
 from spear_agents.replay.runs import Run
 from spear_agents.settings import EngineKind, EvalSettings
-from spear_agents.trajectory import read_trajectories
+from spear_agents.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
@@ -238,3 +239,65 @@ def test_a_server_that_answers_as_another_model_stops_the_run_except_by_choice(
     assert list(read_trajectories(path)) == [one, other]
     with pytest.raises(SpearError, match="--mixed-models"), open_log(path, *about):
         pass
+
+
+def test_log_probabilities_that_are_no_numbers_are_faults_of_the_engine(settings: EvalSettings, tmp_path: Path) -> None:
+    class NoNumbers(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            found = await super().generate(*args, **kwargs)
+            return replace(found, log_probs=(float("nan"), *found.log_probs[1:]))
+
+    with mock.patch.object(policies, "ScriptedEngine", NoNumbers), pytest.raises(SpearError, match="engine_nan"):
+        run_evaluation(settings, tmp_path)
+    assert {t.fault for t in read_trajectories(tmp_path / EPISODES)} == {"engine_nan"}
+    assert "NaN" not in (tmp_path / EPISODES).read_text()
+
+
+def test_an_engine_out_of_memory_stops_the_run_and_leaves_what_was_played(
+    settings: EvalSettings, tmp_path: Path
+) -> None:
+    calls = 0
+
+    class Full(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            nonlocal calls
+            calls += 1
+            if calls > 12:
+                raise MemoryError("out of memory")
+            return await super().generate(*args, **kwargs)
+
+    with mock.patch.object(policies, "ScriptedEngine", Full), pytest.raises(SpearError, match="out of memory"):
+        run_evaluation(settings, tmp_path, concurrency=1)
+    assert len(list(read_trajectories(tmp_path / EPISODES))) == 4
+    assert run_evaluation(settings, tmp_path).overall.episodes == 12
+
+
+def test_a_full_disk_stops_the_run_and_leaves_what_was_played(settings: EvalSettings, tmp_path: Path) -> None:
+    written = 0
+    write = TrajectoryWriter.write
+
+    def fill_up(self: TrajectoryWriter, trajectory: Trajectory) -> None:
+        nonlocal written
+        written += 1
+        if written > 4:
+            assert self._file is not None
+            self._file.write(b'{"half": ')
+            raise SpearError(f"{self.path} cannot be written ({errno.ENOSPC})")
+        write(self, trajectory)
+
+    with mock.patch.object(TrajectoryWriter, "write", fill_up), pytest.raises(SpearError, match="cannot be written"):
+        run_evaluation(settings, tmp_path, concurrency=3)
+    seen: list[int] = []
+    run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
+    assert seen == list(range(4, 13))
+
+
+def test_the_hash_is_of_everything_that_figures_depend_on(settings: EvalSettings, tmp_path: Path) -> None:
+    def read_hash(changed: EvalSettings, name: str) -> str:
+        run_evaluation(changed, tmp_path / name)
+        return str(json.loads((tmp_path / name / SUMMARY).read_text())["settings_hash"])
+
+    first = read_hash(settings, "a")
+    assert read_hash(replace(settings, tasks="2"), "b") == first
+    assert read_hash(replace(settings, env_kwargs={"max_turns": 7}), "c") != first
+    assert read_hash(replace(settings, seed=1), "d") != first

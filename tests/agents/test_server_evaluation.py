@@ -216,3 +216,37 @@ def test_responses_that_never_reached_the_environment_are_told(script: Script) -
     assert "45 of 45 responses were malformed, the first one ''" in result.output
     script.answers = [say(complete("<think>x</think><action>up</action>"))]
     assert "malformed" not in (told := run(script).output) and "cut off" not in told
+
+
+def test_a_server_that_never_answers_is_an_error_and_no_figure(script: Script, tmp_path: Path) -> None:
+    script.answers = [say({}, 500)]
+    result = run(script, "--tries", "1", "--out", str(tmp_path / "out"))
+    assert isinstance(result.exception, SpearError) and "no episode could be played" in str(result.exception)
+    assert "engine_server_error" in str(result.exception)
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_reflexion_resumes_between_its_trials(script: Script, tmp_path: Path) -> None:
+    answer = say(complete("Thought: hm\nAction: up"))
+    options = ["--method", "reflexion", "--tasks", "1", "--out", str(tmp_path / "out")]
+    # Trial 1 and its note; within trial 2 the key is refused.
+    script.answers = [*[answer] * 20, say({"error": {"message": "expired"}}, 401)]
+    result = run(script, *options)
+    assert isinstance(result.exception, SpearError) and "expired" in str(result.exception)
+    script.answers = [answer]
+    asked = len(script.requests)
+    assert run(script, *options).exit_code == 0
+    assert len(script.requests) - asked == 15 + 1 + 15
+    assert [t.trial for t in read_trajectories(tmp_path / "out" / EPISODES)] == [1, 2, 3]
+
+
+def test_prompts_that_never_fit_are_no_figure(script: Script) -> None:
+    script.answers = [say({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, 400)]
+    result = run(script)
+    assert result.exit_code == 1 and "every prompt was too long" in str(result.exception)
+
+
+def test_that_nothing_is_kept_is_said_before_it_is_paid_for(script: Script, tmp_path: Path) -> None:
+    script.answers = [say({"error": {"message": "no key"}}, 401)]
+    assert "--out FOLDER keeps it" in run(script).output
+    assert "--out" not in run(script, "--out", str(tmp_path)).output

@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,28 @@ def test_an_episode_of_another_environment_is_noticed(episode: Trajectory, tmp_p
     (tmp_path / "file").write_text("")
     with pytest.raises(SpearError, match="cannot be written"):
         render_episode_gif(ENV, KEYWORDS, episode, tmp_path / "file" / "x.gif")
+
+
+def test_an_error_in_a_notebook_is_the_same_one() -> None:
+    async def cell() -> None:
+        evaluate(SOKOBAN, engine="random", tasks=2, out="/dev/null/x")
+
+    with pytest.raises(SpearError, match="cannot be written"):
+        asyncio.run(cell())
+
+
+def test_an_episode_and_a_turn_are_shown_short() -> None:
+    (episode,) = evaluate(SOKOBAN, engine="expert", tasks=1).trajectories
+    for shown in (episode, episode.turns[0], [episode]):
+        assert len(repr(shown)) < 300 and "\n" not in repr(shown)
+    assert "won" in repr(episode) and "action" in repr(episode.turns[0])
+    page = episode._repr_html_()
+    assert page.count("<details>") == len(episode.turns) and episode.instruction in page
+    assert "<think>" not in page and "&lt;think&gt;" in page
+
+
+def test_importing_the_package_imports_nothing_of_it() -> None:
+    import subprocess
+
+    code = "import spear_agents, sys; print(any(name.startswith('spear_agents.') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

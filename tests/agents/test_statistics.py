@@ -307,3 +307,14 @@ def test_the_tasks_needed_would_show_the_difference_four_times_in_five() -> None
         drawn = values[dice.integers(0, len(values), needed)]
         shown.append(compute_permutation_p(drawn.tolist())[0] < 0.05)
     assert 0.7 < np.mean(shown) < 0.9
+
+
+def test_a_difference_is_that_of_shares() -> None:
+    with pytest.raises(SpearError, match="outside"):
+        estimate_difference([0.0, 50.0])
+
+
+def test_pass_at_k_has_no_bias() -> None:
+    dice = np.random.default_rng(0)
+    found = [estimate_pass_at(10, int((dice.random(10) < 0.2).sum()), 5) for _ in range(20_000)]
+    assert np.mean(found) == pytest.approx(1 - 0.8**5, abs=0.01)

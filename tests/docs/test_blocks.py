@@ -12,12 +12,14 @@ from tests.docs.blocks import (
     PAGES,
     ROOT,
     TEXT,
+    Block,
     Turn,
     cut_printed,
     is_printed,
     list_code,
     list_outputs,
     read_blocks,
+    run_blocks,
 )
 
 FAST_SECONDS = 300  # a hang, also on a machine with other work
@@ -122,3 +124,14 @@ class TestReading:
     def test_what_each_program_prints_is_its_own(self) -> None:
         printed = "== docs/x.md:3\na\n== docs/x.md:9\n== docs/x.md:12\n== b\n"
         assert cut_printed(ROOT / "docs" / "x.md", printed) == {3: "a\n", 9: "", 12: "== b\n"}
+
+    def test_an_output_may_leave_something_out(self) -> None:
+        printed = "== page\na 1.5 s  \n\nmore\nb (c)\n"
+        assert is_printed("a … s\n\n…\nb (c)", printed) and is_printed("b (…)", printed)
+        assert not is_printed("a s", printed) and not is_printed("b c", printed) and not is_printed("b … a", printed)
+
+    def test_what_fails_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        block = Block(ROOT / "docs" / "x.md", 1, "bash", "", "exit 7", Turn.FAST, "")
+        monkeypatch.setattr("tests.docs.blocks.list_code", lambda page: [block])
+        with pytest.raises(SystemExit, match=r"docs/x.md:1: exit code 7"):
+            run_blocks(ROOT / "docs" / "x.md", [1])

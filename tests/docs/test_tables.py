@@ -1,6 +1,7 @@
 """What pages repeat: extras, commands, errors, loops, and the matrix of GPUs."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path  # noqa: F401
 
@@ -93,3 +94,17 @@ def test_every_cell_names_a_test_that_exists() -> None:
             assert set(named) <= known, (path, column)
             assert named or cells[column] == "–" or cells[column].startswith("refused"), (path, column)
         assert any(cells[column] != "–" for column in COLUMNS[:3]), path
+
+
+def test_a_gpu_counts_where_its_report_says_so() -> None:
+    proved = {
+        step["name"]
+        for report in map(json.loads, (file.read_text("utf-8") for file in REPORTS.glob("*.json")))
+        if report["device"] == "cuda"
+        for step in report["steps"]
+        if step["verdict"] == "ok"
+    }
+    for path, cells in read_matrix().items():
+        told = re.findall(r"`([\w ,-]+)`", cells["run on a GPU"])
+        assert set(told) <= proved, path
+        assert told or cells["run on a GPU"] == "no", path

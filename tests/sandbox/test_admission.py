@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spear_sandbox.admission import Admission, NoPlaceError, QueueFullError
-from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.blocking import BlockingExecutor, open_executor
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, RunStatus, SandboxFault
 
 
@@ -239,3 +239,9 @@ def test_process_that_just_ends_leaves_nothing(pool: BlockingExecutor) -> None:
         [sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+
+
+def test_open_executor_gives_the_same_one() -> None:
+    assert open_executor() is open_executor(None)
+    assert open_executor("http://127.0.0.1:9") is open_executor("http://127.0.0.1:9")
+    assert open_executor() is not open_executor("http://127.0.0.1:9")

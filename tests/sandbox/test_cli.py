@@ -259,6 +259,25 @@ class TestFailedStarts:
         code, _, err = call(capsys, "serve", "--port", "0")
         assert code == 1 and TOKEN_VARIABLE in err
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--port", "70000"),
+            ("--isolation", "none"),
+            ("--isolation", "magic"),
+            ("--allow-weak-isolation", "bwrap"),
+            ("--max-running", "0"),
+            ("--queue-wait", "-1"),
+            ("--max-run-timeout", "0"),
+            ("--memory-mb", "1"),
+        ],
+    )
+    def test_bad_arguments_are_usage_errors(
+        self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, _, err = call(capsys, "serve", *arguments)
+        assert code == 2 and arguments[0] in err
+
 
 class TestRun:
     def test_output_and_exit_code_are_the_programs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,6 +307,17 @@ class TestRun:
             assert (found, out) == (code, "out\n") and sentence in err
             found, out, err = call(capsys, "run", str(program), "--url", running.url, "--json")
             assert (found, err) == (code, "") and outcome.items() <= json.loads(out).items()
+
+    def test_on_a_service(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        program = tmp_path / "program.py"
+        program.write_text("hello")
+        with run_scripted() as (running, _):
+            assert call(capsys, "run", str(program), "--url", running.url) == (0, "hello", "")
+        code, _, err = call(capsys, "run", str(program), "--url", running.url)
+        assert code == 70 and err.startswith("Error: ") and err.count("\n") == 1
+        code, _, err = call(capsys, "run", str(program), "--url", "nonsense")
+        assert code == 1 and "write, for instance" in err
+        assert call(capsys, "run", str(tmp_path / "missing.py"))[0] == 2
 
 
 @pytest.mark.slow

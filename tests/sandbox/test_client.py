@@ -195,6 +195,11 @@ class TestRetries:
             gate.set()
         assert caught.value.kind is FaultKind.TIMEOUT
 
+    def test_nobody_there(self) -> None:
+        with pytest.raises(SandboxFault, match="cannot be reached") as caught:
+            run(find_closed_port())
+        assert caught.value.kind is FaultKind.UNAVAILABLE
+
 
 class TestRefusals:
     @pytest.mark.parametrize("status", [400, 413, 422])
@@ -228,6 +233,14 @@ class TestRefusals:
 
         with pytest.raises(SandboxFault, match="closed"):
             asyncio.run(play())
+
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../a", ""])
+    def test_names_that_leave_the_folder_are_not_sent(self, name: str) -> None:
+        with serve(answer_echo) as server:
+            for given in ({"files": {name: b""}}, {"fetch_files": [name]}):
+                with pytest.raises(ValueError, match="name"):
+                    run(server, **given)
+            assert server.requests == []
 
 
 class TestToken:

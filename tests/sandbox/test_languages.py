@@ -140,3 +140,10 @@ def test_a_package_that_is_not_there_is_one_line() -> None:
         timeout=60,
     )
     assert done.returncode == 2 and "no_such_thing" in done.stderr and "import names" in done.stderr
+
+
+def test_node(service: RunningService) -> None:
+    need("nodejs")
+    for name in ("nodejs", "js"):
+        content = run(service, code="console.log(6 * 7)", language=name)
+        assert (content["status"], content["run_result"]["stdout"]) == ("Success", "42\n"), content

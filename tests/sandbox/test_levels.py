@@ -252,6 +252,11 @@ class TestAppArmor:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
+    def test_it_allows_what_a_run_needs(self) -> None:
+        lines = {line.strip() for line in (FOLDER / "apparmor.profile").read_text("utf-8").splitlines()}
+        assert {"mount,", "umount,", "pivot_root,", "capability,"} <= lines and "deny mount," not in lines
+        assert "profile spear-sandbox flags=(attach_disconnected,mediate_deleted) {" in lines
+
 
 class TestProfile:
     @pytest.fixture
@@ -339,6 +344,19 @@ class TestKubernetes:
         name, *arguments = container["args"]
         context = sandbox.commands[name].make_context(name, arguments)
         assert context.params["host"] == "0.0.0.0" and context.params["max_running"] == 8
+
+    def test_the_parts_fit_together(self) -> None:
+        found = read_manifests()
+        labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert (
+            labels
+            == found["Service"]["spec"]["selector"]
+            == found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        )
+        assert (
+            found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"]
+            == found["Deployment"]["metadata"]["name"]
+        )
 
 
 SCRIPT = """

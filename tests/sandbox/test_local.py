@@ -9,6 +9,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -352,3 +353,24 @@ def test_closing_during_the_start(pool: BlockingExecutor, seconds: float) -> Non
     before = count_children()
     asyncio.run(play())
     assert count_children() <= before
+
+
+def test_syntax_error(pool: BlockingExecutor) -> None:
+    outcome = pool.run("x = 1\ndef f(:\n    pass")
+    assert outcome.stderr.startswith('  File "/tmp/main.py", line 2')
+    assert "SyntaxError" in outcome.stderr and "sandbox" not in outcome.stderr
+
+
+def test_standard_input(pool: BlockingExecutor) -> None:
+    assert pool.run("print(input(), input())", stdin="a\nbü\n").stdout == "a bü\n"
+    assert "EOFError" in pool.run("input()").stderr
+    assert pool.run("import sys; print(len(sys.stdin.read()))", stdin="x" * 3_000_000).stdout == "3000000\n"
+    assert (
+        pool.run("import os\ntry: os.write(0, b'x')\nexcept OSError: print('sealed')", stdin="a").stdout == "sealed\n"
+    )
+
+
+@pytest.mark.parametrize("bad", [{"isolation": "none at all"}, {"uid": 0}])
+def test_bad_settings(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        LocalExecutor(**bad)

@@ -1,7 +1,10 @@
 """``spear-sandbox``, for those who have nothing else of the project."""
 
+import json
+import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -49,3 +52,12 @@ print(sorted(name for name in names if not name.startswith("_")))
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOM)!r})\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
     assert done.stdout == "42\n['spear_sandbox']\n", done.stderr
+
+
+def test_a_report_says_which_version_and_kernel() -> None:
+    pytest.importorskip("click")
+    assert run("--version").stdout == f"spear-sandbox {version('spear-sandbox')}\n"
+    found = json.loads(run("doctor", "--json").stdout)
+    assert (found["version"], found["kernel"]) == (version("spear-sandbox"), platform.release())
+    assert set(found["languages"]) == {"bash", "pytest", "cpp", "nodejs"}
+    assert found["control_groups"] in (True, False)

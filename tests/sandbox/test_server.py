@@ -115,6 +115,12 @@ class TestAnswers:
         assert values[prefix + "run_seconds_bucket", "+Inf"] == values[prefix + "run_seconds_count",] == 2
         assert values[prefix + "isolation", "namespaces", "false"] == 1
 
+    def test_files_and_input_reach_the_run(self) -> None:
+        with run_scripted() as (running, executor):
+            body = {"code": "a", "stdin": "in", "files": {"x/y": "YQ==", "z": None}, "fetch_files": ["o"]}
+            assert ask(running.url, body)[0] == 200
+            assert executor.inputs == [("in", {"x/y": b"a"}, ("o",))]
+
 
 class TestLargeBodies:
     def test_a_declared_50_mb_is_refused_and_not_kept(self) -> None:
@@ -143,6 +149,11 @@ class TestLargeBodies:
                 assert time.monotonic() < deadline, page
                 time.sleep(0.05)
             assert "spear_sandbox_gone_total 1.0" in page and 'status="500"' not in page and executor.started == []
+
+    def test_50_mb_are_taken_where_they_are_allowed(self) -> None:
+        with run_scripted(body_bytes=64 << 20) as (running, executor):
+            assert ask(running.url, {"code": "#" * 50_000_000})[0] == 200
+            assert [len(code) for code in executor.started] == [50_000_000]
 
 
 class TestToken:
@@ -250,6 +261,18 @@ class TestQueue:
             executor.open = True
             assert ask(running.url, {"code": "next"})[0] == 200
             assert executor.started == ["mine", "next"] and running.service.tally.gone == 2
+
+    def test_senders_that_come_and_go_leave_nothing(self) -> None:
+        with run_scripted(max_running=2) as (running, executor):
+            executor.open = False
+            callers = [send(running.url, {"code": str(i)}) for i in range(40)]
+            wait_until(lambda: running.service.admission.queued == 38)
+            for caller in callers:
+                caller.close()
+            admission = running.service.admission
+            wait_until(lambda: admission.taken == admission.queued == 0)
+            executor.open = True
+            assert ask(running.url, {"code": "a"})[0] == 200
 
 
 def test_a_sender_that_stops_in_the_middle_of_its_body_holds_no_place() -> None:

@@ -180,3 +180,14 @@ def test_no_file_of_ours_is_left_behind(running: RunningService) -> None:
     for _ in range(5):
         run(running, "open('x', 'w').write('x')")
     assert set(Path("/tmp").iterdir()) - before == set()
+
+
+def test_the_one_door_leads_to_the_service(running: RunningService) -> None:
+    pytest.importorskip("httpx", reason="the client needs httpx")
+    from spear_sandbox.blocking import open_executor
+
+    executor = open_executor(running.url)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda i: executor.run(f"print({i})").stdout, range(40)))
+    assert found == [f"{i}\n" for i in range(40)] and open_executor(running.url) is executor
+    executor.close()

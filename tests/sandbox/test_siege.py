@@ -20,6 +20,9 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 import httpx
 
+from spear_sandbox.cgroups import Groups
+from spear_sandbox.client import HttpExecutor
+from spear_sandbox.protocol import Limits
 from tests.sandbox.service import need_isolation
 from tests.sandbox.test_sessions import FIND_SOCKET
 
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.nightly
 SECONDS = float(os.environ.get("SPEAR_SIEGE_SECONDS", "300"))
 CLIENTS = 64
 MOST_GROWN_MB = 30
+MOST_OF_A_SESSION_MIB = 3.8
 PROGRAMS = (
     ("print({n})", "{n}\n"),
     ("import sympy\nprint(sympy.factorint({n}) == sympy.factorint({n}), {n})", "True {n}\n"),
@@ -217,5 +221,37 @@ def test_hostile_sessions_beside_good_runs(server: Server) -> None:
             print(f"{len(beside)} good runs; p99 {worst[0]:.3f} s alone, {worst[1]:.3f} s beside hostile sessions;")
             print(f"memory {resident:.0f} MB and {grown:+.0f}; descriptors {files} and {more:+d}")
             assert grown < max(10.0, 0.1 * resident) and more < 10
+
+    asyncio.run(go())
+
+
+def test_500_sessions_that_rest(server: Server) -> None:
+    """Their memory, as the kernel counts it."""
+    groups = Groups.find()
+    if groups is None:
+        pytest.skip("no control groups can be made here")
+    folder = groups._free[0].folders[0].parent
+    groups.close()
+
+    async def go() -> None:
+        executor = HttpExecutor(server.url, limits=Limits(wall_s=30.0, memory_mb=256))
+        sessions = []
+        for _ in range(50):
+            sessions += await asyncio.gather(*(executor.open_session() for _ in range(10)))
+        shown = await asyncio.gather(*(session.run(f"x = {n}; x") for n, session in enumerate(sessions)))
+        assert [outcome.display[0]["text/plain"] for outcome in shown] == [str(n) for n in range(500)]
+        await asyncio.sleep(3)
+        held = []
+        for group in folder.glob(f"spear-{server.process.pid}-*"):
+            if (group / "cgroup.procs").read_text().strip():
+                name = "memory.current" if (group / "memory.current").exists() else "memory.usage_in_bytes"
+                held.append(int((group / name).read_text()) / (1 << 20))
+        mean = sum(held) / len(held)
+        print(f"{len(held)} sessions at rest: {mean:.2f} MiB each, {max(held):.2f} at most")
+        assert len(held) >= 500 and mean <= MOST_OF_A_SESSION_MIB
+        assert (await sessions[499].run("x")).display[0]["text/plain"] == "499"
+        for session in sessions:
+            await session.close()
+        await executor.close()
 
     asyncio.run(go())

@@ -265,3 +265,21 @@ def test_a_run_for_which_this_process_has_no_memory_is_tried_again(monkeypatch: 
         assert caught.value.kind is FaultKind.MEMORY and not failures
 
     play(starve)
+
+
+def test_a_package_is_found_whose_distribution_has_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As most wheels of today, it lacks a top_level.txt."""
+    for name, place, needs in (
+        ("odd-name", "odd_module.py", "Requires-Dist: odd-helper\n"),
+        ("odd-helper", "helper/__init__.py", ""),
+    ):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).touch()
+        facts = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
+        (facts / "RECORD").write_text(f"{place},,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {"odd_module.py", "helper"} <= find_installation(("odd_module",)).packages.keys()

@@ -25,6 +25,7 @@ from spear_agents.engines.scripted import Policy, ScriptedEngine
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import TagParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, RunningTemplate
 from tests.agents.corridor import CorridorEnv
@@ -263,3 +264,12 @@ def test_an_account_that_is_too_long_is_cut_down_to_its_end() -> None:
     assert lengths == sorted(lengths, reverse=True)
     short = play_reflexion(Learner(), max_prompt_tokens=300)  # no account fits: the trials go on without notes
     assert short.memory == () and not short.won
+
+
+def test_io_plays_without_thoughts() -> None:
+    assert play(Method.IO, lambda prompt, dice: "go").won
+
+
+def test_trials_are_counted_from_one() -> None:
+    with pytest.raises(SpearError, match="trials"):
+        Reflexion(0)

@@ -1,5 +1,7 @@
 import asyncio
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,3 +214,26 @@ def test_bfloat16_draws_in_full_precision_and_stays_near(tiny_model: Path, model
     exact_state = model.model.state_dict()
     half.load_state({name: 2 * tensor for name, tensor in exact_state.items()})
     assert torch.equal(half.model.state_dict()["lm_head.weight"], (2 * exact_state["lm_head.weight"]).bfloat16())
+
+
+def test_limits_are_each_row_s_own(model: HFModel) -> None:
+    requests = [Request((3, 4, 5), Sampling(max_tokens=n, seed=7), str(n)) for n in range(1, 9)]
+    answers = model.generate_batch(requests)
+    longest = max(answers, key=lambda answer: len(answer.token_ids)).token_ids
+    for n, answer in enumerate(answers, start=1):
+        assert answer.token_ids == longest[:n]
+
+
+def test_greedy_and_top_k_one_agree(model: HFModel) -> None:
+    greedy = model.generate_batch(make_requests(model, 8, temperature=0.0))
+    narrow = model.generate_batch(make_requests(model, 8, top_k=1))
+    assert [a.token_ids for a in greedy] == [a.token_ids for a in narrow]
+    assert [a.log_probs for a in greedy] == [pytest.approx(a.log_probs, abs=1e-6) for a in narrow]
+
+
+def test_weights_are_computed_with_in_their_own_type(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert [HFModel(path).model.dtype for path in (tiny_model, folder)] == [torch.float32, torch.bfloat16]

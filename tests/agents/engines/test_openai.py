@@ -506,3 +506,28 @@ def test_settings_of_a_server_are_checked(changes: dict[str, Any], words: str) -
         replace(Server("http://127.0.0.1/v1", "name"), **changes)
     with pytest.raises(SpearError, match="price"):
         Prices(-1, 2)
+
+
+def test_nobody_there_is_a_fault() -> None:
+    with pytest.raises(EngineFault, match="unreachable"):
+        ask(Server("http://127.0.0.1:9/v1", "name", tries=2, wait_s=0.01))
+
+
+def test_a_fault_of_the_engine_is_no_failure_of_the_policy(script: Script) -> None:
+    script.answers = [say(complete()), say({}, 500)]
+    found = play(script.server(tries=1))
+    assert (found.stop, found.fault, found.reward) == (StopReason.FAULT, "engine_server_error", 0.0)
+    assert len(found.turns) == 1
+
+
+@pytest.mark.parametrize("text", ["<think>and on and on", "", None, "\x00", "<action>" * 50])
+def test_a_model_that_never_closes_its_tags_loses_its_turns(script: Script, text: str | None) -> None:
+    script.answers = [say(complete(text))]
+    found = play(script.server())
+    assert found.stop is StopReason.TURN_LIMIT and not any(turn.format_ok for turn in found.turns)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "find_spec", lambda name: None)
+    with pytest.raises(SpearError, match=r"spear-agents\[api\]"):
+        OpenAIEngine(Server("http://127.0.0.1/v1", "name"))

@@ -20,11 +20,12 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.base import ContextExceededError, Finish, Generation, Sampling
 from spear_agents.engines.hf import HFModel, load_tokenizer
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind
 from spear_agents.evaluation import run_evaluation
 from spear_agents.settings import EngineKind, EvalSettings
+from spear_envs.core.errors import SpearError
 from tests.agents.leftovers import expect_nothing_left
 
 pytestmark = pytest.mark.slow
@@ -162,3 +163,20 @@ def test_an_evaluation_behind_the_server_is_the_one_in_process(served: Served) -
             turn.served.token_ids for turn in theirs.turns if turn.served is not None
         ]
     assert there.usage.completion_tokens == here.usage.completion_tokens
+
+
+def test_seeds_repeat_and_filters_reach_the_server(served: Served) -> None:
+    sampling = Sampling(max_tokens=12, seed=5)
+    first = ask(served.server, WORDS, sampling)
+    assert [given.token_ids for given in ask(served.server, WORDS, sampling)] == [given.token_ids for given in first]
+    assert ask(served.server, WORDS, replace(sampling, seed=6)) != first
+    greedy = ask(served.server, WORDS, replace(sampling, temperature=0.0))
+    narrow = ask(served.server, WORDS, replace(sampling, top_k=1))
+    assert [given.token_ids for given in narrow] == [given.token_ids for given in greedy]
+
+
+def test_refusals_are_typed(served: Served) -> None:
+    with pytest.raises(ContextExceededError, match="too long"):
+        ask(served.server, ["go " * CONTEXT], Sampling(max_tokens=8))
+    with pytest.raises(SpearError, match="does not serve 'other'"):
+        ask(replace(served.server, model="other"), ["go"], Sampling(max_tokens=8))

@@ -26,7 +26,7 @@ from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.trajectory import Trajectory
+from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.corridor import CorridorEnv
 
@@ -378,3 +378,41 @@ def test_no_listed_actions_no_random_policy() -> None:
     env.info = {"admissible_actions": None}
     with pytest.raises(SpearError, match=r"^CorridorEnv does not list .*: take the engine expert"):
         env.admissible_actions()
+
+
+def test_deterministic_mode_without_a_session_names_the_mend() -> None:
+    engine = MicroBatcher(Recorder(), deterministic=True)
+    with pytest.raises(SpearError, match="session"):
+        asyncio.run(ask(engine, "x"))
+
+
+def test_a_runner_that_loses_answers_is_told_apart() -> None:
+    async def run_batch(requests: list[Request]) -> list[Generation]:
+        return []
+
+    with pytest.raises(SpearError, match="0 answers to 1 requests"):
+        asyncio.run(ask(MicroBatcher(run_batch, max_wait_s=0.0), "x"))
+
+
+def test_one_batcher_serves_one_event_loop_after_the_other() -> None:
+    engine = MicroBatcher(Recorder(), max_wait_s=0.0)
+    for _ in range(2):
+        assert asyncio.run(ask(engine, "x", 5)).token_ids == (5,)
+
+
+def test_bytes_that_are_no_text_do_not_raise() -> None:
+    assert ByteTokenizer().decode([0xFF, 65]) == "\ufffdA"
+
+
+def test_the_expert_wins_in_the_fewest_turns() -> None:
+    env = InfoWatch(CorridorEnv())
+    engine = ScriptedEngine(NoisyExpert(env, TEMPLATE))
+    for task, length in enumerate((2, 3, 4)):
+        trajectory = play(env, engine, task)
+        assert trajectory.stop is StopReason.WON
+        assert len(trajectory.turns) == length
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Sampling(stop_strings=("</search>", ""))

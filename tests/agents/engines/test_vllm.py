@@ -216,3 +216,12 @@ def test_vllm_ends_with_the_process_that_owns_it() -> None:
         for process in (owner, core):
             process.kill()
             process.wait()
+
+
+def test_output_comes_back_and_the_file_goes(engine_log: EngineLog, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), engine_log.take_output():
+        raise ZeroDivisionError
+    os.write(2, b"here again")
+    assert capfd.readouterr().err == "here again"
+    engine_log.close()
+    assert engine_log.path is not None and not engine_log.path.parent.exists()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
@@ -18,6 +19,7 @@ import psutil
 import torch
 
 from spear_agents.engines.base import (
+    ContextExceededError,
     EngineFault,
     EngineFaultKind,
     Finish,
@@ -93,6 +95,46 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.001)
     raise AssertionError("it did not come about in time")
+
+
+def test_greedy_tokens_are_those_of_transformers(engine: VLLMEngine, model: HFModel) -> None:
+    requests = make_requests(model, 24, temperature=0.0)
+    for given, wanted in zip(answer(engine, requests), model.generate_batch(requests), strict=True):
+        assert (given.token_ids, given.finish) == (wanted.token_ids, wanted.finish)
+        assert given.log_probs == pytest.approx(wanted.log_probs, abs=1e-4)
+
+
+def test_an_answer_does_not_depend_on_its_company(engine: VLLMEngine, model: HFModel) -> None:
+    requests = make_requests(model, 24)
+    together = answer(engine, requests)
+    mixed = list(range(len(requests)))
+    random.Random(1).shuffle(mixed)
+    shuffled = dict(zip(mixed, answer(engine, [requests[i] for i in mixed]), strict=True))
+    for i, request in enumerate(requests):
+        alone = answer(engine, [request])[0] if i < 6 else shuffled[i]
+        assert together[i].token_ids == shuffled[i].token_ids == alone.token_ids
+    twins = [replace(requests[0], sampling=Sampling(max_tokens=12), request_id=str(i)) for i in range(6)]
+    assert len({given.token_ids for given in answer(engine, twins)}) > 1
+
+
+def test_what_vllm_cannot_do_is_said(engine: VLLMEngine, model: HFModel) -> None:
+    request = make_requests(model, 1)[0]
+    length = engine.context_length
+    full = replace(request, prompt_ids=(3,) * (length - 4))
+    # Where the context ends, the answer ends.
+    given = answer(engine, [replace(full, sampling=Sampling(max_tokens=500, temperature=0.0))])[0]
+    assert len(given.token_ids) <= 4
+    bad: list[tuple[Request, type[Exception], str]] = [
+        (replace(request, prompt_ids=(3,) * length), ContextExceededError, "fill the context"),
+        (replace(request, prompt_ids=()), SpearError, "empty"),
+        (replace(request, prompt_ids=(10**6,)), SpearError, "out of vocabulary"),
+        (replace(request, sampling=Sampling(temperature=0.001)), SpearError, "temperature 0 or from"),
+        (replace(request, images=(np.zeros((4, 4, 3), np.uint8),)), SpearError, "modality"),
+    ]
+    for wrong, kind, words in bad:
+        with pytest.raises(kind, match=words):
+            answer(engine, [wrong])
+    assert answer(engine, [request])
 
 
 @pytest.mark.parametrize(

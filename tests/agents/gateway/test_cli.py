@@ -166,3 +166,17 @@ def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script
             time.sleep(2.5)
     (played,) = read_last(tmp_path / EPISODES)
     assert played.stop is StopReason.FAULT and played.fault == "agent_timeout"
+
+
+def test_sixty_that_begin_at_once_get_different_episodes(tmp_path: Path) -> None:
+    arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "64"]
+
+    async def begin(url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(verify=False, timeout=60) as client:
+            return await asyncio.gather(*(client.post(f"{url}/episodes", json={}) for _ in range(60)))
+
+    with run_command("gateway", *arguments, "--out", str(tmp_path), "--concurrency", "20") as running:
+        answers = asyncio.run(begin(running.url))
+        opened = [answer.json() for answer in answers if answer.status_code == 200]
+        assert len(opened) == 20 and len({one["task"] for one in opened}) == 20
+        assert {answer.status_code for answer in answers} == {200, 429}

@@ -272,3 +272,23 @@ def test_a_program_that_is_not_there(name: str, words: str, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpearError, match=words):
         load_program(name)
+
+
+def test_a_broken_engine_or_environment_ends_the_run() -> None:
+    class Broken(KeepingEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise ZeroDivisionError
+
+    with pytest.raises(SpearError, match="the engine failed: ZeroDivisionError"):
+        play_program(walk, Broken())
+    with pytest.raises(SpearError, match="turn 1: the environment broke: ZeroDivisionError"):
+        play_program(lambda task: task.step("bug"), KeepingEngine())
+
+
+def test_tools_want_bare_actions() -> None:
+    def play(task: AgentTask) -> None:
+        with pytest.raises(SpearError, match="response_format=plain"):
+            task.call("act", {"action": "go"})
+
+    (played,) = play_program(play, KeepingEngine(), env=CorridorEnv())
+    assert played.fault is None

@@ -389,3 +389,29 @@ def test_what_cannot_fit_is_refused_before_it_is_read(content: str, count: int) 
     engine = KeepingEngine("go")
     play_program(play, engine, max_prompt_tokens=1000)
     assert not engine.samplings
+
+
+def test_a_call_within_a_thought_is_none() -> None:
+    def play(task: AgentTask) -> None:
+        said = post(task, ASK | {"tools": [TOOL]}).json()["choices"][0]["message"]
+        assert "tool_calls" not in said and said["content"] == f"<think>{CALL}</think>3"
+
+    play_program(play, KeepingEngine(f"<think>{CALL}</think>3"))
+
+
+def test_a_program_outside_acts_over_http() -> None:
+    def play(task: AgentTask) -> None:
+        episode = task.base_url.removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        told = httpx.get(episode, headers=headers).json()
+        assert told["prompt"] == task.prompt and told["tools"][0]["function"]["name"] == "act" and not told["done"]
+        assert httpx.get(episode).status_code == 401
+        step = httpx.post(f"{episode}/step", json={"tool": "act", "arguments": {"action": "go"}}, headers=headers)
+        assert "_P_" in step.json()["observation"]
+        assert httpx.post(f"{episode}/step", json={}, headers=headers).status_code == 400
+        last = httpx.post(f"{episode}/step", json={"response": "go"}, headers=headers).json()
+        assert last["done"] and task.done
+        assert httpx.post(f"{episode}/step", json={"response": "go"}, headers=headers).status_code == 410
+
+    (played,) = play_program(play, KeepingEngine())
+    assert played.won

@@ -21,6 +21,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
 
 from spear_agents import model_files as getting
+from spear_agents.engines.hf import load_tokenizer
 from spear_agents.evaluation import run_evaluation
 from spear_agents.model_files import get_model, resolve_model
 from spear_agents.models import KNOWN, PackagedModel, find_snapshot, models_folder, name_model
@@ -209,3 +210,16 @@ def test_a_model_of_the_hub(alone: Path, wheel: Path) -> None:
         absent = ask_hub(address, "owner/absent")
         assert absent.returncode == 1 and "owner/absent could not be fetched from the hub" in absent.stderr
         assert "Traceback" not in absent.stderr
+
+
+def test_what_is_here_is_not_fetched_again(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = get_model(NAME, source=wheel)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert get_model(NAME) == folder and resolve_model(NAME) == str(folder)
+    assert load_tokenizer(resolve_model(NAME)).eos_token == "<|im_end|>"
+
+
+def test_a_folder_goes_before_a_name(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(alone)
+    (alone / NAME).mkdir()
+    assert resolve_model(NAME) == NAME

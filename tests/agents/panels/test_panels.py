@@ -235,3 +235,20 @@ def test_the_table_of_the_readme_is_made_of_the_ledger(tmp_path: Path) -> None:
         with pytest.raises(SpearError, match=told):
             call(ledger, *fill)
         assert page.read_text("utf-8") == written.replace(old, new)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "-x", "n" * 101])
+def test_names_that_are_not_of_one_file_are_refused(runs: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpearError, match="is not a valid name"):
+        call(ledger, "add", runs / "expert", "--panel", runs / "small.json", f"--name={name}", "--ledger", tmp_path)
+
+
+def test_entries_without_weights_and_missing_ones(tmp_path: Path) -> None:
+    entry = json.loads((ROOT / "results" / "demo-spear-60.json").read_text())
+    path = tmp_path / "demo-spear-60.json"
+    path.write_text(json.dumps(entry))
+    told = call(ledger, "verify", "--ledger", tmp_path, "--play", code=1)
+    assert "does not hold the weights" in told
+    del entry["weights"]  # of an earlier version
+    path.write_text(json.dumps(entry))
+    assert "demo-spear-60: holds" in call(ledger, "verify", "--ledger", tmp_path, "--play")

@@ -194,3 +194,100 @@ def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path)
     (trajectory,) = read_trajectories(tmp_path / "out" / "episodes.jsonl")
     assert trajectory.won and [turn.action for turn in trajectory.turns] == plan
     assert browser.console == []
+
+
+def test_transcripts_are_searched(browser: Chromium, runs: Path, tmp_path: Path) -> None:
+    """The same episodes in the exported page and at the server."""
+    run = Run(runs)
+    bodies = [run.read_episode(row["i"]) for row in run.rows()]
+    wanted = [body["i"] for body in bodies if any("down" in turn["said"] for turn in body["turns"])]
+    assert 0 < len(wanted) < len(bodies) and run.search("  DOWN action ") == wanted and run.search("zebra") == []
+    export_page(run, tmp_path / "page.html")
+    with serve(run) as server:
+        for address in (f"file://{tmp_path}/page.html", server.address):
+            browser.open(f"{address}#f.said=DOWN%20action")
+            browser.wait(f"state.shown.length === {len(wanted)}")
+            assert browser.evaluate("state.shown.map((row) => row.i)") == wanted
+            browser.evaluate("filters.said = ''; searchTranscripts()")
+            browser.wait(f"state.shown.length === {len(bodies)}")
+
+
+def test_a_page_of_a_run_that_goes_on_takes_up_what_comes(browser: Chromium, tmp_path: Path) -> None:
+    evaluate(SOKOBAN, engine="random", tasks=2, out=tmp_path / "run", progress=False)
+    with serve(Run(tmp_path)) as server:
+        browser.open(server.address)
+        browser.wait("state.rows.length === 2 && document.body.dataset.ready")
+        browser.evaluate("watchRun()")
+        browser.wait("data.mark")
+        evaluate(SOKOBAN, engine="random", tasks=5, out=tmp_path / "run", progress=False)
+        browser.evaluate("watchRun()")
+        browser.wait("state.rows.length === 5")
+        assert "5 of 5 episodes" in browser.evaluate("document.getElementById('count').textContent")
+        raw = browser.evaluate("document.querySelector('.raw pre').textContent")
+        assert f'"env": "{SOKOBAN}"' in raw and '"image"' not in raw
+
+
+def test_actions_are_completed_in_the_browser(browser: Chromium, tmp_path: Path) -> None:
+    stage = Stage(lambda: Game("spear/ALFWorld-v0", tmp_path))
+    with serve(Run(tmp_path), stage) as server:
+        browser.open(server.address)
+        browser.wait("document.activeElement.id === 'action'")
+        browser.type("sinkb")
+        browser.press("Tab")
+        assert browser.evaluate("document.getElementById('action').value") == "go to sinkbasin 1"
+        browser.press("Enter")
+        browser.wait("game.now.turn === 1")
+        assert "You arrive at sinkbasin 1" in text_of(browser, ".stage .seen")
+    stage.close()
+
+
+def test_curves_are_drawn_for_all_metrics(browser: Chromium, tmp_path: Path) -> None:
+    steps = [
+        train(
+            i,
+            **{
+                "success/all": i / 40,
+                "spear/gamma": i / 40,
+                "constant": 3.0,
+                "zero": 0,
+                "tiny": 1e-9 * i,
+                "nan": float("nan"),
+            },
+            **{"almost": 0.1 + 0.2 if i % 2 else 0.3},
+        )
+        for i in range(1, 41)
+    ]
+    write_launch(tmp_path / "train", 0, (0, {"val/success/all": 0.1}), *steps)
+    export_page(Run(tmp_path), tmp_path / "page.html")
+    browser.console.clear()
+    browser.open(f"file://{tmp_path}/page.html")
+    assert count(browser, ".grid:not(.small) .chart") == 2
+    assert set(browser.evaluate("[...document.querySelectorAll('.small figcaption')].map((x) => x.textContent)")) == {
+        "almost", "constant", "tiny", "training/global_step", "zero",
+    }  # fmt: skip
+    assert not browser.evaluate("document.querySelector('#curves').innerHTML.includes('NaN')")
+    assert "training rollouts 1" in text_of(browser, ".legend")
+    assert browser.console == []
+
+
+def test_two_evaluations_lie_side_by_side(browser: Chromium, runs: Path, tmp_path: Path) -> None:
+    export_page(Run(runs), tmp_path / "page.html")
+    browser.open(f"file://{tmp_path}/page.html#overview")
+    browser.wait("document.querySelectorAll('.figures').length === 2")
+    kinds = browser.evaluate("[...document.querySelectorAll('.kind summary')].map((one) => one.textContent)")
+    won = sum(t.won for t in read_trajectories(runs / "random" / "episodes.jsonl"))
+    better, worse = "AB" if browser.evaluate("pair.a") == "expert" else "BA"
+    expected = {f"only {better}": 12 - won, "both": won, "neither": 0, f"only {worse}": 0}
+    assert sorted(kinds) == sorted(f"Won by {kind}: {count}" for kind, count in expected.items())
+
+
+def test_an_address_keeps_the_filters_and_filters_leave_what_fits(page: Chromium) -> None:
+    assert text_of(page, "#count").startswith("5 of 5 episodes")
+    for address, shown in (
+        ("f.stop=turn_limit", "1 of 5 episodes · 0.0 % won"),
+        ("f.low=1", "3 of 5 episodes · 100.0 % won"),
+    ):
+        page.evaluate(f"location.hash = {address!r}")
+        page.wait(f"document.querySelector('#count').textContent.startsWith({shown!r})")
+    page.evaluate("location.hash = 'task=nowhere'")
+    page.wait("document.getElementById('detail').textContent.includes('No episode of nowhere')")

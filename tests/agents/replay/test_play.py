@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spear_agents.replay.play import Game, Stage, play_in_terminal
+from spear_agents.replay.play import Game, Stage, complete, play_in_terminal
 from spear_agents.replay.runs import Run
 from spear_agents.replay.server import play
 from spear_agents.trajectory import StopReason, TokenKind, read_trajectories
@@ -220,3 +220,51 @@ def test_the_command_plays_what_is_piped_into_it(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"1 recorded in {out}: spear view {out}" in done.output
     assert next(iter(read_trajectories(out / "episodes.jsonl"))).won
+
+
+def test_tasks_follow_each_other_and_begin_again_after_the_last(corridor_id: str, tmp_path: Path) -> None:
+    game = Game(corridor_id, tmp_path, template="compact", task="corridor/test/002")
+    assert game.info["task_id"] == "corridor/test/002"
+    game.start_next()
+    assert game.info["task_id"] == "corridor/test/000"
+    game.close()
+
+
+def test_undo_takes_the_reward_back(corridor_id: str, tmp_path: Path) -> None:
+    game = Game(corridor_id, tmp_path, template="compact", env_kwargs={"reward": "native"})
+    game.act("back")
+    assert game.reward == pytest.approx(-0.1)
+    game.undo()
+    assert game.reward == 0 and game.describe()["turns"] == []
+    game.close()
+
+
+def test_games_of_other_settings_are_not_mixed(corridor_id: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        game = Game(corridor_id, tmp_path, template="compact")
+        play_expert(game)
+        game.close()
+    assert len(list(read_trajectories(tmp_path / "episodes.jsonl"))) == 2
+    with pytest.raises(SpearError, match="choose another folder"):
+        Game(corridor_id, tmp_path, template="compact", env_kwargs={"max_turns": 3})
+
+
+def test_two_games_do_not_write_one_file(corridor_id: str, tmp_path: Path) -> None:
+    game = Game(corridor_id, tmp_path, template="compact")
+    with pytest.raises(SpearError, match="another process"):
+        Game(corridor_id, tmp_path, template="compact")
+    game.close()
+    Game(corridor_id, tmp_path, template="compact").close()
+
+
+def test_completion_prefers_the_beginning() -> None:
+    options = ["go to desk 1", "go to bed 1", "take mug 1 from desk 1", "/hint"]
+    assert complete(options, "go to d") == ["go to desk 1"]
+    assert complete(options, "mug") == ["take mug 1 from desk 1"]
+    assert complete(options, "/h") == ["/hint"]
+    assert complete(options, "none") == []
+
+
+def test_the_beginning_of_one_action_is_enough(corridor: Game) -> None:
+    run(corridor, "g", "b")
+    assert [move.shown["action"] for move in corridor.moves] == ["go", "back"]

@@ -133,3 +133,17 @@ def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:
     assert training["metrics"]["val/success/all"] == [0.5, None, None]
     assert "x" not in training["metrics"], "nothing finite to draw"
     json.dumps(Run(tmp_path).summarise(), allow_nan=False)
+
+
+def test_there_must_be_something_to_show(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="does not exist"):
+        Run(tmp_path / "nowhere")
+    with pytest.raises(SpearError, match="no metrics"):
+        Run(tmp_path)
+
+
+def test_one_file_can_be_shown_alone(tmp_path: Path) -> None:
+    write(tmp_path / "some.jsonl", make_trajectory())
+    body = Run(tmp_path / "some.jsonl").read_episode(0)
+    assert body["turns"][0]["prompt"] is None
+    assert body["notes"] == ["No prompts and tokens: the tokenizer of these tokens is unknown: give --tokenizer DIR"]

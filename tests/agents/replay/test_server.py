@@ -240,3 +240,23 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert isinstance(result.exception, SpearError) and "is not a file of episodes" in str(result.exception)
     result = CliRunner().invoke(play, ["spear/Sokobn-v0", "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, SpearError) and not (tmp_path / "out").exists()
+
+
+def test_numbers_that_json_does_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        escape_json({"x": float("nan")})
+
+
+def test_an_export_is_the_same_every_time(sokoban_run: Path, tmp_path: Path) -> None:
+    for name in ("a.html", "b.html"):
+        export_page(Run(sokoban_run), tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_the_page_needs_no_torch(sokoban_run: Path, tmp_path: Path, root: Path) -> None:
+    code = (
+        "import sys; from spear_agents.replay.server import view; "
+        f"view([{str(sokoban_run)!r}, '--export', {str(tmp_path / 'page.html')!r}], standalone_mode=False); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)

@@ -100,3 +100,20 @@ def test_a_server_s_own_tokens_are_coloured_and_its_messages_are_told_apart(tmp_
     assert without["turns"][0]["prompt"] and without["turns"][0]["tokens"] is None
     assert without["notes"][0].startswith("No token colours: name-at-the-server does not contain tokenizer.json")
     assert Run(tmp_path).read_episode(1)["notes"] == [], "no tokens were sent, so none are missed"
+
+
+def test_blanks_between_words_are_kept_by_tokenizers_that_drop_a_leading_one() -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(SAMPLE, trainer)
+    ids = tokenizer.encode("over the hill").ids
+    assert "".join(piece for piece, _ in split_text(tokenizer, ids)) == tokenizer.decode(ids) == "over the hill"
+
+
+def test_a_moved_model_is_found_beside_the_run(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "model").mkdir(parents=True)
+    BYTE_LEVEL.save(str(tmp_path / "runs" / "model" / "tokenizer.json"))
+    decoder = open_decoder({"model": "runs/model"}, tmp_path / "runs" / "eval" / "deep")
+    assert decoder.decode(BYTE_LEVEL.encode("hill").ids) == "hill"

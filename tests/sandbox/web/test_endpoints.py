@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spear_sandbox.console import Number
 from spear_sandbox.errors import SpearError
@@ -103,10 +105,12 @@ def test_what_is_no_address_is_told_apart(urls: str | list[str]) -> None:
         read_urls(urls, RETRIEVER)
 
 
-def test_passwords_in_addresses_are_refused_and_not_repeated() -> None:
-    with pytest.raises(SpearError, match="SPEAR_RETRIEVER_TOKEN") as caught:
-        read_urls("https://user:s3cret@host:80", RETRIEVER)
-    assert "s3cret" not in str(caught.value) and "host" in str(caught.value)
+@pytest.mark.parametrize("place", ["host:80", "host:99999", "[::1", "host:x"])
+def test_passwords_in_addresses_are_refused_and_not_repeated(place: str) -> None:
+    with pytest.raises(SpearError, match="name or password") as caught:
+        read_urls(f"https://user:s3cret@{place}", RETRIEVER)
+    assert "s3cret" not in str(caught.value)
+    assert place != "host:80" or ("host" in str(caught.value) and "SPEAR_RETRIEVER_TOKEN" in str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -200,3 +204,10 @@ def test_a_number_is_finite_and_in_its_range(text: str, shown: str) -> None:
         click.echo(share)
 
     assert shown in CliRunner().invoke(show, ["--share", text]).output
+
+
+@given(st.integers(1, 10_000), st.integers())
+def test_jitter_takes_off_and_never_adds(failures: int, seed: int) -> None:
+    backoff = Backoff(first=0.1, longest=5.0, jitter=0.5)
+    full = min(5.0, 0.1 * 2.0 ** min(failures - 1, 30))
+    assert full / 2 <= backoff.choose_wait(failures, random.Random(seed)) <= full

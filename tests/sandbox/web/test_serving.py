@@ -179,3 +179,24 @@ def test_bodies_share_their_room() -> None:
         with connect(address, POST + b"Content-Length: 100001\r\n\r\n" + b"x" * 100_000):
             wait_until(lambda: room._used == 100_000)
         wait_until(lambda: room._used == 0)
+
+
+def test_many_requests_on_one_connection() -> None:
+    with serve(ConnectionLimits(head_bytes=2_000)) as address, httpx.Client() as client:
+        for size in (0, 10, 500_000, 3, *range(200)):
+            answer = client.post(f"http://{address[0]}:{address[1]}/size", content=b"x" * size)
+            assert answer.json() == {"size": size}
+        chunks = client.post(f"http://{address[0]}:{address[1]}/size", content=(b"x" * 9_999 for _ in range(50)))
+        assert chunks.json() == {"size": 499_950}
+
+
+def test_the_limit_of_descriptors_is_raised() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        make_server(FastAPI(), drain_s=1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (65_536 if hard < 0 else min(65_536, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

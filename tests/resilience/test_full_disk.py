@@ -92,7 +92,7 @@ from spear_agents import evaluate
 evaluate("spear/Sokoban-v1", engine="expert", tasks=3, env_kwargs={"modality": "text"}, out=folder / "run")
 """
 CHECKPOINT = """
-from spear_training.checkpoints import write_manifest, write_state
+from spear_training.checkpoints import finish_checkpoint, write_state
 step = folder / "checkpoints" / "global_step_1"
 (step / "actor").mkdir(parents=True)
 (step / "actor" / "weights.bin").write_bytes(b"w" * 100_000)

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,16 @@ def test_files_that_values_files_and_modules_name_are_inputs(
     (tmp_path / name).write_text(contents[name] + " ")
     after = describe()
     assert {place for place in before if before[place] != after[place]} == {os.path.realpath(name)}
+
+
+def test_the_module_of_an_environment_of_ones_own_is_an_input(
+    tmp_path: Path, composed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guess.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    played = replace(check_config(composed["none"]).environment, id="guess:mine/Guess-v0")
+    config = change(composed["none"], spear__env__id=played.id)
+    assert str(tmp_path / "guess.py") in map(os.path.realpath, describe_inputs(config, played, changeable=())["files"])
 
 
 def test_checkpoints_that_are_not_complete_are_named(tmp_path: Path, composed: dict[str, Any]) -> None:

@@ -40,7 +40,9 @@ def describe_inputs(config: DictConfig, played: EnvironmentFacts, *, changeable:
     model = Path(str(config.actor_rollout_ref.model.path))
     if config.spear.env.kwargs.get("server") is not None:  # whose calls the run itself records
         changeable = (*changeable, "spear.env.kwargs.recording")
-    entry = gym.spec(played.id).entry_point
+    # ``module:name`` is looked up by its name; the module itself is among the texts of the configuration.
+    spec = gym.registry.get(played.id.rpartition(":")[2])
+    entry = None if spec is None else spec.entry_point
     texts = [text for key, text in _list_texts(OmegaConf.to_container(config, resolve=True))
              if not any(f"{key}.".startswith(f"{name}.") for name in changeable)]  # fmt: skip
     files: dict[str, str | None] = {str(model): None}  # may be made by the run

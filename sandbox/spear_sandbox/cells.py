@@ -18,7 +18,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from spear_sandbox.admission import NoPlaceError, QueueFullError
-from spear_sandbox.cgroups import measure_pressure
+from spear_sandbox.cgroups import lacks_memory
 from spear_sandbox.errors import explain_invalid
 from spear_sandbox.guest.interpreter import MAX_REPLY
 from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, Limits, SandboxFault
@@ -29,9 +29,6 @@ from spear_sandbox.wire import MAX_FILES, BadRequestError, check_name, dump_json
 
 _NAME = re.compile("[0-9a-f]{32}")
 _SWEEP_S = 1.0
-FULL = 0.85
-"""Share of the container's memory above which the session that has been idle longest ends: what the kernel would
-kill else may be a run, or the service."""
 
 
 class SessionOpener(Protocol):
@@ -55,7 +52,8 @@ class SessionTable:
         executor: opens them.
         most: how many may be open.
         idle_s: seconds after its last cell at which a session ends.
-        pressure: measures which share of the memory is held; above :data:`FULL` the longest idle session ends.
+        spare: bytes of the container's memory that idle sessions leave to runs: while fewer are free, the session that
+            has been idle longest ends. Else the kernel would kill, perhaps a run or the service.
     """
 
     def __init__(
@@ -64,12 +62,12 @@ class SessionTable:
         *,
         most: int,
         idle_s: float,
-        pressure: Callable[[], float] = measure_pressure,
+        spare: int = 0,
     ) -> None:
         self.most = most
         self.idle_s = idle_s
         self._executor = executor
-        self._pressure = pressure
+        self._spare = spare
         self._sessions: dict[str, tuple[LocalSession, float]] = {}
         self._opening = 0
         self._sweeper: asyncio.Task[None] | None = None
@@ -113,11 +111,11 @@ class SessionTable:
         while True:
             await asyncio.sleep(min([_SWEEP_S, *(idle / 10 for _, idle in self._sessions.values())]))
             now = time.monotonic()
-            pressed = self._pressure() > FULL
+            pressed = lacks_memory(self._spare)
             for session, idle in sorted(self._sessions.values(), key=lambda one: one[0].used):
                 if not session.running and (pressed or now - session.used > idle):
                     await session.close()
-                    pressed = self._pressure() > FULL
+                    pressed = lacks_memory(self._spare)
 
 
 MOST_RETRY_S = 60

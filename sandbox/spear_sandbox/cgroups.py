@@ -98,16 +98,20 @@ def find_memory_limit(proc: Path = _PROC) -> int | None:
     return None if bound is None else bound[0]
 
 
-def measure_pressure(proc: Path = _PROC) -> float:
-    """Return the share of the memory bound that is held and cannot be reclaimed; 0 without a bound."""
+def lacks_memory(spare: int, proc: Path = _PROC) -> bool:
+    """Whether fewer than ``spare`` bytes of the memory bound are left, or half of it; False without a bound.
+
+    What the kernel can reclaim, such as cached files, counts as free.
+    """
     bound = _find_memory_bound(proc)
     if bound is None:
-        return 0.0
+        return False
     limit, place = bound
+    names = ("anon", "shmem") if place.unified else ("total_rss", "total_shmem")
     with contextlib.suppress(OSError, LookupError, ValueError):
-        names = ("anon", "shmem") if place.unified else ("total_rss", "total_shmem")
-        return sum(_read_field(place.folder / "memory.stat", name) for name in names) / limit
-    return 0.0
+        held = sum(_read_field(place.folder / "memory.stat", name) for name in names)
+        return limit - held < min(spare, limit // 2)
+    return False
 
 
 def most_of_a_run(limits: Limits) -> int:

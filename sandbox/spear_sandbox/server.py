@@ -16,6 +16,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
 from spear_sandbox.cells import CellService, SessionOpener, SessionTable, add_routes, turn_away
+from spear_sandbox.cgroups import most_of_a_run
 from spear_sandbox.installation import find_languages, run_language
 from spear_sandbox.protocol import (
     Executor,
@@ -155,7 +156,12 @@ class RunService:
         self._executor = executor
         self.languages = find_languages()
         self.cells = CellService(
-            SessionTable(executor, most=settings.max_sessions, idle_s=settings.session_idle_s),
+            SessionTable(
+                executor,
+                most=settings.max_sessions,
+                idle_s=settings.session_idle_s,
+                spare=most_of_a_run(settings.limits) << 20,
+            ),
             settings.limits,
             longest_s=settings.max_run_s,
             place=lambda: self._hold(settings.queue_wait_s),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
-from spear_sandbox.cgroups import Groups, _find_place, choose_places, find_memory_limit, measure_pressure, most_of_a_run
+from spear_sandbox.cgroups import Groups, _find_place, choose_places, find_memory_limit, lacks_memory, most_of_a_run
 from spear_sandbox.protocol import KillReason, Limits
 
 MIB = 1 << 20
@@ -56,18 +56,19 @@ asyncio.run(main())
 """
 HOARDERS = """
 import asyncio, json
+from spear_sandbox.cells import SessionTable
+from spear_sandbox.cgroups import most_of_a_run
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Limits
-from spear_sandbox.cells import SessionTable
 
 async def main():
     executor = LocalExecutor("namespaces", zygotes=1, max_running=1, limits=Limits(wall_s=20.0, memory_mb=128))
     await executor.start()
-    table = SessionTable(executor, most=50, idle_s=600.0)
+    table = SessionTable(executor, most=50, idle_s=600.0, spare=most_of_a_run(executor.limits) << 20)
     sessions = []
     for number in range(12):
         session, _ = await table.open({}, executor.limits)
-        outcome = await session.run("held = b'x' * (60 << 20); 7 * 6")
+        outcome = await session.run("held = b'x' * (100 << 20); 7 * 6")
         assert "42" in str(outcome), outcome
         sessions.append(session)
         await asyncio.sleep(1.5)
@@ -135,7 +136,9 @@ def test_a_limit_of_the_container_is_found(container: Path) -> None:
 
 @pytest.mark.slow
 def test_idle_sessions_end_before_the_container_is_full(container: Path) -> None:
-    """Twelve sessions want 720 of 400 MiB: the oldest end, and nobody is killed for memory."""
+    """Twelve sessions want 1,200 of 1,024 MiB: the oldest end, and nobody is killed for memory."""
+    limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := container / name).exists())
+    limit.write_text(str(1 << 30))
     lines = start_inside(container, "-c", HOARDERS).communicate()[0].splitlines()
     alive = json.loads(lines[-1])
     assert not all(alive) and alive[-1]
@@ -155,12 +158,15 @@ def test_the_least_limit_on_the_way_up_counts_in_version_2(tmp_path: Path) -> No
         (folder / "cgroup.controllers").write_text("cpu memory pids\n")
         if bound:
             (folder / "memory.max").write_text(f"{bound}\n")
-    (top / "pod" / "memory.stat").write_text(f"anon {1 << 30}\nfile {2 << 30}\nshmem {1 << 29}\n")
     assert find_memory_limit(tmp_path / "proc") == 3 << 30
-    assert measure_pressure(tmp_path / "proc") == 0.5
+    stat = top / "pod" / "memory.stat"
+    stat.write_text(f"anon {2 << 30}\nfile {3 << 30}\nshmem {1 << 29}\n")
+    assert lacks_memory((1 << 29) + 1, tmp_path / "proc") and not lacks_memory(1 << 29, tmp_path / "proc")
+    stat.write_text(f"anon {1 << 30}\nfile {3 << 30}\nshmem 0\n")
+    assert not lacks_memory(1 << 40, tmp_path / "proc"), "half is enough for any"
     (top / "pod" / "memory.max").write_text("max\n")
     assert find_memory_limit(tmp_path / "proc") is None
-    assert measure_pressure(tmp_path / "proc") == 0
+    assert not lacks_memory(1 << 60, tmp_path / "proc")
 
 
 def test_places_fit_into_the_memory() -> None:

@@ -18,10 +18,9 @@ import pytest
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval import build
 from spear_envs.retrieval.build import NOTE, EncoderSource, encode_corpus
-from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.corpus import INDEX, Corpus
 from spear_envs.retrieval.encoders import describe_model
 from spear_envs.retrieval.indexes import open_index
-from spear_envs.webshop.store import INDEX
 
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 
@@ -33,7 +32,7 @@ ENCODE = """
 import sys, time
 from pathlib import Path
 from spear_envs.retrieval import build
-from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.corpus import INDEX, Corpus
 from spear_envs.retrieval.encoders import describe_model
 
 build.SHARD_ROWS = {shard}

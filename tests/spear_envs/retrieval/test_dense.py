@@ -13,9 +13,8 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import MANIFEST
-from spear_envs.retrieval.corpus import EXPORT, Corpus
+from spear_envs.retrieval.corpus import EXPORT, INDEX, Corpus
 from spear_envs.retrieval.indexes import open_index
-from spear_envs.webshop.store import INDEX
 
 from .conftest import make_documents
 

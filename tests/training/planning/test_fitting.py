@@ -62,7 +62,7 @@ def test_what_is_estimated_or_asked_for_is_warned_of_and_not_refused() -> None:
     (activations,) = [item.bytes for item in TRAINER.size_update(2048, checkpointing=True) if item.estimated]
     room = sum_update(2048, checkpointing=True) - activations / 2
     assert "may not fit" in fit_update(TRAINER, WISH, room).describe()
-    with pytest.raises(SpearError, match=r"set .*ppo_max_token_len_per_gpu=2048 to try"):
+    with pytest.raises(SpearError, match=r"set .*ppo_max_token_len_per_gpu=2048"):
         fit_update(TRAINER, WISH, room - activations)
     asked = replace(WISH, tokens=2048, given_tokens=True)
     assert "may not fit" in fit_update(TRAINER, asked, GIB).describe()

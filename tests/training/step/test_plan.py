@@ -107,11 +107,11 @@ def test_a_fault_enters_no_statistic_and_no_row() -> None:
 
 def test_a_group_of_faults_alone_is_no_group() -> None:
     episodes = [make_episode("a", n, fault="bug", stop="fault") for n in range(2)]
-    episodes += [make_episode("b", 0, won=True), make_episode("b", 1)]
-    made = plan(episodes, choose(filter={"groups": 0.5}))
+    episodes += [make_episode("b", 0, won=True), make_episode("b", 1), make_episode("c", 0), make_episode("c", 1)]
+    made = plan(episodes, choose(filter={"groups": 0.75}))
     assert made.baselines == pytest.approx((0.1,))
-    assert find_groups(made) == {"b"}
-    assert made.masked["low_variance"] == 0, "no group of mere faults takes the place of one to keep"
+    assert find_groups(made) == {"b"}, "one of two is kept; with the faults it would be two of three"
+    assert made.masked["low_variance"] == 4
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])

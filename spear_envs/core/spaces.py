@@ -6,14 +6,16 @@ import sys
 import textwrap
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import create_shared_memory
-from PIL import Image, ImageDraw, ImageFont
+
+if TYPE_CHECKING:
+    from PIL import ImageFont
 
 ACTION_LENGTH = 2**24
 """Characters of a response, at most: far more than models write, since a long response must not be an error."""
@@ -175,6 +177,8 @@ PAPER, INK, FAINT = (250, 250, 247), (25, 25, 30), (130, 130, 135)
 
 @lru_cache(maxsize=1)
 def _load_font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+    from PIL import ImageFont
+
     return ImageFont.load_default(12)
 
 
@@ -187,6 +191,8 @@ def draw_text(heading: str, text: str) -> np.ndarray:
     rows = [row for line in text.splitlines() for row in textwrap.wrap(line, COLUMNS) or [""]]
     if len(rows) > ROWS:
         rows = [*rows[: ROWS - 1], f"… {len(rows) - ROWS + 1} more lines"]
+    from PIL import Image, ImageDraw  # 5 MB, which only pictures need
+
     picture = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
     pen = ImageDraw.Draw(picture)
     for place, row in enumerate([heading[:COLUMNS], *rows]):

@@ -104,6 +104,10 @@ def test_light_modules_import_nothing_heavy(module: str) -> None:
     assert loaded == "", f"import {module} loads {loaded}"
 
 
+def test_an_environment_of_texts_loads_no_pictures() -> None:
+    assert run_python("import sys, spear_envs.webshop.env; print('PIL' in sys.modules)") == "False"
+
+
 def test_import_of_spear_envs_is_fast() -> None:
     code = "import time; start = time.process_time(); import spear_envs; print(time.process_time() - start)"
     seconds = [float(run_python(code)) for _ in range(3)]

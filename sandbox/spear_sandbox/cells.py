@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
+# FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
@@ -111,7 +112,7 @@ class SessionTable:
         while True:
             await asyncio.sleep(min([_SWEEP_S, *(idle / 10 for _, idle in self._sessions.values())]))
             now = time.monotonic()
-            pressed = lacks_memory(self._spare)
+            pressed = bool(self._sessions) and lacks_memory(self._spare)
             for session, idle in sorted(self._sessions.values(), key=lambda one: one[0].used):
                 if not session.running and (pressed or now - session.used > idle):
                     await session.close()

@@ -341,11 +341,6 @@ def read_key(variable: str) -> str:
     return key
 
 
-def digest_plain(plain: Any) -> str:
-    """SHA-256 (hex) of plain data."""
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()
-
-
 # ---------------------------------------------------------------- the service of Search-R1
 
 

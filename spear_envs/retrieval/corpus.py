@@ -52,6 +52,11 @@ OnLines = Callable[[int, int], None]
 """Called with the numbers of lines and bytes read."""
 
 
+def digest_plain(plain: Any) -> str:
+    """SHA-256 (hex) of plain data."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()
+
+
 class OpenFile:
     """Bytes of a file that must not change. Not mapped, since a shrinking file would end the process (SIGBUS)."""
 
@@ -327,7 +332,7 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
             settings=dict(content["settings"]),
             notes=dict(notes),
             files=content["files"],
-            fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest(),
+            fingerprint=digest_plain(content),
         )
         found, lines = content["corpus"]["sha256"], int(content["corpus"]["lines"])
     except FileNotFoundError:

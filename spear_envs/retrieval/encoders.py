@@ -6,7 +6,6 @@ ways cut and pad texts equally, and their vectors only differ by rounding.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -24,6 +23,7 @@ import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import digest_file
+from spear_envs.retrieval.corpus import digest_plain
 
 Vectors = npt.NDArray[np.float32]
 """(N, D)."""
@@ -72,7 +72,7 @@ class EncoderSpec:
     def fingerprint(self) -> str:
         """SHA-256 in hex; equal for encoders that give the same vectors."""
         plain = {name: value for name, value in asdict(self).items() if name != "model"}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()
+        return digest_plain(plain)
 
     @classmethod
     def from_plain(cls, plain: Any) -> EncoderSpec:

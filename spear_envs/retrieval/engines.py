@@ -18,7 +18,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.client import Asker, Budget, Call, digest_plain, read_json, read_key
+from spear_envs.retrieval.client import Asker, Budget, Call, read_json, read_key
+from spear_envs.retrieval.corpus import digest_plain
 from spear_envs.retrieval.encoders import describe_model, find_model
 from spear_envs.retrieval.retriever import FaultKind, Load, Passage, Retriever, RetrieverFault, RetrieverRefusal
 from spear_sandbox.web.endpoints import Service, read_urls

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from spear_envs.core.errors import SpearError, one_line
-from spear_envs.retrieval.client import digest_plain, read_key
+from spear_envs.retrieval.client import read_key
+from spear_envs.retrieval.corpus import digest_plain
 from spear_envs.retrieval.encoders import TorchEncoder, describe_model, find_model
 from spear_envs.retrieval.engines import AnyIndex, find_path
 from spear_envs.retrieval.retriever import FaultKind, Passage, Retriever, RetrieverFault

@@ -287,7 +287,7 @@ def test_an_address_keeps_the_filters_and_filters_leave_what_fits(page: Chromium
         ("f.stop=turn_limit", "1 of 5 episodes · 0.0 % won"),
         ("f.low=1", "3 of 5 episodes · 100.0 % won"),
     ):
-        page.evaluate(f"location.hash = {address!r}")
+        page.evaluate(f"openEpisode(0); location.hash = {address!r}")  # the episode is still being read
         page.wait(f"document.querySelector('#count').textContent.startsWith({shown!r})")
     page.evaluate("location.hash = 'task=nowhere'")
     page.wait("document.getElementById('detail').textContent.includes('No episode of nowhere')")

@@ -143,16 +143,18 @@ function bringIntoSight(number) {
 
 // An episode is named by what it is of, so that a link holds when the run has grown or is opened elsewhere.
 const NAMES = ["source", "task", "seed", "step", "trial"];
-let written = "";
+// The address that the page shows. Another one is the reader's, who typed it or followed a link, and is not overwritten.
+let shownAddress = "";
 
 function writeAddress() {
+  if (location.hash !== shownAddress) return;
   const address = new URLSearchParams();
   const row = state.rows.find((one) => one.i === state.at);
   if (row) for (const key of NAMES) if ((row[key] ?? "") !== "" && (key !== "trial" || row.trial > 1)) address.set(key, row[key]);
   if (row && state.turn) address.set("turn", state.turn);
   for (const [key, value] of Object.entries(filters)) if (value && !(key === "order" && value === "file")) address.set(`f.${key}`, value);
-  written = `#${address}`;
-  history.replaceState(null, "", written);
+  history.replaceState(null, "", `#${address}`);
+  shownAddress = location.hash;
 }
 
 // The episode that an address names: the one that counts, where it was played more than once.
@@ -163,7 +165,8 @@ function findEpisode(address) {
 }
 
 function readAddress() {
-  if (location.hash === written) return false;
+  if (location.hash === shownAddress) return false;
+  shownAddress = location.hash;
   if (["#curves", "#overview"].includes(location.hash)) { showView(location.hash.slice(1)); return true; }
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of Object.keys(filters)) filters[key] = address.get(`f.${key}`) || (key === "order" ? "file" : "");

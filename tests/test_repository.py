@@ -45,28 +45,12 @@ def list_matrix(job: str) -> set[str]:
     return set(pythons)
 
 
-def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"ci", "nightly"}
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_call_targets_that_exist(path: Path) -> None:
     targets = set(_TARGET.findall((ROOT / "Makefile").read_text("utf-8")))
     called = {name for step in list_steps(read_workflow(path)) for name in _MAKE.findall(step.get("run", ""))}
     assert called, "a workflow that calls no target"
     assert called <= targets, f"the Makefile has no target {sorted(called - targets)}"
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_have_few_rights_and_pinned_actions(path: Path) -> None:
-    workflow = read_workflow(path)
-    assert workflow["permissions"] == {"contents": "read"}
-    for job in workflow["jobs"].values():
-        assert "permissions" not in job
-        assert "timeout-minutes" in job
-    used = [step["uses"] for step in list_steps(workflow) if "uses" in step]
-    loose = [action for action in used if not re.search(r"@[0-9a-f]{40}$", action)]
-    assert not loose, "an action is pinned by the whole hash of a commit"
 
 
 def test_pythons_of_ci_are_those_of_the_classifiers() -> None:

@@ -1,6 +1,6 @@
-"""The fenced code blocks of our pages, and how they are run: in the order of the page, in one folder, in one process.
+"""The fenced code blocks of our pages.
 
-Run as a program it does that: ``python -m tests.docs.blocks PAGE`` with the numbers of the blocks' lines.
+``python -m tests.docs.blocks PAGE`` runs those of a page: in order, in the working directory, in one process.
 """
 
 import re
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,18 +18,7 @@ TEXT = ("", "text", "console", "json", "yaml", "bibtex")
 SHELL_SECONDS = 540
 
 _FENCE = re.compile(r"( *)(`{3,})(\w*)(?: +title=\"([^\"]+)\")?\s*")
-_MARK = re.compile(r" *<!-- (slow|quickstart|output|not run: (.+)) -->")
-
-
-class Turn(Enum):
-    """When a block is run."""
-
-    FAST = "fast"
-    """With the fast tests: it has no mark."""
-    SLOW = "slow"
-    """With the slow ones: ``<!-- slow -->`` in the line before."""
-    NEVER = "never"
-    """Not by these tests, ``<!-- not run: REASON -->``; or by scripts/quickstart.sh, ``<!-- quickstart -->``."""
+_MARK = re.compile(r" *<!-- (quickstart|output|not run: (.+)) -->")
 
 
 @dataclass(frozen=True)
@@ -43,9 +31,8 @@ class Block:
     title: str
     """Name of the file that the reader is to save it as; empty if it is to be run."""
     code: str
-    turn: Turn
-    reason: str
-    """Why it is not run."""
+    reason: str = ""
+    """Why it is not run: ``<!-- not run: REASON -->`` or ``<!-- quickstart -->`` in the line before."""
     is_output: bool = False
     """Whether the program before it prints it: ``<!-- output -->`` in the line before."""
 
@@ -64,13 +51,12 @@ def read_blocks(page: Path) -> Iterator[Block]:
         while not re.fullmatch(rf" *{ticks}`*\s*", lines[end]):
             end += 1
         mark = _MARK.fullmatch(lines[number - 1]) if number else None
-        turn, reason = Turn.FAST, ""
+        reason = ""
         if mark is not None:
-            turn = Turn.SLOW if mark[1] == "slow" else Turn.NEVER
             reason = mark[2] or ("scripts/quickstart.sh runs it" if mark[1] == "quickstart" else "")
         code = "\n".join(line.removeprefix(indent) for line in lines[number + 1 : end])
         is_output = mark is not None and mark[1] == "output"
-        yield Block(page, number + 1, language, title or "", code, turn, reason, is_output)
+        yield Block(page, number + 1, language, title or "", code, reason, is_output)
         number = end + 1
 
 
@@ -79,14 +65,14 @@ def list_code(page: Path) -> list[Block]:
     return [block for block in read_blocks(page) if block.language in CODE]
 
 
-def list_outputs(page: Path, *turns: Turn) -> list[tuple[Block, Block]]:
-    """The programs of a page whose turn it is, each with an output that comes after it."""
+def list_outputs(page: Path) -> list[tuple[Block, Block]]:
+    """The programs of a page that are run, each with an output that comes after it."""
     outputs: list[tuple[Block, Block]] = []
     last: Block | None = None
     for block in read_blocks(page):
         if block.language in CODE:
             last = block
-        elif block.is_output and last is not None and last.turn in turns:
+        elif block.is_output and last is not None and not last.reason:
             outputs.append((last, block))
     return outputs
 
@@ -103,12 +89,12 @@ def cut_printed(page: Path, printed: str) -> dict[int, str]:
     return dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
 
 
-def run_blocks(page: Path, numbers: list[int]) -> None:
-    """Run the blocks of a page that begin at these lines; names of Python blocks are known to later ones."""
+def run_blocks(page: Path) -> None:
+    """Run the blocks of a page; a Python block can use the names of earlier ones."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     sys.path.insert(0, "")
     for block in list_code(page):
-        if block.line not in numbers:
+        if block.reason:
             continue
         where = f"{page.relative_to(ROOT)}:{block.line}"
         print(f"== {where}", flush=True)
@@ -125,4 +111,4 @@ def run_blocks(page: Path, numbers: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    run_blocks(ROOT / sys.argv[1], [int(number) for number in sys.argv[2:]])
+    run_blocks(ROOT / sys.argv[1])

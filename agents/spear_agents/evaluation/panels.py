@@ -23,7 +23,7 @@ from spear_agents.evaluation.settings import EngineKind, EvalSettings, PlayedPan
 from spear_agents.play.prompting import Overlong
 from spear_agents.play.trajectory import Layout
 from spear_envs.cli import read_keywords
-from spear_envs.core import PromptContext, SpearEnv, SpearError, canonical_json
+from spear_envs.core import PromptContext, SpearEnv, SpearError, Task, canonical_json
 from spear_envs.core.errors import name_error, suggest_name
 from spear_envs.core.making import make_env, require_harmless
 from spear_envs.data.files import read_regular, write_json
@@ -31,7 +31,9 @@ from spear_sandbox.console import echo
 from spear_sandbox.service.foreign import show_entry
 from spear_sandbox.terminal import Console
 
-FORMAT = 1
+FORMAT = 2
+_SOURCES = ("path", "asin", "row")
+"""Keys of a task's content that name it in the data set of its publisher: a game's folder, a product, a row."""
 SCORING = (
     "success: share of episodes won, the samples of a task averaged first, the mean over tasks; episodes that a fault"
     " of the machinery cut short count as missing and are played again"
@@ -97,13 +99,15 @@ _SETTINGS = {name: name for name in (*_SAMPLING, *_ADDED)} | {"episodes_per_task
 _KINDS: Mapping[str, type[Enum]] = {"layout": Layout, "overlong": Overlong, "method": Method}
 _LIMITS = ("max_prompt_tokens", "max_row_tokens")
 """Settings in tokens of a local model."""
+MOST_NAMED = 10
+"""Differences that are listed one by one."""
 _SHOWN = 40
 """Characters of an override's value in the name of a panel; a longer one is followed by its digest."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A list of tasks and its protocol; :func:`export_panel` writes it with the tasks."""
+    """A list of tasks and its protocol; :func:`export_panel` writes it with a checksum of each task."""
 
     name: str
     title: str
@@ -178,14 +182,17 @@ class Panel:
         return replace(chosen.make_settings(settings), panel=played)
 
     def describe_tasks(self) -> dict[str, Any]:
-        """The tasks as this code makes them, with fingerprint, turn limit and digest of prompts. Raises SpearError."""
+        """Describe the tasks as this code makes them: fingerprint, turn limit, digest of prompts, and each instance.
+
+        Raises:
+            SpearError: the data is missing.
+        """
         with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
-            tasks = [task.definition() for task in env.tasks]
             return {
                 "fingerprint": env.tasks.fingerprint,
                 "max_turns": env.max_turns,
                 "prompt_digest": self._digest_prompts(env),
-                "tasks": tasks,
+                "tasks": [_describe_instance(task) for task in env.tasks],
             }
 
     def _digest_prompts(self, env: SpearEnv[Any]) -> str:
@@ -200,6 +207,16 @@ class Panel:
             context = PromptContext(info["instruction"], text, info["admissible_actions"], (), 1, env.max_turns)
             digest.update(template.render(context).encode("utf-8", "replace"))
         return digest.hexdigest()
+
+
+def _describe_instance(task: Task) -> dict[str, str]:
+    """Return a task's id, subtask, name in the publisher's data, and the SHA-256 of its content as canonical JSON.
+
+    The content itself may be under another licence, so that it is not part of a panel's file.
+    """
+    names = [str(task.content[key]) for key in _SOURCES if key in task.content]
+    digest = hashlib.sha256(canonical_json(dict(task.content)).encode()).hexdigest()
+    return {"id": task.id, "subtask": task.subtask, **({"source": names[0]} if names else {}), "sha256": digest}
 
 
 def _plain(value: Any) -> Any:
@@ -257,11 +274,12 @@ def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any
         known = {each.name for each in fields(Panel)} - {"protocol"}
         panel = Panel(**{name: written[name] for name in known}, protocol=Protocol(**written["protocol"]))
         panel.make_settings(EvalSettings(panel.env_id, EngineKind.HF, model="any"))
-        if (
-            not isinstance(written["tasks"], list)
-            or not {"fingerprint", "max_turns", "prompt_digest"} <= written.keys()
+        if not {"fingerprint", "max_turns", "prompt_digest"} <= written.keys():
+            raise ValueError("it lacks fingerprint, max_turns or prompt_digest")
+        if not isinstance(written["tasks"], list) or not all(
+            isinstance(task.get("id"), str) and isinstance(task.get("sha256"), str) for task in written["tasks"]
         ):
-            raise ValueError("it has no list of tasks, or lacks fingerprint, max_turns or prompt_digest")
+            raise ValueError("its tasks must be a list of objects with id and sha256")
         if written["digest"] != digest_panel(written):
             raise SpearError(f"{path} was changed after it was written: its digest does not match. Fetch it again.")
         if not trust:
@@ -283,11 +301,15 @@ def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
         for name in ("fingerprint", "max_turns", "prompt_digest")
         if made[name] != written[name]
     ]
-    if len(made["tasks"]) != len(written["tasks"]):
-        lines.append(f"{len(made['tasks'])} tasks here and {len(written['tasks'])} in the file")
-    other = [a["id"] for a, b in zip(made["tasks"], written["tasks"], strict=False) if a != b]
-    if other:
-        lines.append(f"{len(other)} tasks differ, the first {other[0]}")
+    here, there = ({task["id"]: task for task in tasks} for tasks in (made["tasks"], written["tasks"]))
+    for what, ids in (
+        ("is missing here", [name for name in there if name not in here]),
+        ("is not in the file", [name for name in here if name not in there]),
+        ("has other content here", [name for name in there if here.get(name, there[name]) != there[name]]),
+    ):
+        shown = [f"{name} ({source})" if (source := (here | there)[name].get("source")) else name for name in ids]
+        lines += [f"{name} {what}" for name in shown[:MOST_NAMED]]
+        lines += [f"{len(ids) - MOST_NAMED} more: {what}"] if len(ids) > MOST_NAMED else []
     return lines
 
 
@@ -421,7 +443,6 @@ def open_panel(name: str, *, trust: bool = False) -> Panel:
 
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
-MOST_TOLD = 10
 
 
 @click.group()
@@ -449,7 +470,7 @@ def list_panels() -> None:
 def export(name: str, out: Path | None) -> None:
     """Write panel NAME as one JSON file.
 
-    It holds the tasks, their fingerprint and the protocol.
+    It holds the protocol, and the id and checksum of each task.
 
     \b
       spear panel export sokoban-tiny --out sokoban-tiny.json
@@ -507,10 +528,10 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> No
         }
         echo(json.dumps(figures, indent=2))
     else:
-        for line in found.differences[:MOST_TOLD]:
+        for line in found.differences[:MOST_NAMED]:
             echo(show_entry(line))
-        if len(found.differences) > MOST_TOLD:
-            echo(f"and {len(found.differences) - MOST_TOLD:,} more")
+        if len(found.differences) > MOST_NAMED:
+            echo(f"and {len(found.differences) - MOST_NAMED:,} more")
         left_out = f", {found.faults} left out since a service failed" if found.faults else ""
         echo(
             f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"

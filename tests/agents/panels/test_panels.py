@@ -79,7 +79,7 @@ def test_the_official_panels_have_unlike_names_and_embedded_ones_are_made_here(t
     text = call(panel, "verify", tmp_path / "w.json")
     assert "100 tasks" in text
     found, written = read_panel(tmp_path / "w.json")
-    assert found == OFFICIAL["webshop"] and written["tasks"][0]["content"]
+    assert found == OFFICIAL["webshop"] and written["tasks"][0].keys() == {"id", "subtask", "source", "sha256"}
     with pytest.raises(SpearError, match="Did you mean 'webshop'"):
         call(panel, "export", "webshp")
 
@@ -87,12 +87,12 @@ def test_the_official_panels_have_unlike_names_and_embedded_ones_are_made_here(t
 def test_a_panel_that_the_code_does_not_make_is_told(runs: Path, edit: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="changed after it was written"):
         call(panel, "verify", edit("small.json", '"samples": 2', '"samples": 3'))
-    for other in ("{}", "[]", '{"format": 1}', "\x00"):
+    for other in ("{}", "[]", '{"format": 2}', "\x00"):
         (tmp_path / "other.json").write_text(other)
         with pytest.raises(SpearError, match="is not a panel"):
             call(panel, "verify", tmp_path / "other.json")
     for old, new, words in (
-        ('"instruction": "', '"instruction": "x', "tasks differ"),
+        ('"sha256": "', '"sha256": "0', "corridor/test/00000 has other content here"),
         ('"max_turns": ', '"max_turns": 1', "max_turns is"),
     ):
         path = edit("small.json", old, new)

@@ -1,9 +1,8 @@
 """A real language model on two cores: cold start and a training step.
 
 SmolLM2-135M comes from the package index, learns from games of ALFWorld's searching expert (small rooms, prompts
-without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` trains it
-with GRPO and with SPEAR, some seeds of each, and plays unseen games before and after. Everything runs through the
-commands that docs/real-models.md shows.
+without lists of commands), and takes training steps of 64 episodes, without lists and with them. Everything runs
+through the commands that docs/real-models.md shows. What it learns is measured by ``python -m benchmarks.real_model``.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from benchmarks._models_plot import plot_learning
-from spear_agents.comparison.significance import CrossedComparison, compare_pairs
-from spear_agents.evaluation.records import EPISODES, read_history
-from spear_agents.evaluation.run import SUMMARY
-from spear_agents.play.trajectory import Trajectory, read_trajectories
+from spear_agents.evaluation.records import read_history
 
 BARS = (
     Bar("from an empty cache to a first episode", "min", at_most=5.0),
@@ -43,14 +38,8 @@ ROOMS = ("--env", "rooms=small", "--layout", "conversation")
 CACHE = "rollout.kv_cache_gib"
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
-ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
-"""Algorithms of ``--full``, and what they are called; the second is the preset's own."""
 MEASURED = 3
 """Training steps whose time is taken."""
-SEEDS, STEPS, GAMES = 2, 20, "240"
-"""Of each arm of ``--full``: trainings, their steps, and unseen games."""
-GAMES_OF_A_STEP = 32
-"""Of the preset."""
 
 
 class Peak:
@@ -118,8 +107,6 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     for template in ("unlisted", "default"):
         yield from _train_steps(work, template)
     yield from _compare_log_probs(work)
-    if options.size is Size.FULL:
-        yield from _learn(work)
 
 
 def _start_cold(work: Path) -> Iterator[Figure]:
@@ -190,53 +177,6 @@ def _train(start: Path, template: str, out: Path, steps: int, overrides: Sequenc
     )
     preset = ("preset=alfworld_smollm2", "cluster=cpu_vllm")
     run_spear("train", *preset, *keys, *overrides, "--out", str(out), threads=2, **variables)
-
-
-def _learn(work: Path) -> Iterator[Figure]:
-    """Unseen games before and after a training of each arm and seed, paired by game."""
-    start = work / "start"
-    if not (start / "model").exists():
-        fine_tune(work, "start", games=320, rate="5e-4", threads=2)
-    before, after = _play(work, "start", start / "model"), {}
-    for seed in range(SEEDS):
-        for arm in ARMS:
-            run = work / f"{arm}-{seed}"
-            if not (run / "policy").exists():
-                _train(start, "unlisted", run, STEPS, (f"algorithm={arm}", f"seed={seed}"))
-                run_spear("export", str(run), "--out", str(run / "policy"), threads=2)
-            after[arm, seed] = _play(work, f"{arm}-{seed}", run / "policy")
-    against = {
-        title: compare_pairs([(before, after[arm, seed]) for seed in range(SEEDS)]) for arm, title in ARMS.items()
-    }
-    won = {title: [_read_success(work / f"{arm}-{seed}") for seed in range(SEEDS)] for arm, title in ARMS.items()}
-    unseen = {title: found.after for title, found in against.items()}
-    plot_learning(won, unseen, against["GRPO"].before, GAMES_OF_A_STEP, work / "learning.png")
-    for title, found in against.items():
-        yield _report(f"{title} − cold start", found)
-    pairs = [(after["grpo", seed], after["drbot_spear", seed]) for seed in range(SEEDS)]
-    yield _report("SPEAR − GRPO", compare_pairs(pairs))
-
-
-def _read_success(run: Path) -> list[float]:
-    """Share of won games of each step."""
-    return [record["success/all"] for record in read_history(run) if "success/all" in record]
-
-
-def _play(work: Path, name: str, model: Path) -> list[Trajectory]:
-    run = work / f"eval-{name}"
-    if not (run / SUMMARY).exists():
-        play = ("--engine", "vllm", "--template", "unlisted", "--split", "valid_unseen", "--tasks", GAMES)
-        options = ("--max-tokens", "48", "--env", "max_turns=12", "--out", str(run))
-        run_spear("eval", ENV, "--model", str(model), *play, *ROOMS, *options, threads=2)
-    return list(read_trajectories(run / EPISODES))
-
-
-def _report(name: str, found: CrossedComparison) -> Figure:
-    values = (found.before.mean, found.after.mean, found.difference.low, found.difference.high)
-    before, after, low, high = (100 * value for value in values)
-    seeds = ", ".join(f"{100 * step:+.1f}" for step in found.by_seed)
-    note = f"{before:.1f} to {after:.1f} %; [{low:.1f}, {high:.1f}] over seeds and games; by seed {seeds}"
-    return Figure(name, 100 * found.difference.mean, "points", note=note)
 
 
 def main() -> int:

@@ -1,0 +1,117 @@
+"""The comparison of a real model: records, their figures, and what an edited one is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.real_model.__main__ import real_model
+from benchmarks.real_model.figures import draw_learning, draw_reasons, judge_primary, make_behaviour, make_tables
+from benchmarks.real_model.records import (
+    COLD,
+    METRICS,
+    Evaluation,
+    Game,
+    Plan,
+    Record,
+    read_plan,
+    read_record,
+    read_records,
+    write_record,
+)
+from spear_envs.core import SpearError
+
+PANELS = ("small", "unseen", "unseen-paper")
+
+
+def make_record(plan: Plan, run: str, won: list[int]) -> Record:
+    games = {f"task/{number}": Game(each, 10, 5, 4) for number, each in enumerate(won)}
+    arm, _, seed = run.rpartition("-")
+    cold = run == COLD
+    return Record(
+        run=run,
+        arm=COLD if cold else arm,
+        seed=0 if cold else int(seed),
+        plan=plan.digest,
+        code="0",
+        processor="x",
+        model_digest="d",
+        steps={} if cold else {name: [0.5, None] for name in METRICS},
+        evaluations={name: Evaluation(name, "p", "f", games) for name in PANELS},
+    )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return replace(read_plan(), seeds=2)
+
+
+@pytest.fixture
+def folder(plan: Plan, tmp_path: Path) -> Path:
+    """A cold start that wins one of four games, GRPO two, SPEAR three and two."""
+    for run, won in (
+        (COLD, [1, 0, 0, 0]),
+        ("grpo-0", [1, 1, 0, 0]),
+        ("grpo-1", [1, 1, 0, 0]),
+        ("spear-0", [1, 1, 1, 0]),
+        ("spear-1", [1, 1, 0, 0]),
+    ):
+        write_record(make_record(plan, run, won), tmp_path)
+    return tmp_path
+
+
+def test_records_come_back_and_give_the_tables(plan: Plan, folder: Path, tmp_path: Path) -> None:
+    records = read_records(plan, folder)
+    assert {name: replace(record, digest="") for name, record in records.items()}["grpo-1"] == make_record(
+        plan, "grpo-1", [1, 1, 0, 0]
+    )
+    text = make_tables(records, plan)
+    for row in ("| cold start | – | 25.0 %", "| GRPO | 2 of 2 | 50.0 %", "| SPEAR | 2 of 2 | 62.5 %"):
+        assert row in text
+    assert "| SPEAR − GRPO | +12.5 [" in text and text.splitlines()[-3].endswith("| +25.0, +0.0 |")
+    assert "does not differ from 0" in text and "| small | GRPO | 10.0 | 50 % | 4.0 |" in make_behaviour(records, plan)
+    for draw in (draw_learning, draw_reasons):
+        draw(records, plan, tmp_path / "picture.png")
+        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_part_of_the_seeds_concludes_nothing(plan: Plan, folder: Path) -> None:
+    (folder / "spear-1.json").unlink()
+    assert "1 of 2 pairs" in judge_primary(read_records(plan, folder), plan)
+    assert "SPEAR − GRPO | +25.0 |" in make_tables(read_records(plan, folder), plan)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [('"task/1": [1,', '"task/1": [0,', "edited"), ('"seed": 0', '"seed": 1', "edited"), ("{", "", "not a record")],
+)
+def test_an_edited_record_is_refused(plan: Plan, folder: Path, old: str, new: str, word: str) -> None:
+    path = folder / "grpo-0.json"
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    with pytest.raises(SpearError, match=word):
+        read_record(path)
+
+
+def test_records_of_another_plan_or_other_games_are_refused(plan: Plan, folder: Path) -> None:
+    with pytest.raises(SpearError, match="plan"):
+        read_records(replace(plan, digest="0"), folder)
+    write_record(make_record(plan, "spear-1", [1, 1, 0, 0, 0]), folder)
+    with pytest.raises(SpearError, match="different games"):
+        read_records(plan, folder)
+
+
+def test_the_published_figures_are_those_of_the_records() -> None:
+    done = CliRunner().invoke(real_model, ["verify"])
+    assert done.exit_code == 0, done.exception
+    refused = CliRunner().invoke(real_model, ["replay", "grpo-9"])
+    assert isinstance(refused.exception, SpearError) and "grpo-4" in str(refused.exception)
+
+
+def test_the_plan_is_the_registered_one() -> None:
+    plan = read_plan()
+    assert [run for run, _, _ in plan.list_runs()][:3] == ["grpo-0", "spear-0", "grpo-1"]
+    assert tuple(plan.panels) == PANELS and json.loads(json.dumps(plan.primary))["half_width"] == 6

@@ -159,7 +159,7 @@ def draw_reasons(records: Mapping[str, Record], plan: Plan, path: Path) -> None:
     """Draw entropy, replay, groups without an advantage, turns and admissible commands by step, for each arm."""
     from matplotlib import pyplot
 
-    shown = [name for name in METRICS if name not in ("success/all", "timing_s/step", "tokens/written")]
+    shown = [name for name in METRICS if name not in ("success/all", "tokens/written")]
     figure, axes = pyplot.subplots(1, len(shown), figsize=(2.6 * len(shown), 2.6), layout="constrained")
     for axis, name in zip(axes, shown, strict=True):
         for number, (arm, described) in enumerate(plan.arms.items()):

@@ -30,7 +30,6 @@ METRICS = {
     "turns/mean": "turns of a game",
     "turns/valid_action": "admissible commands",
     "tokens/written": "tokens written",
-    "timing_s/step": "seconds of a step",
 }
 """Metrics of a training that a record keeps for each step, and their titles."""
 

@@ -35,11 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 """The checkout, if this is one."""
 DISK_BYTES = 10 * 10**9
 LEAST_DISK_BYTES = 200 * 10**6
-"""Too little even for an embedded set."""
+"""Least free disk; below it even an embedded data set may not fit."""
 SHARED_BYTES = 2 * 10**9
-"""For Ray's objects, by default 30 % of the memory; with less it uses the slow disk."""
+"""Least shared memory for Ray's objects, by default 30 % of the memory; with less Ray uses the slow disk."""
 MEMORY_BYTES = 6 * 10**9
-"""For a training with Ray on one machine."""
+"""Least memory for a training with Ray on one machine."""
 PATIENCE_S = 120
 CARDS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 CHECK_GROUP = "spear.checks"
@@ -47,7 +47,7 @@ CHECK_GROUP = "spear.checks"
 
 
 class Verdict(str, Enum):
-    """How bad it is."""
+    """How bad a finding is."""
 
     OK = "ok"
     """As it should be."""
@@ -69,7 +69,7 @@ class Finding:
     """What to do; empty if all is well."""
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the finding as plain values."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 
@@ -78,7 +78,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def name_check(check: Check) -> str:
-    """Name of a check on the command line."""
+    """Return the name of a check on the command line."""
     return check.__name__.removeprefix("check_")
 
 
@@ -173,7 +173,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def read_ranges() -> dict[str, SpecifierSet]:
-    """Versions of each package that our distributions allow, except extras for GPUs."""
+    """Read the versions of each package that our distributions allow, except extras for GPUs."""
     ranges: dict[str, SpecifierSet] = {}
     for _, requirement in _list_requirements():
         ranges[requirement.name] = ranges.get(requirement.name, SpecifierSet()) & requirement.specifier
@@ -207,7 +207,7 @@ def read_pins(root: Path = ROOT) -> dict[str, str]:
 
 
 def find_version(name: str) -> str | None:
-    """The installed version of a distribution."""
+    """Return the installed version of a distribution."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -215,7 +215,7 @@ def find_version(name: str) -> str | None:
 
 
 def check_python() -> Iterator[Finding]:
-    """The interpreter."""
+    """Check the interpreter."""
     found = f"{platform.python_version()} ({sys.executable})"
     if not (3, 10) <= sys.version_info[:2] < (3, 14):
         yield Finding("Python", Verdict.PROBLEM, found, "Use Python 3.10 to 3.13, or to 3.12 for training.")
@@ -229,7 +229,7 @@ def check_python() -> Iterator[Finding]:
 def check_versions(
     ranges: Mapping[str, SpecifierSet] | None = None, pins: Mapping[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Installed versions against the allowed and the tested ones."""
+    """Compare installed versions with the allowed and the tested ones."""
     ranges = read_ranges() if ranges is None else ranges
     pins = read_pins() if pins is None else pins
     for name in WATCHED:
@@ -251,7 +251,7 @@ def check_versions(
 
 
 def read_requirements() -> dict[str, list[Requirement]]:
-    """Requirements of each of our distributions and extras on this Python."""
+    """Read the requirements of each of our distributions and extras on this Python."""
     found: dict[str, list[Requirement]] = {}
     for whose, requirement in _list_requirements():
         found.setdefault(whose, []).append(requirement)
@@ -259,7 +259,7 @@ def read_requirements() -> dict[str, list[Requirement]]:
 
 
 def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) -> Iterator[Finding]:
-    """Packages that the base, or a partly installed extra, lacks.
+    """Check for packages that the base, or a partly installed extra, lacks.
 
     An extra counts as partly installed by a package that no other of ours requires. It is a note, since the package may
     be there for something else.
@@ -281,7 +281,7 @@ def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) ->
 
 
 def check_torch() -> Iterator[Finding]:
-    """Whether torch, torchvision and vLLM are built for the same hardware, without importing them."""
+    """Check whether torch, torchvision and vLLM are built for the same hardware, without importing them."""
     torch = find_version("torch")
     if torch is None:
         return
@@ -300,7 +300,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def read_specifiers(name: str, distributions: tuple[str, ...]) -> Iterator[tuple[str, Requirement]]:
-    """Requirements of installed distributions on a package, without extras."""
+    """Read the requirements of installed distributions on a package, without extras."""
     for distribution in distributions:
         if find_version(distribution) is None:
             continue
@@ -311,7 +311,7 @@ def read_specifiers(name: str, distributions: tuple[str, ...]) -> Iterator[tuple
 
 
 def check_disk(folder: Path | None = None, needed: int = DISK_BYTES) -> Iterator[Finding]:
-    """Room for data, checkpoints and runs."""
+    """Check the room for data, checkpoints and runs."""
     folder = data_folder() if folder is None else folder
     here = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(here).free
@@ -326,7 +326,7 @@ def check_disk(folder: Path | None = None, needed: int = DISK_BYTES) -> Iterator
 
 
 def check_memory(shared: Path = Path("/dev/shm"), meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
-    """Memory, and the part of it that Ray's processes share."""
+    """Check the memory, and the part of it that Ray's processes share."""
     if not shared.is_dir():
         mend = "Ray keeps its objects there: mount it, in a container with --shm-size 2g."
         yield Finding("shared memory", Verdict.PROBLEM, f"{shared} does not exist", mend)
@@ -344,7 +344,7 @@ def check_memory(shared: Path = Path("/dev/shm"), meminfo: Path = Path("/proc/me
 
 
 def check_graphics(command: tuple[str, ...] = CARDS) -> Iterator[Finding]:
-    """NVIDIA's graphics cards, as listed by their driver."""
+    """List NVIDIA's graphics cards, as their driver does."""
     if shutil.which(command[0]) is None:
         yield Finding("GPUs", Verdict.OK, "none (no NVIDIA driver): training runs on the CPU")
         return
@@ -359,7 +359,7 @@ def check_graphics(command: tuple[str, ...] = CARDS) -> Iterator[Finding]:
 
 
 def check_isolation(command: Sequence[str] = ()) -> Iterator[Finding]:
-    """Whether model-written code can be isolated, according to ``spear sandbox doctor``."""
+    """Check whether model-written code can be isolated, according to ``spear sandbox doctor``."""
     asked = [*(command or make_command("spear_envs.cli")), "sandbox", "doctor", "--json"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     try:
@@ -377,7 +377,7 @@ def check_isolation(command: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def check_data() -> Iterator[Finding]:
-    """Downloaded data, which is optional: every environment has embedded tasks."""
+    """List downloaded data, which is optional: every environment has embedded tasks."""
     folder = data_folder()
     offline = ", downloads are forbidden (SPEAR_OFFLINE)" if is_offline() else ""
     # An interrupted download may have left empty folders.

@@ -20,12 +20,12 @@ from spear_envs.core.tools import CallParser, show_call
 from spear_sandbox.options import option
 
 ENDED = "The task has ended. Do not call any tool."
-"""Told to a model that acts by calling tools."""
+"""Answer to a model that acts by calling tools, after the end."""
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Settings of a service of an environment, but for the environment itself."""
+    """Settings of a service of an environment, except for the environment itself."""
 
     max_sessions: int = option(64, "Clients at a time; more are turned away.", at_least=1, at_most=4096)
     idle_s: float = option(900.0, "Seconds without a message after which a session ends.", flag="idle", above=0)
@@ -33,7 +33,7 @@ class ServiceSettings:
         4 << 20, "MiB of one message of a client.", flag="max-message-mb", at_least=1, unit=1 << 20
     )
     body_bytes: int = 64 << 10
-    """Of a request over HTTP."""
+    """Most bytes of a request over HTTP."""
     token: str | None = field(default=None, repr=False)
     """Bearer token that clients must send; None for no token."""
     local: bool = True
@@ -45,25 +45,25 @@ class Message:
     """What an environment says in one turn."""
 
     text: str
-    """For the model: in the first turn task and rules, later what changed; at the end the last observation."""
+    """Text for the model: in the first turn task and rules, later what changed; at the end the last observation."""
     observation: str
     """The text of the observation alone."""
     image: np.ndarray | None
-    """Its picture, uint8 [height, width, 3], if it has one."""
+    """Picture, uint8 [height, width, 3], if there is one."""
     reward: float
-    """0 after a reset."""
+    """Reward of the turn; 0 after a reset."""
     terminated: bool
     truncated: bool
     info: Mapping[str, Any]
-    """As ``StepInfo``."""
+    """Information of the turn, as ``StepInfo``."""
 
     @property
     def done(self) -> bool:
-        """Whether the episode has ended."""
+        """Return whether the episode has ended."""
         return self.terminated or self.truncated
 
     def encode_image(self) -> str | None:
-        """The picture as a PNG file in base64, if there is one."""
+        """Encode the picture as a PNG file in base64, if there is one."""
         if self.image is None:
             return None
         file = io.BytesIO()
@@ -141,7 +141,7 @@ class Conversation:
 
 
 def make_conversation(env_id: str, template: str | PromptTemplate = "default", **keywords: Any) -> Conversation:
-    """``Conversation`` over :func:`~spear_envs.core.making.make_env`."""
+    """Make a ``Conversation`` over :func:`~spear_envs.core.making.make_env`."""
     return Conversation(make_env(env_id, keywords=keywords), template)
 
 
@@ -191,7 +191,7 @@ class CallTemplate:
 
 
 def find_tools_template(env: SpearEnv[Any]) -> CallTemplate:
-    """The environment's template for tools, or its default (else first) one, asking for a call at the end.
+    """Find the environment's template for tools, or its default (else first) one, asking for a call at the end.
 
     Raises:
         SpearError: it has neither.

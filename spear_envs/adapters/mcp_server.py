@@ -61,7 +61,7 @@ class ToolEpisode:
 
     @property
     def ended(self) -> bool:
-        """Whether the environment has ended the episode, or failed."""
+        """Return whether the environment has ended the episode, or failed."""
         return self._broken or self.last.done
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Message:

@@ -275,7 +275,7 @@ class SessionPool:
             self.active -= 1
 
     def acquire(self, split: str | None) -> Conversation:
-        """Lend an environment of a split, reused from an ended session or new.
+        """Take an environment of a split, reused from an ended session or new.
 
         Raises:
             WireError: it cannot be made.
@@ -470,7 +470,7 @@ class EnvService:
         return write_json({"type": "observation", "data": write_observation(message)})
 
     async def show_first(self, reset: Reset) -> dict[str, Any]:
-        """First observation of an episode that is then dropped."""
+        """Show the first observation of an episode that is then dropped."""
         session = self.pool.open()
         try:
             return write_observation(await self.run(lambda: session.reset(reset)))

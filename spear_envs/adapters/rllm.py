@@ -47,7 +47,7 @@ class RllmEvaluator:
     """Returns the environment's reward: ``AgentTrainer(evaluator=RllmEvaluator())``."""
 
     def evaluate(self, task: Any, episode: Any) -> Any:
-        """The reward of an episode of :class:`RllmFlow`, as an ``rllm.eval.types.EvalOutput``.
+        """Return the reward of an episode of :class:`RllmFlow`, as an ``rllm.eval.types.EvalOutput``.
 
         Raises:
             SpearError: another flow played it.

@@ -61,7 +61,7 @@ class SkyRLEnv(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, Any]:
-        """Metrics of the episode, which SkyRL averages."""
+        """Return the metrics of the episode, which SkyRL averages."""
         about = self._episode.describe()
         return {"won": float(about["won"]), "score": about["score"], "fault": float(about["fault"] is not None)}
 

@@ -66,7 +66,7 @@ class TextEpisode:
         return message
 
     def describe(self) -> dict[str, Any]:
-        """State of the episode in plain values; empty before the first one."""
+        """Describe the state of the episode in plain values; empty before the first one."""
         if self.last is None:
             return {}
         info = self.last.info

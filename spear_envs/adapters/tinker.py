@@ -93,7 +93,7 @@ class TinkerGroup(EnvGroupBuilder):
             self._open.pop().close()
 
     def logging_tags(self) -> list[str]:
-        """The environment's id."""
+        """Return the environment's id."""
         return [self.env_id]
 
 
@@ -125,9 +125,9 @@ class TinkerDataset(RLDataset):
         ]
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """The groups of a batch."""
+        """Return the groups of a batch."""
         return self._groups[index * self._batch_size : (index + 1) * self._batch_size]
 
     def __len__(self) -> int:
-        """Number of full batches."""
+        """Return the number of full batches."""
         return len(self._groups) // self._batch_size

@@ -107,7 +107,7 @@ def _make_method(tool: Tool) -> Callable[..., Shown]:
 
 
 def _show(message: Message) -> Shown:
-    """A text, or blocks with the picture at its place in the text."""
+    """Return a text, or blocks with the picture at its place in the text."""
     if message.image is None:
         return message.text
     before, _, after = message.text.partition("<image>")

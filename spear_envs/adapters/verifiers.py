@@ -16,14 +16,14 @@ from spear_envs.adapters.texts import TextEpisode, draw_tasks, join_thought
 
 
 class SpearTasksetConfig(vf.TasksetConfig):
-    """Which tasks of which environment."""
+    """Choice of tasks of an environment."""
 
     env_id: str = "spear/Sokoban-v1"
     count: int = 64
     """Number of different tasks, drawn by ``seed``; at most all of the split."""
     seed: int = 0
     keywords: dict[str, Any] = Field(default_factory=dict)
-    """Of the environment, such as ``{"split": "test", "modality": "text"}``."""
+    """Keywords of the environment, such as ``{"split": "test", "modality": "text"}``."""
 
 
 class SpearData(vf.TaskData):

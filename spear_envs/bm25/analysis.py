@@ -86,7 +86,7 @@ def stem_word(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """A letter for each of the word's: ``c`` for a consonant, ``v`` for a vowel."""
+    """Return a letter for each of the word's: ``c`` for a consonant, ``v`` for a vowel."""
     shape = []
     vowel = True  # so that a leading y counts as a consonant
     for letter in word:
@@ -96,17 +96,17 @@ def _shape(word: str) -> str:
 
 
 def _measure(shape: str) -> int:
-    """Porter's m of a word [C](VC)^m[V]."""
+    """Compute Porter's m of a word [C](VC)^m[V]."""
     return shape.count("vc")
 
 
 def _ends_short(word: str, shape: str) -> bool:
-    """Porter's *o: the word ends consonant, vowel, consonant, and the last is not w, x or y."""
+    """Test Porter's *o: the word ends consonant, vowel, consonant, and the last is not w, x or y."""
     return shape.endswith("cvc") and word[-1] not in "wxy"
 
 
 def _cut_inflection(word: str) -> str:
-    """Plurals, ``-eed``, ``-ed`` and ``-ing`` (steps 1a and 1b)."""
+    """Cut plurals, ``-eed``, ``-ed`` and ``-ing`` (steps 1a and 1b)."""
     if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):
@@ -180,7 +180,7 @@ _EMOJI = (
 
 
 def analyze(text: str) -> list[str]:
-    """Index terms of a text in order, repeats kept."""
+    """Return the index terms of a text in order, repeats kept."""
     return [term for word in split_words(text) for term in _recall_word(word)]
 
 
@@ -191,12 +191,12 @@ def split_words(text: str) -> list[str]:
 
 
 def analyze_word(word: str) -> tuple[str, ...]:
-    """Index terms of one word."""
+    """Return the index terms of one word."""
     return tuple(term for token in tokenize(word) if (term := _normalize(token)))
 
 
 def remember_words(limit: int) -> Callable[[str], tuple[str, ...]]:
-    """:func:`analyze_word` with a memory for at most ``limit`` words; long ones are not kept."""
+    """Return :func:`analyze_word` with a memory for at most ``limit`` words; long ones are not kept."""
     recall = lru_cache(maxsize=limit)(analyze_word)
     return lambda word: recall(word) if len(word) <= MAX_TOKEN else analyze_word(word)
 
@@ -205,7 +205,7 @@ _recall_word = remember_words(REMEMBERED_WORDS)
 
 
 def tokenize(text: str) -> list[str]:
-    """Tokens of a text in order, case kept."""
+    """Return the tokens of a text in order, case kept."""
     pattern: Any = _ASCII_TOKEN if text.isascii() else _compile_unicode()
     if len(text) > MAX_TOKEN // 2:
         return list(_cut_tokens(text, pattern))
@@ -213,7 +213,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
-    """Tokens of a text of any length, in linear time.
+    """Yield the tokens of a text of any length, in linear time.
 
     Lucene cannot look beyond its buffer, so the last letter there is never joined.
     """
@@ -233,7 +233,7 @@ def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
 
 
 def _normalize(token: str) -> str:
-    """Term of a token; empty for a stop word."""
+    """Return the term of a token; empty for a stop word."""
     if len(token) > 1 and token[-1] in "sS" and token[-2] in _APOSTROPHES:
         token = token[:-2]
     # One code point at a time, as Java does: İ becomes a plain i, and a final Σ is not ς.

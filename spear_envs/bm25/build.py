@@ -59,7 +59,7 @@ class Chunk:
             return cls(path, **json.loads(file.read(HEADER)))
 
     def read(self, array: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Part of an array."""
+        """Read a part of an array."""
         before = HEADER
         for name, kind in TYPES.items():
             if name == array:
@@ -156,7 +156,7 @@ class _Stretch:
 
 
 def _cut_stretches(chunks: Sequence[Chunk]) -> Iterator[_Stretch]:
-    """All terms in ascending order."""
+    """Yield all terms in ascending order, a stretch at a time."""
     borders = _choose_borders(chunks)
     cuts = [_find_terms(chunk, borders) for chunk in chunks]
     firsts = np.cumsum([0] + [chunk.sizes["norms"] for chunk in chunks])
@@ -190,7 +190,7 @@ def _join_parts(parts: list[_Stretch]) -> _Stretch:
 
 
 def _choose_borders(chunks: Sequence[Chunk]) -> list[bytes]:
-    """Terms that begin a stretch, ascending, with about ``STRETCH_PAIRS`` pairs between two of them."""
+    """Choose the terms that begin a stretch, ascending, with about ``STRETCH_PAIRS`` pairs between two of them."""
     step = max(STRETCH_PAIRS // (2 * max(len(chunks), 1)), 1)
     samples = []
     for chunk in chunks:
@@ -211,7 +211,7 @@ def _choose_borders(chunks: Sequence[Chunk]) -> list[bytes]:
 
 
 def _find_terms(chunk: Chunk, borders: list[bytes]) -> list[int]:
-    """Starts of the stretches among the chunk's terms, and the end."""
+    """Find the starts of the stretches among the chunk's terms, and the end."""
     ends, text = chunk.read("term_ends"), chunk.read("term_bytes")
     terms = range(len(ends) - 1)
     found = [bisect_left(terms, border, key=lambda i: text[ends[i] : ends[i + 1]].tobytes()) for border in borders]
@@ -306,7 +306,7 @@ _recall_word = remember_words(REMEMBERED_WORDS)
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether the chunk was written, by its checksum, since a crash of the system may truncate it."""
+    """Return whether the chunk was written, by its checksum, since a crash of the system may truncate it."""
     try:
         return Chunk.open(path).is_whole()
     except (OSError, ValueError, KeyError, TypeError):

@@ -41,7 +41,7 @@ MEND = "build it again"
 
 
 def name_file(array: str) -> str:
-    """Name of an array's file."""
+    """Return the name of an array's file."""
     return f"{array}.bin"
 
 

@@ -34,7 +34,7 @@ def rank_with_numpy(
     k: int,
     /,
 ) -> list[tuple[int, float]]:
-    """Numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
+    """Find the numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
 
     Args:
         lasts, blocks, data, norms, maps: of the index.
@@ -68,7 +68,7 @@ def rank_with_numpy(
 
 
 def choose_rank() -> Rank:
-    """The compiled loop, or NumPy's if it was not compiled."""
+    """Choose the compiled loop, or NumPy's if it was not compiled."""
     try:
         from spear_envs.bm25._ranking import rank_hits
     except ImportError:
@@ -117,11 +117,11 @@ class SearchIndex:
         return cls(map_index(Path(folder), mend), mend=mend)
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
         return len(self._packed.norms)
 
     def search(self, query: str, k: int = 50) -> list[int]:
-        """Numbers of the ``k`` best documents with a term of the query, best first, equal ones in ascending order.
+        """Find the ``k`` best documents with a term of the query: numbers, best first, equal ones in ascending order.
 
         Any text is a query; operators have no meaning. Of more than 1,024 distinct terms the first 1,024 count.
 
@@ -131,7 +131,7 @@ class SearchIndex:
         return [number for number, _ in self.search_scored(query, k)]
 
     def search_scored(self, query: str, k: int = 50) -> list[tuple[int, float]]:
-        """As :meth:`search`, each with its score: Lucene's float32."""
+        """Search as :meth:`search` does, and return each number with its score: Lucene's float32."""
         if k < 1:
             raise SpearError(f"k={k}: ask for at least one document.")
         spans: list[tuple[int, int, int, int]] = []
@@ -162,7 +162,7 @@ class SearchIndex:
             raise SpearError(f"the search index is damaged ({error}): {self._mend}.") from error
 
     def _look_up(self, term: str) -> tuple[int, int, int, int] | None:
-        """First block, documents, peak and map of a term, by binary search."""
+        """Find first block, documents, peak and map of a term, by binary search."""
         key = term.encode("utf-8", "surrogatepass")
         held = self._packed
         low, high = 0, len(held.frequencies)

@@ -85,7 +85,7 @@ class Packed(PackedPairs):
 
 
 def find_factors(terms_total: int, filled: int) -> npt.NDArray[np.float32]:
-    """1 / (k1 · ((1 − b) + b · dl/avgdl)) in float32 for each quantised length dl."""
+    """Compute 1 / (k1 · ((1 − b) + b · dl/avgdl)) in float32 for each quantised length dl."""
     average = np.float32(terms_total / max(filled, 1))
     one = np.float32(1)
     lengths = QUANTIZED_LENGTHS.astype(np.float32)
@@ -110,7 +110,7 @@ def pack_postings(postings: Postings) -> Packed:
 
 
 def count_blocks(frequencies: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Blocks of each term."""
+    """Count the blocks of each term."""
     return -(-frequencies // BLOCK)
 
 
@@ -169,7 +169,7 @@ def pack_pairs(
 
 
 def count_words(size: int) -> int:
-    """Words of a map of ``size`` documents."""
+    """Count the words of a map of ``size`` documents."""
     return -(-size // MAP_SPAN) * MAP_SPAN // 64
 
 
@@ -181,22 +181,22 @@ def map_documents(documents: npt.NDArray[np.uint32], size: int) -> npt.NDArray[n
 
 
 def list_documents(term_map: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The documents of a map, ascending."""
+    """List the documents of a map, ascending."""
     return np.flatnonzero(np.unpackbits(term_map.view(np.uint8), bitorder="little"))
 
 
 def _add_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Start of each of consecutive parts, and the end."""
+    """Return the start of each of consecutive parts, and the end."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _count_bits(values: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.int64]:
-    """Bits of each number without leading zeros."""
+    """Count the bits of each number without leading zeros."""
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
 def _code_bounds(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """The least code whose bound is at least each value."""
+    """Find the least code whose bound is at least each value."""
     return np.searchsorted(BOUNDS, values).astype(np.int64)
 
 
@@ -232,7 +232,7 @@ def _pack_numbers(
 
 
 def _pack_groups(numbers: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.uint8]:
-    """(8, G) numbers of at most ``width`` bits to (width, G) bytes."""
+    """Pack (8, G) numbers of at most ``width`` bits into (width, G) bytes."""
     made = np.zeros((width, numbers.shape[1]), np.uint8)
     for byte in range(width):
         for number in range(8 * byte // width, (8 * byte + 7) // width + 1):
@@ -249,7 +249,7 @@ def unpack_pairs(
     data: npt.NDArray[np.uint8],
     term_map: npt.NDArray[np.uint64] | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Documents and counts of one term.
+    """Unpack the documents and counts of one term.
 
     Args:
         frequency: pairs, at least 1.

@@ -18,7 +18,7 @@ MAX_COUNT = 65_535
 
 
 def _list_quantized_lengths() -> npt.NDArray[np.int64]:
-    """The 256 document lengths that Lucene can store in a byte: exact below 40, then four significant bits."""
+    """List the 256 document lengths that Lucene can store in a byte: exact below 40, then four significant bits."""
     codes = np.arange(256 - 24)
     shifts = np.maximum((codes >> 3) - 1, 0)
     coarse = 24 + np.where(codes < 8, codes, ((codes & 7) | 8) << shifts)
@@ -30,7 +30,7 @@ QUANTIZED_LENGTHS = _list_quantized_lengths()
 
 
 def quantize_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The byte of the greatest storable length up to each length."""
+    """Return the byte of the greatest storable length up to each length."""
     return (np.searchsorted(QUANTIZED_LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
@@ -66,7 +66,7 @@ NumberWords = Callable[[Iterable[str], Callable[[str], tuple[int, ...]]], tuple[
 def number_with_python(
     texts: Iterable[str], find_numbers: Callable[[str], tuple[int, ...]], /
 ) -> tuple[bytearray, bytearray]:
-    """Concatenated numbers of all words (uint32), and the end of each text among them (int64).
+    """Return the numbers of all words (uint32), and the end of each text among them (int64).
 
     Args:
         texts: split into words at blanks.
@@ -81,7 +81,7 @@ def number_with_python(
 
 
 def choose_numbering() -> NumberWords:
-    """The compiled loop of ``_words.c``, or Python's if it was not compiled."""
+    """Choose the compiled loop of ``_words.c``, or Python's if it was not compiled."""
     try:
         from spear_envs.bm25._words import number_words
     except ImportError:
@@ -130,7 +130,7 @@ def make_postings(
 def _count_pairs(
     ranks: npt.NDArray[np.int64], occurrences: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
-    """Rank of the term, document and count of each pair, ordered by the first two."""
+    """Return rank of the term, document and count of each pair, ordered by the first two."""
     # One number for each occurrence, term before document, in as few bytes as possible: sorting orders the pairs and
     # groups equal ones.
     size = max(len(lengths), 1)

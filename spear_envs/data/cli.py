@@ -34,7 +34,7 @@ class Dataset:
     """What ``spear data`` knows of the data of one environment."""
 
     name: str
-    """Also the name of its folder in the data folder."""
+    """Name; also of its folder in the data folder."""
     summary: str
     verbs: tuple[str, ...] = ("get", "verify")
 
@@ -48,7 +48,7 @@ class Dataset:
         return self.find(name).load()
 
     def find(self, name: str) -> EntryPoint:
-        """Where :meth:`load` finds something."""
+        """Return where :meth:`load` finds something."""
         return EntryPoint(self.name, f"spear_envs.{self.name}.data_cli:{name}", "spear.data")
 
 
@@ -83,14 +83,14 @@ class Expected:
     """A file of an environment's data set."""
 
     path: str
-    """In the data folder; a folder, with a trailing slash, if only the publisher knows the names of the files."""
+    """Path in the data folder; a folder with a trailing slash if only the publisher knows the names of the files."""
     source: str
-    """Where it is published."""
+    """Address at which it is published."""
     size: int | None = None
     """Bytes, if known in advance."""
     sha256: str | None = None
     repository: str | None = None
-    """On the hub."""
+    """Repository on the hub."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Collection:
     """Official data, by the name in an environment's keyword or in a command."""
 
     name: str
-    """Such as ``"aime-2024"``."""
+    """Name, such as ``"aime-2024"``."""
     here: bool
     """Whether it can be opened now; ``spear data verify`` checks it."""
     command: str
-    """What to run if it cannot."""
+    """Command to run if it is not here."""
     packages: tuple[str, ...] = ()
     """Modules beyond the base installation that reading it needs."""
 
@@ -130,7 +130,7 @@ Inspect: TypeAlias = "Callable[[Console], Iterable[Finding]]"
 
 
 def expect(folder: str, file: RemoteFile) -> Expected:
-    """A file with a fixed name in a folder of the data folder."""
+    """Describe a file with a fixed name in a folder of the data folder."""
     return Expected(f"{folder}/{file.name}", file.url, file.size, file.sha256)
 
 
@@ -167,7 +167,7 @@ def list_files(name: str, expected: Iterable[Expected]) -> list[dict[str, Any]]:
 
 
 def measure(folder: Path) -> int | None:
-    """Bytes of all files in a folder; None if there is no folder."""
+    """Add up the bytes of all files in a folder; None if there is no folder."""
     if not folder.is_dir():
         return None
     return sum(item.lstat().st_size for item in folder.rglob("*") if item.is_file())

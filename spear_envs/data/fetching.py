@@ -195,12 +195,12 @@ def pin(file: RemoteFile, folder: Path) -> RemoteFile:
 
 
 def find_digest(path: Path) -> str | None:
-    """The locked SHA-256 of a file in the data folder, if any."""
+    """Return the locked SHA-256 of a file in the data folder, if any."""
     return _read_all().files.get(_name(path))
 
 
 def list_locked(place: str) -> list[str]:
-    """Paths of the locked files in a folder of the data folder."""
+    """List the paths of the locked files in a folder of the data folder."""
     return [path for path, digest in _read_all().files.items() if digest and path.startswith(f"{place}/")]
 
 
@@ -211,7 +211,7 @@ def record_digest(path: Path, digest: str) -> None:
 
 
 def find_revision(repository: str) -> str | None:
-    """The locked commit of a repository, if any."""
+    """Return the locked commit of a repository, if any."""
     return _read_all().revisions.get(repository)
 
 
@@ -271,12 +271,12 @@ def _change(change: Callable[[_Lock], object]) -> None:
 
 
 def find_mirror() -> str:
-    """``$SPEAR_MIRROR`` without a slash at its end, or an empty text."""
+    """Return ``$SPEAR_MIRROR`` without a slash at its end, or an empty text."""
     return os.environ.get("SPEAR_MIRROR", "").strip().rstrip("/")
 
 
 def _read_mirror(mirror: str) -> dict[str, str]:
-    """SHA-256 of the mirror's files, by their paths, as its lock says."""
+    """Read the SHA-256 of the mirror's files, by their paths, from its lock."""
     manual = f"SPEAR_MIRROR={mirror} has to serve a data folder with its lock.json."
     with tempfile.TemporaryDirectory() as folder:
         fetch(RemoteFile("lock.json", f"{mirror}/lock.json", manual=manual), Path(folder))
@@ -285,7 +285,7 @@ def _read_mirror(mirror: str) -> dict[str, str]:
 
 
 def locate_page(repository: str) -> str:
-    """Web page of a data set's repository, on ``$HF_ENDPOINT`` if that is set."""
+    """Return the web page of a data set's repository, on ``$HF_ENDPOINT`` if that is set."""
     endpoint = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
     return f"{endpoint}/datasets/{repository}"
 
@@ -327,7 +327,7 @@ def list_remote(repository: str, folder: Path, pattern: str) -> list[tuple[Remot
 def _list_hub(
     repository: str, revision: str | None, pattern: str, manual: str
 ) -> tuple[str, list[tuple[RemoteFile, str]]]:
-    """Commit of a repository, and its matching files."""
+    """Return the commit of a repository, and its matching files."""
     page = locate_page(repository)
     if is_offline():
         raise SpearError(f"{page} cannot be listed: downloads are forbidden (SPEAR_OFFLINE). {manual}")

@@ -23,7 +23,7 @@ from spear_envs.core.tasks import canonical_json
 CHUNK = 2**20
 MANIFEST = "manifest.json"
 MOST_BYTES = 64 * 2**20
-"""Of a file of settings, metrics or a panel; theirs have some megabytes."""
+"""Most bytes of a file of settings, metrics or a panel; real ones have some megabytes."""
 _YAML_BYTES, _YAML_VALUES = 2**20, 100_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -36,7 +36,7 @@ class RemoteFile:
     """A published file."""
 
     name: str
-    """Its name here: one path component."""
+    """Name of the local file: one path component."""
     url: str = ""
     """Empty if it can only be fetched by hand."""
     size: int | None = None
@@ -99,7 +99,7 @@ def read_yaml_text(path: str | os.PathLike[str]) -> str:
 
 
 def data_folder() -> Path:
-    """Folder of fetched and built data: ``$SPEAR_DATA``, else ``spear-envs`` in the user's cache."""
+    """Return the folder of fetched and built data: ``$SPEAR_DATA``, else ``spear-envs`` in the user's cache."""
     named = os.environ.get("SPEAR_DATA", "").strip()
     if named:
         return Path(named).expanduser().absolute()
@@ -108,12 +108,12 @@ def data_folder() -> Path:
 
 
 def is_offline() -> bool:
-    """Whether ``$SPEAR_OFFLINE`` forbids downloads."""
+    """Return whether ``$SPEAR_OFFLINE`` forbids downloads."""
     return os.environ.get("SPEAR_OFFLINE", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def digest_file(path: Path, on_bytes: Meter | None = None) -> str:
-    """SHA-256 of a file in hex; ``on_bytes`` is called with the number of bytes of each part."""
+    """Return the SHA-256 of a file in hex; ``on_bytes`` is called with the number of bytes of each part."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(CHUNK):
@@ -124,7 +124,7 @@ def digest_file(path: Path, on_bytes: Meter | None = None) -> str:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Have a file or the entries of a folder outlive a power failure."""
+    """Write a file or the entries of a folder through to the disk, so that a power failure keeps them."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -133,7 +133,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have a folder with all that is in it outlive a power failure, except for its own name."""
+    """Write a folder with all that is in it through to the disk, except for its own name."""
     for parent, _, names in os.walk(folder):
         for name in names:
             sync(os.path.join(parent, name))
@@ -161,7 +161,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
-    """The error for a file or folder that cannot be written."""
+    """Make the error for a file or folder that cannot be written."""
     return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
 
 
@@ -218,7 +218,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def describe_file(path: Path, hashed_bytes: float = math.inf) -> dict[str, Any]:
-    """Bytes of a file and, unless it is larger than ``hashed_bytes``, its SHA-256."""
+    """Return the bytes of a file and, unless it is larger than ``hashed_bytes``, its SHA-256."""
     size = path.stat().st_size
     return {"bytes": size, "sha256": digest_file(path)} if size <= hashed_bytes else {"bytes": size}
 

@@ -120,7 +120,7 @@ class _Stage:
     said: float = float("-inf")
 
     def describe(self, done: int, total: int | None, now: float) -> str:
-        """``1,000 of 13,481 (35/s, 6 min left)``."""
+        """Return a text such as ``1,000 of 13,481 (35/s, 6 min left)``."""
         text = f"{done:,}" if total is None else f"{done:,} of {total:,}"
         rate = (done - self.first) / (now - self.began) if now > self.began else 0.0
         if rate <= 0:
@@ -130,7 +130,7 @@ class _Stage:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time for people: seconds, minutes, hours or days."""
+    """Format a time for people: seconds, minutes, hours or days."""
     for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
         if seconds < limit:
             value = seconds / size

@@ -24,7 +24,7 @@ class MalformedRowError(Exception):
 
 
 def write_number(value: Any) -> Any:
-    """A number as the text that stands for it in an answer, ``42`` for 42.0; anything else unchanged."""
+    """Write a number as the text that stands for it in an answer, ``42`` for 42.0; return anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return value
     return str(int(value)) if value == int(value) else repr(value)
@@ -126,7 +126,7 @@ def list_splits(
 
 
 def is_rows_file(dataset: str) -> bool:
-    """Whether this is a file rather than the name of a data set."""
+    """Return whether this is a file rather than the name of a data set."""
     return dataset.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet"))
 
 

@@ -67,7 +67,7 @@ class Transfer:
 
     @property
     def state_path(self) -> Path:
-        """Path of the record of the part's origin."""
+        """Return the path of the record of the part's origin."""
         return self.part.with_name(f"{self.part.name}.json")
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ class Transfer:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _find_resumption(self) -> dict[str, str]:
-        """Headers that ask for the rest of the file, if it can be continued."""
+        """Return the headers that ask for the rest of the file, if it can be continued."""
         with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
             state = json.loads(self.state_path.read_text("utf-8"))
             if state["url"] == self.file.url and state["validator"] and self._size():

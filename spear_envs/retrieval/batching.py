@@ -108,7 +108,7 @@ class RetrieverError(Exception):
     """The retriever raised an unexpected error, which is the cause; or a search has no result for another reason."""
 
     status = 500
-    """Of the HTTP answer."""
+    """HTTP status of the answer."""
 
 
 class OverloadedError(RetrieverError):
@@ -220,7 +220,7 @@ class MicroBatcher:
 
     @property
     def pending(self) -> int:
-        """Distinct queries that wait or are computed now."""
+        """Count the distinct queries that wait or are computed now."""
         return len(self._entries)
 
     async def search(
@@ -364,7 +364,7 @@ class MicroBatcher:
             return [[entry] for entry in window]
 
     def _search(self, batch: list[_Entry]) -> list[Sequence[Passage] | Exception]:
-        """Hits of each entry; if the batch fails, errors for those that also fail alone."""
+        """Return the hits of each entry; if the batch fails, the errors of those that also fail alone."""
         try:
             hits = self._retriever.search([entry.query for entry in batch], batch[0].depth)
             if len(hits) != len(batch):

@@ -84,7 +84,7 @@ class EncoderSource:
     """Everything that a process needs to open an encoder."""
 
     folder: Path
-    """Of the export if there is one, else of the model."""
+    """Folder of the export if there is one, otherwise of the model."""
     spec: EncoderSpec
     exported: bool
     device: str = "cpu"
@@ -232,22 +232,22 @@ class DenseBuild:
     """How the part ``dense`` is built."""
 
     type: IndexType | None
-    """None chooses one that suits the number of documents and fits into memory."""
+    """Type of the index; None chooses one that suits the number of documents and fits into memory."""
     model: Path
     spec: EncoderSpec
     adopted: Path | None = None
     """An existing faiss index to use instead of building one."""
     device: str = "cpu"
-    """Of torch; on the CPU the model's export for ONNX Runtime is used, if there is one."""
+    """Device of torch; on the CPU the model's export for ONNX Runtime is used, if there is one."""
     processes: int = 2
-    """For encoding; also threads for linking an HNSW graph."""
+    """Processes that encode; also the number of threads that link an HNSW graph."""
     memory: int | None = None
-    """Bytes that may be used; by default nine tenths of what is free."""
+    """Bytes that the build may use; by default nine tenths of what is free."""
     vectors: Path | None = None
     """Folder that keeps the vectors for builds of other types; by default they are deleted."""
     ef_construction: int = EF_CONSTRUCTION
     seed: int = 0
-    """Of the sample for fitting codes and lists."""
+    """Seed of the sample to which codes and lists are fitted."""
 
 
 def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: Show = _ignore) -> None:

@@ -432,7 +432,7 @@ def _open_corpus(path: Path, report: Show) -> Corpus:
 
 
 def _measure_encoder(name: str, texts: list[str]) -> tuple[int, float]:
-    """Dimension, and CPU seconds for one passage."""
+    """Measure a model: the dimension of its vectors, and CPU seconds for one passage."""
     from spear_envs.retrieval.encoders import TorchEncoder
 
     folder = find_model(name)

@@ -105,7 +105,7 @@ def share_session() -> HttpSession:
 
 
 def _forget_session() -> None:
-    """In a forked child the thread is gone, the sockets are the parent's, and the lock may never be released."""
+    """Drop the session in a forked child: its thread is gone, the sockets are the parent's, the lock may stay taken."""
     global _lock, _session
     _lock = threading.Lock()
     if _session is not None:
@@ -137,12 +137,12 @@ class Budget:
     max_requests: int | None = None
     max_cost: float | None = None
     price: float = 0.0
-    """Of one request."""
+    """Cost of one request."""
     requests: int = 0
 
     @property
     def cost(self) -> float:
-        """Of all requests so far."""
+        """Return the cost of all requests so far."""
         return self.requests * self.price
 
     def take(self) -> None:
@@ -160,7 +160,7 @@ class Budget:
         self.requests += 1
 
     def describe(self) -> dict[str, Any]:
-        """The limits."""
+        """Return the limits as plain values."""
         return {"max_requests": self.max_requests, "max_cost": self.max_cost, "cost_per_request": self.price}
 
 
@@ -175,19 +175,19 @@ class Asker:
     urls: tuple[str, ...]
     """Base addresses, without a trailing slash."""
     deadline_s: float
-    """For all tries of a request together."""
+    """Seconds for all tries of a request together."""
     tries: int
-    """How often a request is sent at most."""
+    """Most times that a request is sent."""
     passing: frozenset[int] = PASSING
     """Statuses that are retried, like connection errors."""
     backoff: Backoff = field(default_factory=Backoff)
-    """How long a failing server is left out."""
+    """Policy that says how long a failing server is left out."""
     budget: Budget = field(default_factory=Budget)
-    """Counted at each sending."""
+    """Limits of cost, counted at each sending."""
     headers: Callable[[], Mapping[str, str]] = dict
-    """Called for each request, so that keys are not kept."""
+    """Function that makes the headers of each request, so that keys are not kept."""
     key: str = "the key"
-    """What a refused user has to check."""
+    """Name of the key that a refused user has to check."""
     _ring: EndpointRing | None = field(default=None, init=False)
     _ring_pid: int = field(default=0, init=False)
 

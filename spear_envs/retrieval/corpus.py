@@ -53,7 +53,7 @@ OnLines = Callable[[int, int], None]
 
 
 def digest_plain(plain: Any) -> str:
-    """SHA-256 (hex) of plain data."""
+    """Return the SHA-256 (hex) of plain data."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()
 
 
@@ -129,11 +129,11 @@ class Corpus:
         return cls(text, offsets, fingerprint, None)
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
         return len(self._offsets) - 1
 
     def raw(self, row: int) -> bytes:
-        """The document as one JSON object in UTF-8, as it is in the file, without a byte order mark.
+        """Return the document as one JSON object in UTF-8, as it is in the file, without a byte order mark.
 
         Raises:
             IndexError: there is no such row.
@@ -145,7 +145,7 @@ class Corpus:
         return (line if row else line.removeprefix(BOM_UTF8)).strip()
 
     def document(self, row: int) -> dict[str, Any]:
-        """The document: at least ``id`` and ``contents``.
+        """Return the document: at least ``id`` and ``contents``.
 
         Raises:
             IndexError: there is no such row.
@@ -153,7 +153,7 @@ class Corpus:
         return json.loads(self.raw(row))
 
     def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-        """``contents`` of the rows from ``start`` to before ``stop``, in order."""
+        """Yield ``contents`` of the rows from ``start`` to before ``stop``, in order."""
         return (self.document(row)["contents"] for row in range(len(self))[start:stop])
 
 
@@ -182,7 +182,7 @@ def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDAr
 
 
 def _read_id(line: bytes, number: int, name: str) -> str:
-    """The id of the document in a line."""
+    """Read the id of the document in a line."""
     try:
         document = _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as error:  # includes bytes that are not UTF-8
@@ -242,7 +242,7 @@ def _dump(row: int, document: Mapping[str, Any]) -> bytes:
 
 
 def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int64], str] | None:
-    """The kept offsets, mapped, and the fingerprint; None if none are of this state of the file."""
+    """Map the kept offsets, with their fingerprint; return None if none are of this state of the file."""
     try:
         with path.with_name(f"{path.name}.lines").open("rb") as file:
             header = json.loads(file.read(HEADER))

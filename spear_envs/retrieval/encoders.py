@@ -240,11 +240,11 @@ class Encoder(ABC):
 
     @abstractmethod
     def _count_tokens(self, texts: list[str]) -> list[int]:
-        """Tokens of each prepared text."""
+        """Count the tokens of each prepared text."""
 
     @abstractmethod
     def _run(self, texts: list[str]) -> npt.NDArray[Any]:
-        """Vectors of prepared texts, (N, D), of any length."""
+        """Compute the vectors of prepared texts, (N, D), of any length."""
 
 
 def check_device(device: str) -> None:

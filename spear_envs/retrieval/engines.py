@@ -60,7 +60,7 @@ class Remote(AnyIndex):
     """Settings of engines over HTTP."""
 
     deadline_s: float = Field(10.0, gt=0)
-    """For all tries of a search together."""
+    """Seconds for all tries of a search together."""
     tries: int = Field(4, ge=1)
     concurrency: int = Field(8, ge=1, le=256)
     """Concurrent requests."""
@@ -109,7 +109,7 @@ class Reranker(Retriever):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Return that of the other, the model and the depth."""
+        """Return a fingerprint of the other retriever, the model and the depth."""
         return digest_plain([self._inner.fingerprint, self._digest, self._depth])
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -129,19 +129,19 @@ class Reranker(Retriever):
         return [sorted(hits, key=lambda hit: -hit.score)[:k] for hits in scored]
 
     def describe(self) -> dict[str, Any]:
-        """Describe the other and the reranking."""
+        """Describe the other retriever and the reranking."""
         return {**self._inner.describe(), "rerank": self._settings}
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Return those of the other."""
+        """Return the lengths that the other retriever gives."""
         return self._inner.lengths(queries)
 
     def counts(self) -> Mapping[str, float]:
-        """Return those of the other."""
+        """Return the counts of the other retriever."""
         return self._inner.counts()
 
     def close(self) -> None:
-        """Close the other."""
+        """Close the other retriever."""
         self._inner.close()
 
 
@@ -155,11 +155,11 @@ class OpenSearch(Remote):
     urls: list[str] = Field(min_length=1)
     index_name: str
     text_field: str = "contents"
-    """Searched, and the text of the passage."""
+    """Field that is searched, and the text of the passage."""
     title_field: str | None = None
-    """Put before the text, in quotes, where the text does not begin with it by itself."""
+    """Field put before the text, in quotes, where the text does not begin with it by itself."""
     id_field: str | None = None
-    """None for ``_id``."""
+    """Field of a document's id; None for ``_id``."""
     username: str | None = None
     password_variable: str | None = None
     api_key_variable: str | None = None
@@ -265,17 +265,17 @@ class WebEngine:
     """Requests and answers of a search engine, as published by its makers."""
 
     url: str | None
-    """Of its makers; None if it is self-hosted."""
+    """Address of its makers; None if it is self-hosted."""
     key_header: str | None
     key_variable: str | None
     most: int
-    """Results of one request."""
+    """Most results of one request."""
     ask: Callable[[str, int, Mapping[str, str]], Call]
-    """The request for a query, a number of results, and further parameters."""
+    """Function that makes the request for a query, a number of results, and further parameters."""
     list_path: tuple[str, ...]
     """Path of the list of results in an answer."""
     keys: tuple[str, str, str]
-    """Of a result's title, address and snippet."""
+    """Keys of a result's title, address and snippet."""
     may_lack_list: bool = False
     """Whether an answer without results lacks the list."""
 
@@ -321,11 +321,11 @@ class Web(Remote):
 
     kind: Literal["serper", "brave", "searxng"]
     url: str | None = None
-    """Address; None for that of the engine's makers."""
+    """Address; None for the one of the engine's makers."""
     key_variable: str | None = None
     """Environment variable of the key; None for the engine's usual one."""
     results: int = Field(10, ge=1, le=100)
-    """Requested by each search, whatever ``k``."""
+    """Results requested by each search, whatever ``k``."""
     options: dict[str, str] = Field(default_factory=dict)
     """Further parameters of the request, such as ``gl`` of Serper."""
     max_requests: int | None = Field(None, ge=0)
@@ -402,7 +402,7 @@ class WebRetriever(Retriever):
         return [Passage(raw, 1 / rank) for rank, raw in enumerate(list(documents.values())[: self._results], start=1)]
 
     def _read_item(self, item: Any) -> tuple[str, bytes] | None:
-        """Address and document of a result; None for one without an address or a title."""
+        """Read the address and document of a result; return None for one without an address or a title."""
         values = [item.get(key) if isinstance(item, dict) else None for key in self._engine.keys]
         title, url, snippet = (_clean(value) if isinstance(value, str) else "" for value in values)
         if not title or not url:

@@ -49,7 +49,7 @@ PROBES, PROBE_HITS = 5, 10
 DEPTH = 50
 """Hits of each index that count in a fusion."""
 CONSTANT = 60
-"""Of the paper on fusion: rank r, from 1, gives 1 / (60 + r)."""
+"""Constant of reciprocal rank fusion, from its paper: rank r, from 1, gives 1 / (60 + r)."""
 # The knowledge base of an environment: by name, since this package imports none, and loaded only when it is served.
 EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.embedded:open_base", "spear.corpora")
 
@@ -279,7 +279,7 @@ class HybridIndex(CorpusRetriever):
         super().__init__(parts[0].corpus, json.dumps([DEPTH, CONSTANT, *(part.fingerprint for part in parts)]))
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Return the greatest of the parts."""
+        """Return for each query the greatest length that a part gives."""
         return [max(lengths) for lengths in zip(*(part.lengths(queries) for part in self._parts), strict=True)]
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -303,11 +303,11 @@ class IndexKind(Enum):
     """How an index finds rows."""
 
     BM25 = "bm25"
-    """By their words. Needs no extra and no model."""
+    """Finds rows by their words. Needs no extra and no model."""
     DENSE = "dense"
-    """By the vectors of a sentence encoder. Needs the extra ``search`` and an index on disk."""
+    """Finds rows by the vectors of a sentence encoder. Needs the extra ``search`` and an index on disk."""
     HYBRID = "hybrid"
-    """By both, fused by reciprocal rank."""
+    """Finds rows by words and by vectors, fused by reciprocal rank."""
 
 
 def open_index(kind: str | IndexKind, corpus: Corpus, index: Path | None = None, **settings: Any) -> CorpusRetriever:

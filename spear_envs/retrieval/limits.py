@@ -14,9 +14,9 @@ class RequestLimits:
 
     topk: int = MAX_TOPK
     hits: int = 250_000
-    """Queries times ``topk``, which is what an answer may hold."""
+    """Most queries times ``topk`` of a request, which is what an answer may hold."""
     characters: int = MAX_CHARACTERS
-    """Of one query."""
+    """Most characters of one query."""
     body_bytes: int = 64 << 20
     separators: int = 500_000
     """Commas and opening brackets in the body, outside strings. Each makes an object when JSON is read, which stops all
@@ -47,7 +47,7 @@ class ServiceSettings:
     requests: RequestLimits = field(default_factory=RequestLimits)
     batches: BatchLimits = field(default_factory=BatchLimits)
     cache_bytes: int = option(64 << 20, "Room for past results.", flag="cache-mb", at_least=0, unit=1 << 20)
-    """For all indexes together."""
+    """Bytes of the caches of all indexes together."""
     token: str | None = field(default=None, repr=False)
     """Bearer token that ``/retrieve`` and ``/metrics`` require; None requires none."""
     local: bool = False

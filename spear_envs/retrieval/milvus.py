@@ -62,11 +62,11 @@ class Milvus(AnyIndex):
 
     @property
     def is_lite(self) -> bool:
-        """Whether it runs in this process."""
+        """Return whether it runs in this process."""
         return not self.uri.startswith(("http://", "https://"))
 
     def resolve(self, folder: Path) -> Milvus:
-        """Return the same with paths that begin at ``folder``."""
+        """Return the same settings with paths that begin at ``folder``."""
         uri = str(folder / self.uri) if self.is_lite else self.uri
         return self.model_copy(update={"uri": uri, "encoder": find_path(self.encoder, folder)})
 

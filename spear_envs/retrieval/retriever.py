@@ -61,12 +61,12 @@ class Passage:
 
     @property
     def raw(self) -> bytes:
-        """The document as a JSON object in UTF-8, with ``id`` and ``contents``."""
+        """Return the document as a JSON object in UTF-8, with ``id`` and ``contents``."""
         return self._source if isinstance(self._source, bytes) else self._source.raw(self._row)
 
     @property
     def held_bytes(self) -> int:
-        """Approximate memory of this object."""
+        """Estimate the memory of this object in bytes."""
         return 120 + (len(self._source) if isinstance(self._source, bytes) else 0)
 
 
@@ -86,7 +86,7 @@ class Retriever(ABC):
     """Finds passages. ``load`` limits what callers may ask for at once."""
 
     fingerprint: str
-    """Equal for retrievers with the same results, as far as that is known."""
+    """Fingerprint; equal for retrievers with the same results, as far as that is known."""
     passages: int | None = None
     """Number of documents; None if unknown."""
     load: Load = Load()

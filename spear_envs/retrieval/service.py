@@ -60,7 +60,7 @@ from spear_sandbox.web.serving import make_server, on_signals, stop_on_signals
 logger = logging.getLogger(__name__)
 
 ADVICE = "send fewer queries in one request"
-"""For a body that is too large."""
+"""Advice for a body that is too large."""
 PART = 512
 """Queries of one request that wait at a time."""
 RETRY_AFTER_S = 1
@@ -104,7 +104,7 @@ class Asked:
     """A request that was read."""
 
     queries: tuple[str, ...]
-    """Empty for a blank one and for one that is refused: it has no hits."""
+    """Its queries; empty for a blank one and for one that is refused, which have no hits."""
     topk: int
     return_scores: bool
     problem: str = ""
@@ -162,7 +162,7 @@ def _count_separators(body: bytes) -> int:
 
 
 def _find_problem(query: object, limits: RequestLimits) -> str:
-    """Why a query is refused; empty if it is not."""
+    """Say why a query is refused; empty if it is not."""
     if not isinstance(query, str):
         return f"a query must be a string, not {json.dumps(query)[:40]}."
     if len(query) > limits.characters:

@@ -30,14 +30,14 @@ TRAINING_VECTORS = 100_000
 """Training vectors for codes."""
 _NAME = re.compile(r"(flat)|hnsw(\d+)?(?:[,_-](sq8|flat))?|ivf(\d+)?[,-](flat|sq8|pq(\d+))", re.IGNORECASE)
 WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768
-"""Of the paper: passages, and the vectors of E5-base."""
+"""Corpus of the paper: its passages, and the dimension of E5-base's vectors."""
 PLANNED = ("Flat", "HNSW32", "HNSW64", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ96")
 FLAT_ROWS = 50_000
-"""Up to so many documents every vector is compared: a millisecond or two a query."""
+"""Most documents of which every vector is compared: a millisecond or two a query."""
 PROCESS_BYTES = 500 * 10**6
-"""Python, faiss, ONNX Runtime and what they keep for reuse."""
+"""Memory of Python, faiss, ONNX Runtime and what they keep for reuse."""
 SHARE = 0.9
-"""Of the memory that is free: the rest is for others."""
+"""Share of the free memory that a build may use: the rest is for others."""
 LINK_SECONDS = 0.98e-3
 """CPU time to link a vector of 384 dimensions into a graph while it grows to 100,000, efConstruction 200, on a busy
 2026 server core (`benchmarks/search_vectors.py`). Codes of a byte take as long, and so do 64 links."""
@@ -46,9 +46,9 @@ LINK_ROWS_POWER, LINK_DIMENSION_POWER = 0.28, 1.2
 """Growth of the time: fitted to 0.43 ms for 8,000 vectors and 1.53 ms for 500,000, and to 2.3 times as much at 768
 dimensions. Beyond that it is an extrapolation."""
 COMPARE_SECONDS = 1e-10
-"""For one dimension of one comparison with a list's centre."""
+"""CPU time for one dimension of one comparison with a list's centre."""
 TRAINING_ROUNDS = 11
-"""Of k-means, and one to assign a vector at last."""
+"""Rounds of k-means, and one to assign a vector at last."""
 ENCODE_SECONDS = 0.035
 """CPU time for one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime: measured with 2,500. By
 other models it is assumed to grow with the cube of the dimension: eight times for E5-base, which has twice the layers
@@ -80,13 +80,13 @@ class IndexType:
     links: int = LINKS
     """M of an HNSW graph: links of a vector on each level, twice as many on the lowest."""
     lists: int = 0
-    """Of an IVF index; 0 until :meth:`resolve` has chosen."""
+    """Lists of an IVF index; 0 until :meth:`resolve` has chosen."""
     parts: int = 0
-    """Of a product quantiser."""
+    """Parts of a product quantiser."""
 
     @property
     def name(self) -> str:
-        """As :func:`parse_type` reads it."""
+        """Return the name that :func:`parse_type` reads."""
         if self.family == "Flat":
             return "Flat"
         if self.family == "HNSW":
@@ -94,7 +94,7 @@ class IndexType:
         return f"IVF{self.lists or ''},{self.code}{self.parts or ''}"
 
     def resolve(self, rows: int, dimension: int) -> IndexType:
-        """The type with its number of lists: some 4 √rows, a power of two.
+        """Return the type with its number of lists: some 4 √rows, a power of two.
 
         Raises:
             SpearError: the type does not fit the corpus or the vectors.
@@ -110,16 +110,16 @@ class IndexType:
 
     @property
     def needs_exact(self) -> bool:
-        """Whether exact vectors are kept for reranking."""
+        """Return whether exact vectors are kept for reranking."""
         return self.code == "PQ"
 
     @property
     def _mean_links(self) -> float:
-        """Mean links of a vector in an HNSW graph: on the lowest level, and on higher ones, which few reach."""
+        """Estimate the mean links of a vector in an HNSW graph: on the lowest level, and on the few higher ones."""
         return 2 * self.links + self.links / (self.links - 1)
 
     def vector_bytes(self, dimension: int) -> float:
-        """Bytes of the index for each vector, checked against files of faiss."""
+        """Compute the bytes of the index for each vector; checked against files of faiss."""
         coded = {"Flat": 4 * dimension, "SQ8": dimension, "PQ": self.parts}[self.code]
         if self.family == "HNSW":
             # Links, the highest level, and where the links begin.
@@ -127,19 +127,19 @@ class IndexType:
         return coded + (8 if self.family == "IVF" else 0)
 
     def index_bytes(self, rows: int, dimension: int) -> float:
-        """Bytes of an index of ``rows`` vectors."""
+        """Compute the bytes of an index of ``rows`` vectors."""
         centres = 4 * dimension * (self.lists + (256 if self.code == "PQ" else 0))
         return rows * self.vector_bytes(dimension) + centres
 
     def training_vectors(self, rows: int) -> int:
-        """Number of training vectors; may be 0."""
+        """Return the number of training vectors; may be 0."""
         if self.family == "IVF":
             return min(rows, max(TRAINING_PER_LIST * self.lists, TRAINING_VECTORS))
         return 0 if self.code == "Flat" else min(rows, TRAINING_VECTORS)
 
     @property
     def default_probes(self) -> int:
-        """Lists that a search visits by default."""
+        """Return the number of lists that a search visits by default."""
         return max(16, self.lists // 8)
 
     def make(self, dimension: int, ef_construction: int = EF_CONSTRUCTION) -> Any:
@@ -199,15 +199,15 @@ def parse_type(name: str) -> IndexType:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one type of index takes."""
+    """Memory, disk and time of one type of index."""
 
     type: IndexType
     index_bytes: int
-    """The file, and the memory of a search that touches all of it; processes share it."""
+    """Size of the file, and the memory of a search that touches all of it; processes share it."""
     build_bytes: int
     """Memory at the peak of the build."""
     disk_bytes: int
-    """At the peak of the build: the index, and the vectors in float16."""
+    """Disk at the peak of the build: the index, and the vectors in float16."""
     build_seconds: float
     """CPU time of training and adding, without encoding."""
 

@@ -43,7 +43,7 @@ class EnvPackage:
     """A package with one environment."""
 
     name: str
-    """Of the Python package, such as ``"key_corridor"``."""
+    """Name of the Python package, such as ``"key_corridor"``."""
 
     @property
     def distribution(self) -> str:

@@ -78,6 +78,7 @@ def stem_word(word: str) -> str:
     """Stem a word in lower case; words of one or two characters are unchanged."""
     if len(word) < 3:
         return word
+    # The steps of Porter's paper, with ``bli`` and ``logi`` as in his later code, which Lucene follows.
     word = _cut_inflection(word)
     if word.endswith("y") and "v" in _shape(word[:-1]):
         word = word[:-1] + "i"
@@ -217,6 +218,7 @@ def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
 
     Lucene cannot look beyond its buffer, so the last letter there is never joined.
     """
+    # Lucene counts UTF-16 units: a character beyond U+FFFF takes two.
     units = [0, *accumulate(1 + (c > "\uffff") for c in text)]
     place = 0
     while place < len(text):
@@ -234,6 +236,7 @@ def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
 
 def _normalize(token: str) -> str:
     """Return the term of a token; empty for a stop word."""
+    # EnglishPossessiveFilter comes before the lower-casing, hence both letters.
     if len(token) > 1 and token[-1] in "sS" and token[-2] in _APOSTROPHES:
         token = token[:-2]
     # One code point at a time, as Java does: İ becomes a plain i, and a final Σ is not ς.

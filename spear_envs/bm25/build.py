@@ -109,6 +109,7 @@ def merge_chunks(chunks: Sequence[Chunk], folder: Path) -> None:
     terms_total, filled = sum(chunk.terms_total for chunk in chunks), sum(chunk.filled for chunk in chunks)
     norms = np.concatenate([np.empty(0, np.uint8), *(chunk.read("norms") for chunk in chunks)])
     factors = find_factors(terms_total, filled)[norms]
+    # Chunks cannot be packed where they are made: a block's bound needs the mean length over all documents.
     with ArrayWriter(folder) as writer:
         writer.append("norms", norms)
         writer.append("term_ends", np.zeros(1))
@@ -177,6 +178,7 @@ def _join_parts(parts: list[_Stretch]) -> _Stretch:
     frequencies = np.zeros(len(terms), np.int64)
     for part, rank in zip(parts, ranks, strict=True):
         frequencies[rank] += part.frequencies
+    # Where the next pair of each term goes. Parts are in order of their documents, so those of a term stay ascending.
     places = np.cumsum(frequencies) - frequencies
     documents = np.empty(int(frequencies.sum()), np.uint32)
     counts = np.empty(len(documents), np.uint16)
@@ -191,6 +193,7 @@ def _join_parts(parts: list[_Stretch]) -> _Stretch:
 
 def _choose_borders(chunks: Sequence[Chunk]) -> list[bytes]:
     """Choose the terms that begin a stretch, ascending, with about ``STRETCH_PAIRS`` pairs between two of them."""
+    # Each chunk offers a term every so many pairs; together they stand for the pairs between two terms of the whole.
     step = max(STRETCH_PAIRS // (2 * max(len(chunks), 1)), 1)
     samples = []
     for chunk in chunks:
@@ -288,6 +291,7 @@ def _list_jobs(chunks: Iterable[list[str]], work: Path) -> Iterator[Job]:
 
 
 def _name_chunk(chunk: list[str], work: Path) -> Path:
+    # Named by its content and the version of the analysis: a chunk of another corpus or code is never taken for it.
     digest = hashlib.sha256(f"{VERSION}".encode())
     digest.update(array("q", map(len, chunk)).tobytes())
     digest.update("".join(chunk).encode("utf-8", "surrogatepass"))

@@ -47,6 +47,7 @@ def rank_with_numpy(
     Raises:
         ValueError: the arrays contradict each other, or have impossible document numbers.
     """
+    # Lucene adds each term's float32 score in double and rounds the sum once, at the end.
     sums = np.zeros(len(norms))
     words = count_words(len(norms))
     for (start, frequency, _peak, number), weight in zip(spans.tolist(), weights, strict=True):
@@ -57,10 +58,12 @@ def rank_with_numpy(
         numbers, counts = unpack_pairs(frequency, lasts[start:end], blocks[start:end], data, term_map)
         if numbers[-1] >= len(norms):
             raise ValueError("a document number is too large")
+        # Lucene's form of weight · count / (count + norm): monotonic in the count also after rounding.
         sums[numbers] += weight - weight / (np.float32(1) + counts.astype(np.float32) * factors[norms[numbers]])
     found = np.flatnonzero(sums)
     scores = sums[found].astype(np.float32)
     if len(found) > k:
+        # Ties with the k-th stay until they have been ordered by their numbers.
         kept = scores >= np.partition(scores, -k)[-k]
         found, scores = found[kept], scores[kept]
     best = np.lexsort((found, -scores))[:k]
@@ -142,7 +145,8 @@ class SearchIndex:
                 span = self._find_term(term)
                 if span is not None:
                     spans.append(span)
-                    # ln(1 + (N − df + 0.5)/(df + 0.5)), N = documents with at least one term.
+                    # ln(1 + (N − df + 0.5)/(df + 0.5)), N = documents with at least one term. In double, then float32,
+                    # and times the count in float32, as Lucene boosts a repeated term.
                     idf = math.log(1 + (held.filled - span[1] + 0.5) / (span[1] + 0.5))
                     weights.append(np.float32(count) * np.float32(idf))
             if not spans:
@@ -165,6 +169,7 @@ class SearchIndex:
         """Find first block, documents, peak and map of a term, by binary search."""
         key = term.encode("utf-8", "surrogatepass")
         held = self._packed
+        # By hand, since NumPy cannot search terms of unlike lengths, and a list of all would copy the mapped bytes.
         low, high = 0, len(held.frequencies)
         while low < high:
             middle = (low + high) // 2

@@ -133,11 +133,14 @@ def pack_pairs(
         empty = np.empty(0, np.uint8)
         numbers, words = empty.astype(np.uint32), empty.astype(np.uint64)
         return PackedPairs(numbers, words, empty, empty, numbers, words)
+    # A frequent term costs least as a bit for each document; its gaps are then left out, and only its counts packed.
     mapped = np.flatnonzero(frequencies * MAPPED_SHARE >= len(factors))
     starts, blocks = _add_up(frequencies), _add_up(count_blocks(frequencies))
     heads = np.repeat(starts[:-1] - BLOCK * blocks[:-1], np.diff(blocks)) + BLOCK * np.arange(blocks[-1])
     sizes = np.diff(heads, append=len(documents))
     gaps = documents.copy()
+    # A gap is at least 1, so it is stored less 1, and so is a count. The last number of a block is known from
+    # ``lasts``, which a search reads to pass over whole blocks: it needs no gap.
     gaps[1:] -= documents[:-1] + np.uint32(1)
     gaps[starts[:-1]] = documents[starts[:-1]]
     lasts = heads + sizes - 1
@@ -151,6 +154,7 @@ def pack_pairs(
     data = np.empty(places[-1], np.uint8)
     _pack_numbers(gaps, heads, sizes - 1, gap_bits, data, places[:-1])
     _pack_numbers(counts, heads, sizes, count_bits, data, places[:-1] + gap_bytes)
+    # A score grows with count / norm, so a block's greatest quotient bounds all of its scores, for any weight.
     codes = _code_bounds(np.maximum.reduceat((counts + np.float32(1)) * factors[documents], heads))
     fields = ((places[:-1] + offset, 0), (gap_bits, GAP_SHIFT), (count_bits, COUNT_SHIFT), (codes, BOUND_SHIFT))
     return PackedPairs(
@@ -215,12 +219,13 @@ def _pack_numbers(
         if not width:
             continue
         (chosen,) = np.nonzero(widths == width)
+        # Eight numbers of w bits fill w bytes exactly, so that groups are packed side by side, a byte at a time.
         owner = np.repeat(chosen, groups[chosen])
         nth = np.arange(len(owner)) - np.repeat(_add_up(groups[chosen])[:-1], groups[chosen])
         place = 8 * nth[:, None] + np.arange(8)
         held = np.where(place < sizes[owner, None], padded[heads[owner, None] + place], 0)
         packed = _pack_groups(held.T, int(width))
-        # Of a partial last group only the bytes in use.
+        # A partial last group writes only the bytes in use: what follows belongs to another block.
         used = np.minimum(-(-(sizes[owner] - 8 * nth) * width // 8), width)
         first = places[owner] + width * nth
         for byte in range(width):
@@ -275,6 +280,7 @@ def unpack_pairs(
             raise ValueError("a map holds other documents than its blocks")
         return found, counts[held]
     gaps = _unpack_numbers(places, gap_bits, data)
+    # A block begins after the last document of the one before, so that each can be read alone.
     befores = np.concatenate([[-1], lasts[:-1].astype(np.int64)])
     documents = np.cumsum(gaps + 1, axis=1) + befores[:, None]
     documents[np.arange(len(blocks)), sizes - 1] = lasts
@@ -288,6 +294,7 @@ def _unpack_numbers(
     places: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int64]:
     """Read (B, 128) numbers, those of block i from ``data[places[i]]`` on, also beyond a block's end."""
+    # Whole blocks are read also where the last one is short: PADDING keeps that within the array.
     if places.max() + 16 * widths.max() > len(data):
         raise ValueError("a block lies outside the data")
     made = np.zeros((len(places), BLOCK), np.int64)

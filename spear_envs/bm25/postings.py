@@ -19,6 +19,7 @@ MAX_COUNT = 65_535
 
 def _list_quantized_lengths() -> npt.NDArray[np.int64]:
     """List the 256 document lengths that Lucene can store in a byte: exact below 40, then four significant bits."""
+    # Lucene's SmallFloat: up to 24 free values are exact; above them a byte holds three bits after the leading one.
     codes = np.arange(256 - 24)
     shifts = np.maximum((codes >> 3) - 1, 0)
     coarse = 24 + np.where(codes < 8, codes, ((codes & 7) | 8) << shifts)
@@ -110,6 +111,7 @@ def make_postings(
     occurrences = np.frombuffer(found, np.uint32)
     lengths = np.diff(np.frombuffer(ends, np.int64), prepend=0)
     terms = [term.encode("utf-8", "surrogatepass") for term in known]
+    # By their bytes, which the binary search of a query compares.
     order = sorted(range(len(terms)), key=terms.__getitem__)
     ranks = np.empty(len(terms), np.int64)
     ranks[order] = np.arange(len(terms))

@@ -60,6 +60,7 @@ class Chunk:
 
     def read(self, array: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Read a part of an array."""
+        # Only the part is read, by its place in the file: a merge holds a stretch of each chunk, never a whole one.
         before = HEADER
         for name, kind in TYPES.items():
             if name == array:
@@ -263,6 +264,7 @@ def build_index(
             documents += size
             if on_progress is not None:
                 on_progress(documents)
+        # Merged beside the old index, which stays usable until the new one is complete.
         fresh = work / "index"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()

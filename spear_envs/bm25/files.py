@@ -66,6 +66,7 @@ class ArrayWriter:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         with self._stack:
             if kind is None:
+                # Before the manifest is written, which must not outlive what it lists.
                 for file in self._files.values():
                     file.flush()
                     os.fsync(file.fileno())
@@ -99,6 +100,7 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
         raise SpearError(f"{folder}: the search index cannot be read ({error}): {mend}.") from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SpearError(f"{folder / MANIFEST} is damaged ({name_error(error)}): {mend}.") from error
+    # The compiled search trusts these relations of lengths; within the arrays it checks every number that it follows.
     terms = len(packed.frequencies)
     if (
         not len(packed.starts) == len(packed.term_ends) == terms + 1

@@ -25,15 +25,15 @@ import numpy as np
 from benchmarks import webshop_search as large
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._profile_texts import TextMaker, read_profile
-from benchmarks._webshop_data import write_catalog
+from benchmarks._webshop_data import write_catalogue
 from benchmarks.webshop_search import MIB, read_cpu_seconds, read_memory, watch_memory
 from spear_envs.webshop.build import build_store
+from spear_envs.webshop.catalogue import open_catalogue
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.products import find_files
 from spear_envs.webshop.reward import score_purchase, token_set_ratio
 from spear_envs.webshop.shop import SEARCH_ACTION
-from spear_envs.webshop.sources import find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed
 from tests.spear_envs.webshop.test_recordings import ROWS, test_replaying_shows_and_pays_the_same
 
@@ -144,7 +144,7 @@ def count_wrong_episodes() -> Iterator[Figure]:
             wrong += found != (step["observation"], step["reward"], step["done"], step["available"])
             count += 1
     yield Figure("wrong steps of recorded episodes", wrong, note=f"{count} steps of 40 episodes")
-    catalog = env.catalog
+    catalog = env.catalogue
     cases = read_packed(GOLDEN / "search_cases.jsonl.xz")
     wrong = sum([catalog.product(n).asin for n in catalog.search(case["query"])] != case["top"] for case in cases)
     yield Figure("wrong ordered top 50 of searches", wrong, note=f"of {len(cases)}")
@@ -300,7 +300,7 @@ def measure_building(folder: Path, products: int) -> Iterator[Figure]:
     """Build a store of synthetic official files, which are written first if they are not there."""
     raw = folder / "raw"
     if not raw.is_dir():
-        write_catalog(raw, products)
+        write_catalogue(raw, products)
     started, cpu = time.perf_counter(), read_cpu_seconds()
     with watch_memory() as samples:
         build_store(find_files(folder), folder / "store")
@@ -318,7 +318,7 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
         yield from measure_building(folder, products)
     store = str(folder / "store")
     start = time.perf_counter()
-    catalog = open_catalog(store)
+    catalog = open_catalogue(store)
     yield Figure("store: opening, wall", time.perf_counter() - start, "s")
     yield Figure("store: opening, wall", 30.0, "s", ORIGINAL, True, "30 to 90")
     make_env(store)

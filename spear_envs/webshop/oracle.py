@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as combine
 
-from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.catalogue import Catalogue
 from spear_envs.webshop.goals import NO_CEILING, Goal
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import count_option_hits, score_purchase
@@ -27,7 +27,7 @@ _BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIO
 _BACK, _NEXT, _PREVIOUS, _BUY = (f"click[{name.lower()}]" for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 
 
-def plan_purchase(shop: Shop, stock: Catalog, turns: int) -> list[str]:
+def plan_purchase(shop: Shop, stock: Catalogue, turns: int) -> list[str]:
     """Plan actions that buy a product with score 1 from the present page.
 
     Queries come from the instruction: its words first, then its options and attributes, and the title of the wanted
@@ -78,7 +78,7 @@ def list_queries(goal: Goal) -> list[str]:
 class _Planner:
     """Ways to a purchase from the present page; each is a list of actions that ends with a score of 1."""
 
-    def __init__(self, shop: Shop, stock: Catalog) -> None:
+    def __init__(self, shop: Shop, stock: Catalogue) -> None:
         self._shop = shop
         self._stock = stock
         self._goal = shop.goal

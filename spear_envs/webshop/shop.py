@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import Criterion
-from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.catalogue import Catalogue
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import NOTHING_BOUGHT, Score, list_criteria, score_purchase
@@ -207,7 +207,7 @@ class Played(NamedTuple):
     ok: bool
     """Whether it was a search, or a click on something that the page offers."""
     score: Score | None = None
-    """Of the purchase, if it was one."""
+    """Score of the purchase, or None if the action was no purchase."""
 
 
 def read_action(action: str) -> tuple[str, str] | None:
@@ -227,11 +227,11 @@ class Shop:
     """One customer in the shop."""
 
     page: Page
-    """Where the customer is."""
+    """Page that the customer is on."""
     keywords: str | None
-    """Of the last search, in lower case; None on the search page."""
+    """Keywords of the last search, in lower case; None on the search page."""
     page_number: int
-    """Of the results, from 1."""
+    """Number of the page of results, from 1."""
     number: int | None
     """Number of the open product."""
     sub_page: str
@@ -243,9 +243,9 @@ class Shop:
     opened: set[str]
     """ASINs opened since the last visit to the search page."""
     score: Score | None
-    """Of the purchase, or None before it."""
+    """Score of the purchase, or None before it."""
 
-    def __init__(self, stock: Catalog, goal: Goal) -> None:
+    def __init__(self, stock: Catalogue, goal: Goal) -> None:
         self._stock = stock
         self.start(goal)
 

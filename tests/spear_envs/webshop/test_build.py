@@ -11,21 +11,21 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
-from spear_envs.webshop import record_chunks, sources
+from spear_envs.webshop import build, products
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import CatalogFiles
+from spear_envs.webshop.catalogue import open_catalogue
+from spear_envs.webshop.products import CatalogueFiles
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_chunks, "CHUNK_RECORDS", 8)
-    monkeypatch.setattr(sources, "CHUNK", 512)
+    monkeypatch.setattr(build, "CHUNK_RECORDS", 8)
+    monkeypatch.setattr(products, "CHUNK", 512)
 
 
-def make_files(folder: Path, count: int = 50, *, packed: bool = False) -> CatalogFiles:
+def make_files(folder: Path, count: int = 50, *, packed: bool = False) -> CatalogueFiles:
     records = [make_record(f"B{i:03d}", full_description=f"Text {i}") for i in range(count)]
     return catalogs.write(folder, records, {f"B{i:03d}": make_entry("soft") for i in range(count)}, packed=packed)
 
@@ -54,10 +54,10 @@ def test_a_build_goes_on_where_it_was(
         build_store(files, tmp_path / "store", processes=1, on_progress=stop)
     assert not (tmp_path / "store").exists()
     with pytest.raises(SpearError, match="is incomplete: run the same build command"):
-        open_catalog(tmp_path / "store")
+        open_catalogue(tmp_path / "store")
     made = []
-    write_chunk = record_chunks._write_chunk
-    monkeypatch.setattr(record_chunks, "_write_chunk", lambda job: made.append(job.number) or write_chunk(job))
+    write_chunk = build._write_chunk
+    monkeypatch.setattr(build, "_write_chunk", lambda job: made.append(job.number) or write_chunk(job))
     build_store(files, tmp_path / "store", processes=1)
     if stage == "reading products":
         assert made and made[0] > 0
@@ -93,16 +93,16 @@ def test_remains_of_other_files_are_thrown_away(tmp_path: Path) -> None:
     other = catalogs.write(tmp_path / "raw", [make_record("B1", name="Another")])
     manifest = build_store(other, tmp_path / "store", processes=1)
     assert manifest.counts == {"products": 1, "synthetic": 0}
-    assert open_catalog(tmp_path / "store").product(0).title == "Another"
+    assert open_catalogue(tmp_path / "store").product(0).title == "Another"
 
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from spear_envs.webshop import record_chunks
+from spear_envs.webshop import build
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.sources import find_files
-record_chunks.CHUNK_RECORDS = 8
+from spear_envs.webshop.products import find_files
+build.CHUNK_RECORDS = 8
 
 def report(what, done, total):
     if what == "reading products" and done > 3_000 and sys.argv[3] == "stop":
@@ -180,9 +180,9 @@ def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None
 def test_a_new_store_takes_the_place_of_the_old(tmp_path: Path) -> None:
     files = make_files(tmp_path / "raw")
     build_store(files, tmp_path / "store", processes=1)
-    first = open_catalog(tmp_path / "store")
+    first = open_catalogue(tmp_path / "store")
     build_store(files, tmp_path / "store", processes=1, price_seed=7)
-    second = open_catalog(tmp_path / "store", price_seed=7)
+    second = open_catalogue(tmp_path / "store", price_seed=7)
     assert second is not first
     assert first.product(3) == second.product(3)  # what is open stays readable
     assert [path.name for path in tmp_path.iterdir() if path.name != "raw"] == ["store"]
@@ -214,7 +214,7 @@ def test_options_of_more_goals_than_can_be_numbered(tmp_path: Path, workers: int
     files = catalogs.write(tmp_path / "raw", records, {"B2": make_entry("soft")})
     for load in (
         lambda: build_store(files, tmp_path / "store", processes=workers),
-        lambda: open_catalog(tmp_path / "raw"),
+        lambda: open_catalogue(tmp_path / "raw"),
     ):
         with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
             load()
@@ -224,7 +224,7 @@ def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None
     text = '{"B1": {"attributes": ["a"]}, "é": {}, "B0123456789": {}, "": {}, "B2": {}, "B1": {"attributes": ["b"]}}'
     files = catalogs.write(tmp_path / "raw", [make_record("B1"), make_record("B2"), make_record("B3")], text)
     build_store(files, tmp_path / "store", processes=1)
-    catalog = open_catalog(tmp_path / "store")
+    catalog = open_catalogue(tmp_path / "store")
     assert [catalog.product(number).attributes for number in range(3)] == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
 
 
@@ -241,7 +241,7 @@ def test_duplicates_limits_and_unlisted_products(tmp_path: Path, workers: int) -
         (100, "B1 B2 B3 B9"),
     ):
         manifest = build_store(files, tmp_path / "store", processes=workers, limit=limit)
-        catalog = open_catalog(tmp_path / "store")
+        catalog = open_catalogue(tmp_path / "store")
         found = [catalog.product(number) for number in range(len(catalog))]
         assert " ".join(product.asin for product in found) == expected
         assert found[0].title == "Title 2" and manifest.counts["products"] == len(found)

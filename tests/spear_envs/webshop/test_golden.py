@@ -10,11 +10,10 @@ import pytest
 
 from spear_envs.core.tasks import check_disjoint
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.catalogue import Catalogue, open_catalogue
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.goals import write_goals
-from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import CatalogFiles, find_files
+from spear_envs.webshop.products import CatalogueFiles, find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed
 
 
@@ -109,12 +108,12 @@ def folder(official: Path, golden: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module", params=["memory", "store"])
-def catalog(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def catalog(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     if request.param == "memory":
-        return open_catalog(folder, draws="sequential", price_seed=42)
+        return open_catalogue(folder, draws="sequential", price_seed=42)
     store = tmp_path_factory.mktemp("built") / "store"
     build_store(find_files(folder), store, draws="sequential", price_seed=42, processes=1)
-    return open_catalog(store)
+    return open_catalogue(store)
 
 
 def row_of(goal: Any, index: int) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def expected_row(row: dict[str, Any]) -> dict[str, Any]:
     return row if row["goal_options"] else {**row, "goal_options": None}  # {} and [] mean the same
 
 
-def test_prices(catalog: Catalog, golden: Path) -> None:
+def test_prices(catalog: Catalogue, golden: Path) -> None:
     prices = read_packed(golden / "prices.json.xz")
     assert len(prices) == len(catalog) == 1_000
     found = {catalog.product(number).asin: catalog.price(number) for number in range(len(catalog))}
@@ -137,7 +136,7 @@ def test_prices(catalog: Catalog, golden: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "file", "count"), [("synthetic", "goals.jsonl.xz", 6_910), ("human", "human/goals.jsonl.xz", 147)]
 )
-def test_goals(catalog: Catalog, golden: Path, kind: str, file: str, count: int) -> None:
+def test_goals(catalog: Catalogue, golden: Path, kind: str, file: str, count: int) -> None:
     source = catalog.goals(kind)
     rows = read_packed(golden / file)
     assert len(source) == len(rows) == count
@@ -145,7 +144,7 @@ def test_goals(catalog: Catalog, golden: Path, kind: str, file: str, count: int)
         assert row_of(source.goal(index), index) == expected_row(row)
 
 
-def test_splits(catalog: Catalog) -> None:
+def test_splits(catalog: Catalogue) -> None:
     sizes = {
         scheme: [len(catalog.make_tasks(split, split_scheme=scheme)) for split in ("test", "eval", "train")]
         for scheme in ("original", "product")
@@ -161,7 +160,7 @@ def test_splits(catalog: Catalog) -> None:
 
 
 def test_a_goals_file_with_prices_beside_it(official: Path, golden: Path) -> None:
-    catalog = open_catalog(official, goals=golden / "goals.jsonl.xz", price_seed=7)
+    catalog = open_catalogue(official, goals=golden / "goals.jsonl.xz", price_seed=7)
     tasks = catalog.make_tasks()
     rows = read_packed(golden / "goals.jsonl.xz")
     assert len(tasks) == 6_910 and tasks[17].id == "webshop/all/00017"
@@ -171,7 +170,7 @@ def test_a_goals_file_with_prices_beside_it(official: Path, golden: Path) -> Non
     assert len(catalog.make_tasks("test")) == 500
 
 
-def test_goals_written_are_those_recorded(catalog: Catalog, golden: Path, tmp_path: Path) -> None:
+def test_goals_written_are_those_recorded(catalog: Catalogue, golden: Path, tmp_path: Path) -> None:
     source = catalog.goals()
     write_goals((source.goal(position) for position in range(len(source))), tmp_path / "goals.jsonl")
     lines = (tmp_path / "goals.jsonl").read_text("utf-8").splitlines()
@@ -180,8 +179,8 @@ def test_goals_written_are_those_recorded(catalog: Catalog, golden: Path, tmp_pa
 
 def test_memory_and_store_are_one_catalogue(folder: Path, tmp_path: Path) -> None:
     files = find_files(folder)
-    build_store(CatalogFiles(files.items, files.attributes), tmp_path / "store", processes=2)
-    built, loaded = open_catalog(tmp_path / "store"), open_catalog(folder)
+    build_store(CatalogueFiles(files.items, files.attributes), tmp_path / "store", processes=2)
+    built, loaded = open_catalogue(tmp_path / "store"), open_catalogue(folder)
     assert built.fingerprint == loaded.fingerprint
     for scheme in ("original", "product"):
         for split in ("train", "eval", "test", "all"):

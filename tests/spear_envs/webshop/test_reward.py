@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.goals import NO_CEILING, Goal, KeyedDraws, ceilings_above, make_draws
+from spear_envs.webshop.goals import NO_CEILING, Goal
 from spear_envs.webshop.products import read_product
 from spear_envs.webshop.reward import (
     COLOURS,
@@ -27,6 +27,7 @@ from spear_envs.webshop.reward import (
     spacy_nouns,
     token_set_ratio,
 )
+from spear_envs.webshop.stock import ceilings_above, make_draws
 from tests.spear_envs.webshop.conftest import golden_nouns, make_goal, make_product, read_packed
 
 
@@ -290,8 +291,7 @@ def test_ceilings_are_the_next_four_tens(price: float) -> None:
 @given(AMOUNTS, AMOUNTS, st.integers(0, 2**40))
 def test_prices_lie_in_their_range_and_ceilings_above(mode: str, a: float, b: float, seed: int) -> None:
     draws = make_draws(mode, seed)
-    assert draws.draw_price("B1", (a,)) == a
-    price = draws.draw_price("B1", (a, b))
+    price = draws.draw_price("B1", a, b)
     assert min(a, b) <= price <= max(a, b)
     ceiling = draws.draw_ceiling("B1", 0, price)
     # The larger of two is never the lowest.
@@ -299,8 +299,8 @@ def test_prices_lie_in_their_range_and_ceilings_above(mode: str, a: float, b: fl
 
 
 def test_keyed_draws_stay_what_they_are() -> None:
-    draws = KeyedDraws(42)
-    assert draws.draw_price("B06Y3VLDFB", (10.0, 20.0)) == 17.95671668564851
+    draws = make_draws("keyed", 42)
+    assert draws.draw_price("B06Y3VLDFB", 10.0, 20.0) == 17.95671668564851
     assert [draws.draw_ceiling("B06Y3VLDFB", number, 15.0) for number in range(8)] == [
         30.0,
         50.0,
@@ -314,7 +314,7 @@ def test_keyed_draws_stay_what_they_are() -> None:
 
 
 def test_the_larger_of_two_of_four_is_distributed_as_it_should() -> None:
-    draws = KeyedDraws(0)
+    draws = make_draws("keyed", 0)
     counts = Counter(draws.draw_ceiling(f"B{i}", 0, 5.0) for i in range(6_000))
     assert set(counts) == {20.0, 30.0, 40.0}
     for step, share in ((20.0, 1 / 6), (30.0, 2 / 6), (40.0, 3 / 6)):

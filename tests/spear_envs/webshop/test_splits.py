@@ -15,13 +15,24 @@ from hypothesis import strategies as st
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import check_disjoint
 from spear_envs.data.embedded import read_embedded
-from spear_envs.webshop import tasks as splits
-from spear_envs.webshop.catalog import Catalog
-from spear_envs.webshop.goals import Goal, GoalSource, ListedGoals, make_goal, read_goals, read_prices, write_goals
-from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop import goals as splits
+from spear_envs.webshop.catalogue import Catalogue, open_catalogue
+from spear_envs.webshop.goals import (
+    Goal,
+    GoalSource,
+    ListedGoals,
+    Positions,
+    SplitScheme,
+    make_goal,
+    positions_from_json,
+    positions_to_json,
+    read_goals,
+    read_prices,
+    split_goals,
+    write_goals,
+)
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import Score, score_purchase
-from spear_envs.webshop.tasks import Positions, SplitScheme, positions_from_json, positions_to_json, split_goals
 from tests.spear_envs.webshop.catalogs import load, make_entry, make_options, make_record
 from tests.spear_envs.webshop.conftest import make_product
 
@@ -146,18 +157,18 @@ def test_task_sets_of_both_disjoint_schemes() -> None:
         check_disjoint(*(catalog.make_tasks(split, split_scheme="verl-agent") for split in ("train", "test")))
 
 
-def make_catalog() -> Catalog:
+def make_catalogue() -> Catalogue:
     records = [make_record(f"B{i:03d}", customization_options=make_options(Size=["s", "m"])) for i in range(900)]
     records[3]["category"] = None
     return load(records, {record["asin"]: make_entry("soft") for record in records})
 
 
 @pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return make_catalog()
+def catalog() -> Catalogue:
+    return make_catalogue()
 
 
-def test_tasks_describe_their_goals(catalog: Catalog) -> None:
+def test_tasks_describe_their_goals(catalog: Catalogue) -> None:
     made = catalog.make_tasks("test")
     assert len(made) == 500 and made.bounded
     task = made[17]
@@ -171,7 +182,7 @@ def test_tasks_describe_their_goals(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "task_id", ["webshop/test/17", "webshop/train/00017", "webshop/test/00500", "webshop/test/-0001", "x", 17, "٠٠٠٠٠"]
 )
-def test_unknown_ids(catalog: Catalog, task_id: str) -> None:
+def test_unknown_ids(catalog: Catalogue, task_id: str) -> None:
     with pytest.raises(UnknownTaskError, match="run from 'webshop/test/00000' to 'webshop/test/00499'"):
         catalog.make_tasks("test").get(task_id)
 
@@ -198,7 +209,7 @@ def test_fingerprints_cover_order_prices_text_and_tagger() -> None:
     assert print_of(text="Find me y")[0] != base[0]
 
 
-def test_splits_and_schemes_have_their_own_fingerprints(catalog: Catalog) -> None:
+def test_splits_and_schemes_have_their_own_fingerprints(catalog: Catalogue) -> None:
     sets = [
         catalog.make_tasks(split, split_scheme=scheme)
         for split, scheme in [
@@ -378,21 +389,21 @@ def records() -> Records:
 
 
 @pytest.fixture(scope="module")
-def mini() -> Catalog:
-    return open_catalog("mini")
+def mini() -> Catalogue:
+    return open_catalogue("mini")
 
 
 @pytest.fixture(scope="module")
-def products(mini: Catalog) -> list[Product]:
+def products(mini: Catalogue) -> list[Product]:
     return [mini.product(number) for number in range(len(mini))]
 
 
 @pytest.fixture(scope="module")
-def goals_mini(mini: Catalog) -> list[Goal]:
+def goals_mini(mini: Catalogue) -> list[Goal]:
     return [mini.goals().goal(i) for i in range(len(mini.goals()))]
 
 
-def buy(mini: Catalog, goal: Goal, product: Product, options: dict[str, str]) -> Score:
+def buy(mini: Catalogue, goal: Goal, product: Product, options: dict[str, str]) -> Score:
     number, wanted = mini.number_of(product.asin), mini.number_of(goal.asin)
     assert number is not None and wanted is not None
     return score_purchase(goal, product, mini.price(number), options, mini.nouns(number), mini.nouns(wanted))
@@ -415,7 +426,7 @@ def test_size_shelves_and_asins(records: Records) -> None:
     assert set(attributes) <= set(asins) and set(human) <= set(attributes)
 
 
-def test_goals_and_splits(mini: Catalog, goals_mini: list[Goal]) -> None:
+def test_goals_and_splits(mini: Catalogue, goals_mini: list[Goal]) -> None:
     assert len(goals_mini) >= 500
     owners = {}
     for kind in ("synthetic", "human"):
@@ -430,7 +441,7 @@ def test_goals_and_splits(mini: Catalog, goals_mini: list[Goal]) -> None:
 # ---------------------------------------------------------------- what wins, and what does not
 
 
-def test_the_wanted_product_wins(mini: Catalog, goals_mini: list[Goal], products: list[Product]) -> None:
+def test_the_wanted_product_wins(mini: Catalogue, goals_mini: list[Goal], products: list[Product]) -> None:
     for goal in goals_mini:
         number = mini.number_of(goal.asin)
         assert number is not None

@@ -14,19 +14,23 @@ from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.catalog import Catalog
-from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.catalogue import Catalogue, open_catalogue, open_store
 from spear_envs.webshop.products import (
     DEFAULT_PRICE,
-    decode_entry,
-    encode_entry,
-    is_listed,
     make_entry,
     parse_prices,
     read_options,
     read_product,
 )
-from spear_envs.webshop.store import DICTIONARY_BYTES, Packer, check_store, make_dictionary, open_store, read_store
+from spear_envs.webshop.store import (
+    DICTIONARY_BYTES,
+    Packer,
+    check_store,
+    decode_entry,
+    encode_entry,
+    make_dictionary,
+    read_store,
+)
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 
@@ -58,7 +62,7 @@ def copy(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "copy"))
 
 
-def assert_equal(one: Catalog, other: Catalog) -> None:
+def assert_equal(one: Catalogue, other: Catalogue) -> None:
     """Both catalogues say the same of everything."""
     assert len(one) == len(other) and one.fingerprint == other.fingerprint and one.tagger == other.tagger
     for number in range(len(one)):
@@ -110,11 +114,11 @@ def test_what_goes_into_a_store_comes_out(
 
 
 def test_the_store_is_the_catalogue(built: Path) -> None:
-    assert_equal(open_catalog(built), catalogs.load(*make_records()))
+    assert_equal(open_catalogue(built), catalogs.load(*make_records()))
 
 
 def test_asins_that_are_not_there(built: Path) -> None:
-    catalog = open_catalog(built)
+    catalog = open_catalogue(built)
     for asin in ("", "B", "B0010", "B0000000001", "A", "z", "é", "B001\0", "b001"):
         assert catalog.number_of(asin) is None
 
@@ -162,7 +166,7 @@ def test_half_a_surrogate_pair_survives() -> None:
 def test_a_broken_manifest(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(SpearError, match=r"manifest\.json (cannot be read|is not of a WebShop store)"):
-        open_catalog(copy)
+        open_catalogue(copy)
 
 
 @pytest.mark.parametrize("name", ["records.bin", "asins.bin", "goal_order.bin", "index/data.bin", "human.jsonl"])
@@ -170,17 +174,17 @@ def test_truncated_and_missing_files(copy: Path, name: str) -> None:
     path = copy / name
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(SpearError, match=f"{name} is damaged, it has .* bytes instead of .*: build it again"):
-        open_catalog(copy)
+        open_catalogue(copy)
     path.unlink()
     with pytest.raises(SpearError, match=f"{name} is missing: build it again"):
-        open_catalog(copy)
+        open_catalogue(copy)
 
 
 def test_damage_within_a_file(copy: Path) -> None:
     data = bytearray((copy / "records.bin").read_bytes())
     data[len(data) // 2] ^= 0xFF
     (copy / "records.bin").write_bytes(data)
-    catalog = open_catalog(copy)
+    catalog = open_catalogue(copy)
     with pytest.raises(SpearError, match=r"record \d+ of the store .* is damaged"):
         for number in range(len(catalog)):
             catalog.product(number)
@@ -201,14 +205,14 @@ def test_a_changed_manifest(copy: Path, file: str, old: str, new: str, message: 
     assert old in text
     (copy / file).write_text(text.replace(old, new), "utf-8")
     with pytest.raises(SpearError, match=message):
-        open_catalog(copy)
+        open_catalogue(copy)
 
 
 @pytest.mark.parametrize("name", ["offsets", "goal_order", "goal_numbers"])
 def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
     path = copy / f"{name}.bin"
     path.write_bytes(b"\xff" * path.stat().st_size)
-    catalog = open_catalog(copy)
+    catalog = open_catalogue(copy)
     with pytest.raises(SpearError, match=r"is damaged.*: build"):
         catalog.goals().goal(0)
     with pytest.raises(SpearError, match=f"{name}.bin is damaged"):
@@ -216,7 +220,7 @@ def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
 
 
 def test_the_wrong_settings(built: Path) -> None:
-    assert open_catalog(built, price_seed=42, draws="keyed", title_nouns="rule") is open_catalog(built)
+    assert open_catalogue(built, price_seed=42, draws="keyed", title_nouns="rule") is open_catalogue(built)
     for settings_, message in (
         ({"price_seed": 7}, r"price_seed=42, not 7: .* --price-seed"),
         ({"draws": "sequential"}, r"draws='keyed', not 'sequential': .* --draws"),
@@ -224,7 +228,7 @@ def test_the_wrong_settings(built: Path) -> None:
         ({"title_nouns": str.split}, "title_nouns='rule', not 'custom:"),
     ):
         with pytest.raises(SpearError, match=message):
-            open_catalog(built, **settings_)  # type: ignore[arg-type]
+            open_catalogue(built, **settings_)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -336,8 +340,3 @@ def test_odd_types_are_named(fields: dict[str, Any], message: str) -> None:
 def test_odd_attributes_are_named() -> None:
     with pytest.raises(SpearError, match="B1: attributes must be a list of texts"):
         read_product(make_record("B1"), {"attributes": "soft"})
-
-
-def test_which_asins_are_listed() -> None:
-    assert is_listed("B06Y3VLDFB") and is_listed("1")
-    assert not is_listed("nan") and not is_listed("B06Y3VLDFB1")

@@ -38,10 +38,10 @@ class ExtraState:
     """An extra that unlocks more of an environment."""
 
     requirement: str
-    """For pip, such as ``"spear-envs[search]"``."""
+    """Requirement for pip, such as ``"spear-envs[search]"``."""
     unlocks: str
     missing: tuple[str, ...]
-    """Its distributions that are not installed."""
+    """Distributions of the extra that are not installed."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class EnvListing:
     """An environment in a list."""
 
     id: str
-    """For ``gym.make`` in a fresh process, such as ``"spear_envs:spear/WebShop-v0"``."""
+    """Id for ``gym.make`` in a fresh process, such as ``"spear_envs:spear/WebShop-v0"``."""
     short_id: str
-    """As registered, and for commands."""
+    """Id as registered, and for commands."""
     summary: str
     splits: tuple[str, ...]
-    """Of the tasks that do not need a download."""
+    """Splits of the tasks that do not need a download."""
     extra: ExtraState | None = None
     dataset: str | None = None
     """Name of its official data in ``spear data``, if it has any."""

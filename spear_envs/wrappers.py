@@ -95,7 +95,7 @@ class PictureObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructo
         self.observation_space = space["image"]
 
     def observation(self, observation: Any) -> Any:
-        """The picture."""
+        """Return the picture."""
         return image_of(observation)
 
 
@@ -230,5 +230,5 @@ class GymnasiumEnv(SpearEnv[Any]):
         return min(1.0, max(0.0, self._return / self.goal))
 
     def expert_plan(self) -> list[str]:
-        """Empty: there is no expert."""
+        """Return nothing: there is no expert."""
         return []

@@ -21,7 +21,7 @@ class Dice:
         self._random = Random(int.from_bytes(digest[:8], "big")).random
 
     def chance(self, share: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self._random() < share
 
     def below(self, stop: int) -> int:

@@ -49,7 +49,7 @@ class Parsed(NamedTuple):
     think: str = ""
     """The first thought that is not native, else the native one, stripped."""
     native: str | None = None
-    """As in :class:`~spear_envs.core.parsing.ParsedResponse`."""
+    """Native thought, as in :class:`~spear_envs.core.parsing.ParsedResponse`."""
 
 
 def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:

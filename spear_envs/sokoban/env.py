@@ -274,7 +274,7 @@ class SokobanEnv(SpearEnv[Observation]):
         return {"image": self._frame(), "text": text}
 
     def _frame(self) -> Image:
-        """The picture in the size of the set's largest level, with walls around a smaller one."""
+        """Return the picture in the size of the set's largest level, with walls around a smaller one."""
         frame = self.board.frame()
         height, width = (side * TILE for side in self._size)
         if frame.shape[:2] == (height, width):

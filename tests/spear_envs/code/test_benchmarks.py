@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from spear_envs.code.opening import find_splits, open_tasks
-from spear_envs.code.tasks import BENCHMARKS, RETOOL_SFT, RawProblem, keep_distinct, open_benchmark, read_problems
+from spear_envs.code.tasks import (
+    BENCHMARKS,
+    RETOOL_SFT,
+    RawProblem,
+    find_splits,
+    keep_distinct,
+    open_benchmark,
+    open_tasks,
+    read_problems,
+)
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.code.conftest import make
 from tests.spear_envs.data import hub

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
 from spear_envs.code.grammar import find_last_box, read_last_box
-from spear_envs.code.opening import open_tasks
-from spear_envs.code.tasks import EMBEDDED, SPLITS, Problem, normalize_text, open_problems
+from spear_envs.code.tasks import EMBEDDED, SPLITS, Problem, normalize_text, open_problems, open_tasks
 from spear_envs.code.verifying import Verifier
 from spear_envs.core.tasks import check_disjoint
 from spear_sandbox.protocol import Outcome

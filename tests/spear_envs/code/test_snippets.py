@@ -22,8 +22,8 @@ from spear_envs.code.grammar import (
     write_answer,
     write_call,
 )
-from spear_envs.code.opening import Feedback, render_feedback, truncate_middle
 from spear_envs.code.prompts import make_templates
+from spear_envs.code.runs import Feedback, render_feedback, truncate_middle
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 from tests.spear_envs.code.conftest import Subprocess, make, make_outcome

@@ -13,8 +13,7 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.search.data_cli import SOURCES
-from spear_envs.search.opening import open_tasks
-from spear_envs.search.tasks import BENCHMARKS, RawQuestion, choose_panel, open_benchmark, read_questions
+from spear_envs.search.tasks import BENCHMARKS, RawQuestion, choose_panel, open_benchmark, open_tasks, read_questions
 from tests.spear_envs.data import hub
 from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
 from tests.spear_envs.data.server import Site, cut, page, ranged, status, whole

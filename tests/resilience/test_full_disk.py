@@ -110,10 +110,10 @@ build_index([f"word{i} other" for i in range(100)], folder / "index", processes=
 """
 STORE = """
 from spear_envs.webshop.build import build_store
-from tests.spear_envs.webshop import catalogs
-records = [catalogs.make_record(f"B{i:03d}") for i in range(8)]
-entries = {record["asin"]: catalogs.make_entry("soft") for record in records}
-build_store(catalogs.write(folder / "raw", records, entries), folder / "store", processes=1)
+from tests.spear_envs.webshop import catalogues
+records = [catalogues.make_record(f"B{i:03d}") for i in range(8)]
+entries = {record["asin"]: catalogues.make_entry("soft") for record in records}
+build_store(catalogues.write(folder / "raw", records, entries), folder / "store", processes=1)
 """
 CASES = {
     "checkpoint": Case(CHECKPOINT, "manifest.json", check_checkpoint),

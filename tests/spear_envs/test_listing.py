@@ -15,7 +15,7 @@ from spear_envs.core.registration import ENVIRONMENTS
 from spear_envs.data.cli import Collection
 from spear_envs.listing import find_collections, list_envs
 from tests.spear_envs.alfworld.game_files import write_trial
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
 CORRIDOR = "tests.spear_envs.corridor"
 

@@ -124,13 +124,6 @@ class TestMathVerify:
     def _installed(self) -> None:
         pytest.importorskip("math_verify", reason="needs the extra 'sandbox'")
 
-    def test_all_graders_agree_on_integers(self) -> None:
-        pairs = [(gold, gold + shift) for gold in (0, 2, 73, 999, 10_007, -5) for shift in (0, 1, -1)]
-        for gold, answer in pairs:
-            response = f"So it is \\boxed{{{answer}}}."
-            verdicts = {is_right(find_answer(response, grader), str(gold), grader) for grader in Grader}
-            assert verdicts == {gold == answer}, (gold, answer)
-
     @pytest.mark.parametrize(
         ("gold", "answer", "right"),
         [

@@ -11,8 +11,8 @@ from spear_envs.data import RemoteFile
 from spear_envs.webshop import data_cli
 from spear_envs.webshop.catalogue import open_catalogue
 from tests.spear_envs.data.server import Site, page, serve, whole
-from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop import catalogues
+from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
 RECORDS = [make_record(f"B{i:03d}") for i in range(12)]
 ENTRIES = {record["asin"]: make_entry("soft") for record in RECORDS}
@@ -105,7 +105,7 @@ def test_get_from_a_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_build_from_files_at_hand(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = catalogs.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
+    files = catalogues.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
     common = ["--items", files.items, "--attributes", files.attributes, "--processes", 1]
     code, out, err = run(capsys, "build", "webshop", *common)
     assert code == 0 and "goals: 12 synthetic" in out and "human" not in out, err

@@ -1,6 +1,5 @@
 """The original on 1,000 real products: episodes, prices, goals and splits as recorded."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from spear_envs.core.tasks import check_disjoint
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalogue import Catalogue, open_catalogue
 from spear_envs.webshop.env import WebShopEnv
-from spear_envs.webshop.goals import write_goals
-from spear_envs.webshop.products import CatalogueFiles, find_files
+from spear_envs.webshop.products import find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed
 
 
@@ -168,22 +166,3 @@ def test_a_goals_file_with_prices_beside_it(official: Path, golden: Path) -> Non
     prices = read_packed(golden / "prices.json.xz")
     assert all(catalog.price(catalog.number_of(asin) or 0) == price for asin, price in prices.items())
     assert len(catalog.make_tasks("test")) == 500
-
-
-def test_goals_written_are_those_recorded(catalog: Catalogue, golden: Path, tmp_path: Path) -> None:
-    source = catalog.goals()
-    write_goals((source.goal(position) for position in range(len(source))), tmp_path / "goals.jsonl")
-    lines = (tmp_path / "goals.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == read_packed(golden / "goals.jsonl.xz")
-
-
-def test_memory_and_store_are_one_catalogue(folder: Path, tmp_path: Path) -> None:
-    files = find_files(folder)
-    build_store(CatalogueFiles(files.items, files.attributes), tmp_path / "store", processes=2)
-    built, loaded = open_catalogue(tmp_path / "store"), open_catalogue(folder)
-    assert built.fingerprint == loaded.fingerprint
-    for scheme in ("original", "product"):
-        for split in ("train", "eval", "test", "all"):
-            one, other = (catalog.make_tasks(split, split_scheme=scheme) for catalog in (built, loaded))
-            assert one.fingerprint == other.fingerprint and list(one) == list(other)
-    assert built.search("red dress with pockets") == loaded.search("red dress with pockets")

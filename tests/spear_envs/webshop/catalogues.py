@@ -81,7 +81,7 @@ options = st.dictionaries(
 
 
 @st.composite
-def catalogs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+def catalogues(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Records, entries and human instructions of a few products, ASINs that occur twice among them."""
     asins = draw(
         st.lists(st.sampled_from([f"B{i:03d}" for i in range(12)] + ["nan", "B" * 11]), min_size=1, max_size=15)

@@ -1,7 +1,6 @@
 """Goals, their splits and task sets, and the mini catalogue."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.tasks import check_disjoint
 from spear_envs.data.embedded import read_embedded
 from spear_envs.webshop import goals as splits
 from spear_envs.webshop.catalogue import Catalogue, open_catalogue
@@ -33,7 +31,7 @@ from spear_envs.webshop.goals import (
 )
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import Score, score_purchase
-from tests.spear_envs.webshop.catalogs import load, make_entry, make_options, make_record
+from tests.spear_envs.webshop.catalogues import load, make_entry, make_options, make_record
 from tests.spear_envs.webshop.conftest import make_product
 
 
@@ -147,16 +145,6 @@ def test_a_split_without_goals_says_which_to_take() -> None:
         catalog.make_tasks("test", split_scheme="x")
 
 
-def test_task_sets_of_both_disjoint_schemes() -> None:
-    records = [make_record(f"B{i:03d}", customization_options=make_options(Size=["s", "m", "s"])) for i in range(700)]
-    catalog = load(records, {record["asin"]: make_entry("soft") for record in records})
-    for scheme in ("original", "product"):
-        sets = [catalog.make_tasks(split, split_scheme=scheme) for split in ("train", "eval", "test")]
-        assert check_disjoint(*sets) == sum(map(len, sets))
-    with pytest.raises(SpearError, match="splits overlap"):
-        check_disjoint(*(catalog.make_tasks(split, split_scheme="verl-agent") for split in ("train", "test")))
-
-
 def make_catalogue() -> Catalogue:
     records = [make_record(f"B{i:03d}", customization_options=make_options(Size=["s", "m"])) for i in range(900)]
     records[3]["category"] = None
@@ -209,18 +197,6 @@ def test_fingerprints_cover_order_prices_text_and_tagger() -> None:
     assert print_of(text="Find me y")[0] != base[0]
 
 
-def test_splits_and_schemes_have_their_own_fingerprints(catalog: Catalogue) -> None:
-    sets = [
-        catalog.make_tasks(split, split_scheme=scheme)
-        for split, scheme in [
-            ("train", "original"), ("train", "product"), ("test", "original"), ("test", "product"), ("all", "original")
-        ]
-    ]  # fmt: skip
-    assert len({made.fingerprint for made in sets}) == len(sets)
-    same = [catalog.make_tasks("test", split_scheme=scheme).fingerprint for scheme in ("original", "verl-agent")]
-    assert same[0] == same[1]
-
-
 words = st.text(max_size=12)
 goals = st.builds(
     Goal,
@@ -256,18 +232,6 @@ def test_the_text_of_a_goal() -> None:
     assert goal.instruction == "Find me x with color: red, and size: l, and price lower than 30.00 dollars"
     assert make_goal(product, "Find me x", ("soft",), (), 1_000_000.0, 1.0).instruction == "Find me x"
     assert make_goal(product, "I want x", ("soft",), ("red",), 1_000_000.0, 1.0).instruction == "I want x"
-
-
-def test_a_product_makes_a_goal_of_each_combination_of_its_options() -> None:
-    record = make_record("B1", customization_options=make_options(Size=["S", "M"], Color=["Red"], Style=["a", "b"]))
-    catalog = load([record, make_record("B2")], {"B1": make_entry("soft", "durable"), "B2": {"attributes": ["soft"]}})
-    source = catalog.goals()
-    made = [source.goal(position) for position in range(len(source))]
-    assert sorted(goal.options for goal in made) == [
-        (("color", "red"), ("size", size), ("style", style)) for size in ("m", "s") for style in ("a", "b")
-    ]
-    assert len({goal.price_upper for goal in made}) == 1
-    assert {goal.weight for goal in made} == {0.25}
 
 
 def test_products_without_goals() -> None:
@@ -320,14 +284,6 @@ def test_human_goals() -> None:
 def test_odd_human_instructions(rows: Any, message: str) -> None:
     with pytest.raises(SpearError, match=message):
         load([make_record("B1")], {}, {"B1": rows}).goals("human")
-
-
-def test_kinds() -> None:
-    catalog = load([make_record("B1")], {"B1": make_entry("soft")})
-    with pytest.raises(SpearError, match=r"goal_kind='human': the catalogue has no items_human_ins\.json"):
-        catalog.goals("human")
-    with pytest.raises(SpearError, match="goal_kind='x' is not valid"):
-        catalog.goals("x")
 
 
 def write_rows(path: Path, *rows: Any) -> Path:
@@ -413,17 +369,6 @@ def buy(mini: Catalogue, goal: Goal, product: Product, options: dict[str, str]) 
 
 
 # ---------------------------------------------------------------- what is in it
-
-
-def test_size_shelves_and_asins(records: Records) -> None:
-    items, attributes, human = records
-    asins = [item["asin"] for item in items]
-    assert len(items) == len(set(asins)) == 1000
-    assert all(re.fullmatch(r"Z0[A-Z]{8}", asin) for asin in asins)
-    assert {item["category"] for item in items} == CATEGORIES
-    queries = Counter((item["category"], item["query"]) for item in items)
-    assert len(queries) >= 40 and min(queries.values()) >= 8
-    assert set(attributes) <= set(asins) and set(human) <= set(attributes)
 
 
 def test_goals_and_splits(mini: Catalogue, goals_mini: list[Goal]) -> None:

@@ -24,13 +24,13 @@ from spear_envs.webshop.products import (
     read_members,
     read_values,
 )
-from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop import catalogues
+from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
 
 def put(folder: Path, count: int = 6, **more: Any) -> Path:
     records = [make_record(f"B{i:03d}", pricing="$5 - $95") for i in range(count)]
-    catalogs.write(folder, records, {record["asin"]: make_entry("soft") for record in records}, **more)
+    catalogues.write(folder, records, {record["asin"]: make_entry("soft") for record in records}, **more)
     return folder
 
 
@@ -60,12 +60,6 @@ def test_a_catalogue_is_opened_once_until_its_files_change(tmp_path: Path) -> No
     os.utime(folder / "items_shuffle.json", ns=(1, 1))
     second = open_catalogue(folder)
     assert (len(first), len(second)) == (6, 7)
-
-
-def test_packed_files_are_the_same_catalogue(tmp_path: Path) -> None:
-    plain, packed = open_catalogue(put(tmp_path / "a")), open_catalogue(put(tmp_path / "b", packed=True))
-    assert plain.fingerprint == packed.fingerprint
-    assert plain.make_tasks("test").fingerprint == packed.make_tasks("test").fingerprint
 
 
 def test_a_large_catalogue_needs_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
@@ -102,7 +96,7 @@ def test_names_and_folders(data: Path, tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="is not a catalogue"):
         open_catalogue(data)
     # A store goes before the files that it was made of.
-    build_store(catalogs.write(tmp_path / "other", [make_record("B1")]), folder / "store", processes=1)
+    build_store(catalogues.write(tmp_path / "other", [make_record("B1")]), folder / "store", processes=1)
     assert len(open_catalogue("small")) == len(open_catalogue(folder)) == len(open_catalogue(folder / "store")) == 1
 
 
@@ -186,14 +180,6 @@ def test_arrays_come_back_however_they_are_cut(
         assert read_json(path) == values
 
 
-@given(st.dictionaries(st.text(max_size=6), JSON, max_size=6), st.integers(1, 40))
-def test_objects_come_back_however_they_are_cut(place: Path, members: dict[str, Any], chunk: int) -> None:
-    path = put_sources(place / "o.json", json.dumps(members, ensure_ascii=False))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "CHUNK", chunk)
-        assert dict(read_members(path)) == members
-
-
 @given(st.lists(JSON, min_size=1, max_size=8), st.data(), st.booleans())
 def test_reading_goes_on_from_an_offset(place: Path, values: list[Any], data: st.DataObject, packed: bool) -> None:
     path = put_sources(place / f"r.json{'.xz' * packed}", json.dumps(values, ensure_ascii=False))
@@ -264,12 +250,6 @@ def test_other_encodings_and_damaged_packing(tmp_path: Path) -> None:
         list(read_values(packed))
     with pytest.raises(SpearError, match=r"none\.json does not exist"):
         list(read_values(tmp_path / "none.json"))
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b"\xef\xbb\xbf[1, 2]")
-    assert list(read_values(path)) == [1, 2]
 
 
 def test_finding_the_files(tmp_path: Path) -> None:

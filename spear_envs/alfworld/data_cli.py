@@ -116,7 +116,7 @@ def list_collections() -> Iterator[Collection]:
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the games, as for data_dir=.")
 @json_option
 def verify(folder: Path | None, as_json: bool) -> None:
-    """Count the official games of each split and type, and read and solve every one of them.
+    """Count the official games of each split and type, and read and solve every one.
 
     Exit code 1 if a split is not as published, or a game cannot be read or solved; 3 if there are none.
 

@@ -280,9 +280,9 @@ _UNUSUAL = frozenset({"forall", "imply", "or"})
 
 
 def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tuple[int, int]:
-    """Count the goal conditions of a game that are met in ``state``, and all of them.
+    """Count the goal conditions of a game: those met in ``state``, and all.
 
-    The game is won if and only if all of them are met. For the six task types they are those of ALFRED
+    The game is won if and only if all are met. For the six task types they are those of ALFRED
     (``goal_conditions_met`` in its ``env/tasks.py``):
 
     ======  =====  ==========================================================================================

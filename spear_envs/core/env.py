@@ -576,7 +576,7 @@ def set_training_step(env: Any, step: int) -> None:
     """Set the global training step of an environment, through wrappers and vector environments.
 
     Raises:
-        SpearError: it is neither a SPEAR environment nor a vector environment of them.
+        SpearError: it is neither a SPEAR environment nor a vector environment of SPEAR environments.
     """
     base = env.unwrapped
     if isinstance(base, gym.vector.VectorEnv) and hasattr(base, "call"):

@@ -78,7 +78,7 @@ class PermissiveText(spaces.Text):
 
 
 _NONE = -1
-"""Code point in place of a character beyond the end of a flattened text."""
+"""Code point that stands for a character beyond the end of a flattened text."""
 
 
 @flatdim.register(PermissiveText)

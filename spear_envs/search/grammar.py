@@ -30,7 +30,7 @@ class ResponseKind(str, Enum):
     ANSWER = "answer"
     """An answer, which ends the episode."""
     INVALID = "invalid"
-    """Neither of them."""
+    """Neither a search nor an answer."""
 
 
 _ACTIONS = (ResponseKind.SEARCH, ResponseKind.ANSWER)

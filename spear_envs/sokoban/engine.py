@@ -241,5 +241,5 @@ _MOVE_OFTEN = make_tool(f"(?P<directions>(?:{_WORD})(?:, (?:{_WORD}))*)")(move_o
 
 
 def find_tools(moves_per_turn: int) -> tuple[Tool, ...]:
-    """Return the tools of an environment with so many moves per turn."""
+    """Return the tools of an environment with this number of moves per turn."""
     return (move if moves_per_turn == 1 else _MOVE_OFTEN,)

@@ -96,7 +96,7 @@ def make_task_set(recipe: Recipe, split: str) -> TaskSet:
 
 @lru_cache(maxsize=256)
 def make_level_set(text: str) -> TaskSet:
-    """Make a task set of one level, given by its rows, also in XSB; its id has a digest of them.
+    """Make a task set of one level, given by its rows, also in XSB; its id has their digest.
 
     Raises:
         LevelError: the level is malformed, already solved or cannot be solved.

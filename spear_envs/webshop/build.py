@@ -148,7 +148,7 @@ class Workshop(NamedTuple):
     items: Path
     title_nouns: TitleNouns
     plan: str
-    """Everything that the chunks depend on; tells builds in one folder apart."""
+    """Everything that the chunks depend on; distinguishes builds in one folder."""
 
 
 class Job(NamedTuple):

@@ -1,4 +1,4 @@
-"""``spear data get|build|verify webshop``: fetching the official files and building a store of them."""
+"""``spear data get|build|verify webshop``: fetch the official files and build a store."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class SplitScheme(str, Enum):
     """The rule that divides a list of goals."""
 
     ORIGINAL = "original"
-    """test 0-499, eval 500-1499, train the rest; a goal of one of them is left out of the later ones."""
+    """test 0-499, eval 500-1499, train the rest; a goal of an earlier split is left out of later ones."""
     VERL_AGENT = "verl-agent"
     """test 0-499, train the rest, no eval, nothing left out: for comparison with published numbers. A goal may be in
     both."""

@@ -2,7 +2,7 @@
 
 The files may be larger than memory: :class:`JsonReader` reads one value after another from a sliding window of text.
 ijson would be shorter, but it cannot resume at a byte or say which byte is wrong, replaces lone surrogates, and refuses
-numbers of more than 64 bits and NaN; with its C back end it is no faster on these files.
+numbers of more than 64 bits and NaN; with its C back end it reads these files as fast as we do.
 """
 
 from __future__ import annotations

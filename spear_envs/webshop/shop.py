@@ -207,7 +207,7 @@ class Played(NamedTuple):
     ok: bool
     """Whether it was a search, or a click on something that the page offers."""
     score: Score | None = None
-    """Score of the purchase, or None if the action was no purchase."""
+    """Score of the purchase, or None after another action."""
 
 
 def read_action(action: str) -> tuple[str, str] | None:

@@ -77,6 +77,14 @@ def test_the_turn_limit_truncates_and_pays_a_loss() -> None:
     assert not info["won"] and info["score"] == 0.0
 
 
+def test_winning_on_the_last_turn_terminates() -> None:
+    env = CorridorEnv()
+    env.reset(seed=3)
+    env.max_turns = len(env.expert_plan())
+    *_, last = play(env, env.expert_plan())
+    assert last[2:4] == (True, False)
+
+
 def test_one_malformed_turn_costs_the_format_term_for_good() -> None:
     env = CorridorEnv()
     _, info = env.reset(seed=3)

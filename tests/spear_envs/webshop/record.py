@@ -73,11 +73,11 @@ def buy_first_hit(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
 def buy_too_dear(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
     """All that was asked for, at too high a price."""
     yield env.expert_plan()[0]
-    goal, catalog = env.shop.goal, env.catalogue
+    goal, catalogue = env.shop.goal, env.catalogue
     while True:
         for number in env.shop.shown:
-            product = catalog.product(number)
-            if set(goal.attributes) <= set(product.attributes) and catalog.price(number) > goal.price_upper:
+            product = catalogue.product(number)
+            if set(goal.attributes) <= set(product.attributes) and catalogue.price(number) > goal.price_upper:
                 yield f"click[{product.asin.lower()}]"
                 yield from (f"click[{option[1]}]" for option in goal.options)
                 yield "click[buy now]"

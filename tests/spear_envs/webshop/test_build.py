@@ -152,8 +152,8 @@ def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None
     text = '{"B1": {"attributes": ["a"]}, "é": {}, "B0123456789": {}, "": {}, "B2": {}, "B1": {"attributes": ["b"]}}'
     files = catalogues.write(tmp_path / "raw", [make_record("B1"), make_record("B2"), make_record("B3")], text)
     build_store(files, tmp_path / "store", processes=1)
-    catalog = open_catalogue(tmp_path / "store")
-    assert [catalog.product(number).attributes for number in range(3)] == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
+    catalogue = open_catalogue(tmp_path / "store")
+    assert [catalogue.product(number).attributes for number in range(3)] == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -169,8 +169,8 @@ def test_duplicates_limits_and_unlisted_products(tmp_path: Path, workers: int) -
         (100, "B1 B2 B3 B9"),
     ):
         manifest = build_store(files, tmp_path / "store", processes=workers, limit=limit)
-        catalog = open_catalogue(tmp_path / "store")
-        found = [catalog.product(number) for number in range(len(catalog))]
+        catalogue = open_catalogue(tmp_path / "store")
+        found = [catalogue.product(number) for number in range(len(catalogue))]
         assert " ".join(product.asin for product in found) == expected
         assert found[0].title == "Title 2" and manifest.counts["products"] == len(found)
 

@@ -41,14 +41,14 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_mini_catalogue() -> None:
-    catalog = open_catalogue()
-    assert len(catalog) == 1_000 and catalog is open_catalogue("mini")
-    sets = [catalog.make_tasks(split) for split in ("test", "eval", "train")]
-    assert len(sets[0]) == len(sets[1]) == 100 and sum(map(len, sets)) == len(catalog.goals())
+    catalogue = open_catalogue()
+    assert len(catalogue) == 1_000 and catalogue is open_catalogue("mini")
+    sets = [catalogue.make_tasks(split) for split in ("test", "eval", "train")]
+    assert len(sets[0]) == len(sets[1]) == 100 and sum(map(len, sets)) == len(catalogue.goals())
     assert check_disjoint(*sets) == sum(map(len, sets))
     asins = [{task.goal.asin for task in made} for made in sets]
     assert sum(map(len, asins)) == len(set().union(*asins))
-    assert len(catalog.goals("human")) >= 100
+    assert len(catalogue.goals("human")) >= 100
 
 
 def test_a_catalogue_is_opened_once_until_its_files_change(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_own_nouns(tmp_path: Path) -> None:
-    catalog = open_catalogue(put(tmp_path / "raw"), title_nouns=str.split)
-    assert catalog.nouns(0) == ("Soft", "Thing", "B000") and catalog.tagger == "custom:builtins.str.split"
+    catalogue = open_catalogue(put(tmp_path / "raw"), title_nouns=str.split)
+    assert catalogue.nouns(0) == ("Soft", "Thing", "B000") and catalogue.tagger == "custom:builtins.str.split"
 
 
 @pytest.mark.parametrize("built", [False, True])
@@ -129,8 +129,8 @@ def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
     if built:
         build_store(find_files(folder), tmp_path / "store", processes=1)
         folder = tmp_path / "store"
-    catalog = open_catalogue(folder)
-    source = catalog.goals()
+    catalogue = open_catalogue(folder)
+    source = catalogue.goals()
     chosen = [source.goal(position) for position in (4, 1)]
     path = tmp_path / "goals.jsonl"
     write_goals(chosen, path)
@@ -140,13 +140,13 @@ def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
     assert [task.id for task in tasks] == ["webshop/all/00000", "webshop/all/00001"]
     assert [task.goal for task in tasks] == chosen == [opened.goals("human").goal(i) for i in range(2)]
     assert opened.make_tasks("test").fingerprint != tasks.fingerprint
-    assert opened.fingerprint == catalog.fingerprint
+    assert opened.fingerprint == catalogue.fingerprint
     # Prices beside the file count, and change the fingerprints.
     (tmp_path / "prices.json").write_text('{"B001": 77.5, "B999": 1}')
     os.utime(path, ns=(1, 1))
     priced = open_catalogue(folder, goals=path)
-    assert priced.price(1) == 77.5 and priced.price(2) == catalog.price(2)
-    assert priced.fingerprint != catalog.fingerprint and priced.make_tasks().fingerprint != tasks.fingerprint
+    assert priced.price(1) == 77.5 and priced.price(2) == catalogue.price(2)
+    assert priced.fingerprint != catalogue.fingerprint and priced.make_tasks().fingerprint != tasks.fingerprint
 
 
 JSON = st.recursive(

@@ -78,8 +78,8 @@ def test_get_build_verify_and_play(
     assert code == 0, err
     assert "12 products; goals: 12 synthetic, 3 human" in out and "prices keyed from seed 7" in out
     assert "nouns by rule" in out
-    catalog = open_catalogue(size)
-    assert f"fingerprint {catalog.fingerprint}" in out and len(catalog.goals("human")) == 3
+    catalogue = open_catalogue(size)
+    assert f"fingerprint {catalogue.fingerprint}" in out and len(catalogue.goals("human")) == 3
     code, out, _ = run(capsys, "verify", "webshop", "--size", size)
     assert code == 0 and out.count("is as it should be") == 3 + 1, "three files and the store"
     store = data / size / "store"

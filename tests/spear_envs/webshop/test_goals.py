@@ -132,17 +132,17 @@ def test_verl_agents_splits_overlap_by_content() -> None:
 
 
 def test_a_split_without_goals_says_which_to_take() -> None:
-    catalog = load([make_record("B1")], {"B1": make_entry("soft")})
+    catalogue = load([make_record("B1")], {"B1": make_entry("soft")})
     with pytest.raises(SpearError, match=r"split='train' has no goals .* choose 'test', or 'all'"):
-        catalog.make_tasks("train")
+        catalogue.make_tasks("train")
     with pytest.raises(SpearError, match="split='eval' has no goals under split_scheme='verl-agent'"):
-        catalog.make_tasks("eval", split_scheme="verl-agent")
+        catalogue.make_tasks("eval", split_scheme="verl-agent")
     for split in ("valid", "validation", ""):
         if split:
             with pytest.raises(SpearError, match="choose one of 'train', 'eval', 'test', 'all'"):
-                catalog.make_tasks(split)
+                catalogue.make_tasks(split)
     with pytest.raises(SpearError, match="split_scheme='x' is not valid"):
-        catalog.make_tasks("test", split_scheme="x")
+        catalogue.make_tasks("test", split_scheme="x")
 
 
 def make_catalogue() -> Catalogue:
@@ -152,27 +152,27 @@ def make_catalogue() -> Catalogue:
 
 
 @pytest.fixture(scope="module")
-def catalog() -> Catalogue:
+def catalogue() -> Catalogue:
     return make_catalogue()
 
 
-def test_tasks_describe_their_goals(catalog: Catalogue) -> None:
-    made = catalog.make_tasks("test")
+def test_tasks_describe_their_goals(catalogue: Catalogue) -> None:
+    made = catalogue.make_tasks("test")
     assert len(made) == 500 and made.bounded
     task = made[17]
     assert task.id == "webshop/test/00017" and task.split == "test" and task.subtask == "garden"
-    assert task.instruction == task.goal.instruction == catalog.goals().goal(17).instruction
+    assert task.instruction == task.goal.instruction == catalogue.goals().goal(17).instruction
     assert Goal.from_row(json.loads(json.dumps(task.definition()))["content"]) == task.goal
     assert made.get("webshop/test/00017") is task and made.draw(np.random.default_rng(0)) in list(made)
-    assert {task.subtask for task in catalog.make_tasks("all")} == {"garden", "other"}
+    assert {task.subtask for task in catalogue.make_tasks("all")} == {"garden", "other"}
 
 
 @pytest.mark.parametrize(
     "task_id", ["webshop/test/17", "webshop/train/00017", "webshop/test/00500", "webshop/test/-0001", "x", 17, "٠٠٠٠٠"]
 )
-def test_unknown_ids(catalog: Catalogue, task_id: str) -> None:
+def test_unknown_ids(catalogue: Catalogue, task_id: str) -> None:
     with pytest.raises(UnknownTaskError, match="run from 'webshop/test/00000' to 'webshop/test/00499'"):
-        catalog.make_tasks("test").get(task_id)
+        catalogue.make_tasks("test").get(task_id)
 
 
 def test_fingerprints_cover_order_prices_text_and_tagger() -> None:

@@ -106,7 +106,7 @@ def folder(official: Path, golden: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module", params=["memory", "store"])
-def catalog(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+def catalogue(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     if request.param == "memory":
         return open_catalogue(folder, draws="sequential", price_seed=42)
     store = tmp_path_factory.mktemp("built") / "store"
@@ -123,10 +123,10 @@ def expected_row(row: dict[str, Any]) -> dict[str, Any]:
     return row if row["goal_options"] else {**row, "goal_options": None}  # {} and [] mean the same
 
 
-def test_prices(catalog: Catalogue, golden: Path) -> None:
+def test_prices(catalogue: Catalogue, golden: Path) -> None:
     prices = read_packed(golden / "prices.json.xz")
-    assert len(prices) == len(catalog) == 1_000
-    found = {catalog.product(number).asin: catalog.price(number) for number in range(len(catalog))}
+    assert len(prices) == len(catalogue) == 1_000
+    found = {catalogue.product(number).asin: catalogue.price(number) for number in range(len(catalogue))}
     assert found == prices
     assert list(found) == sorted(found)
 
@@ -134,35 +134,35 @@ def test_prices(catalog: Catalogue, golden: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "file", "count"), [("synthetic", "goals.jsonl.xz", 6_910), ("human", "human/goals.jsonl.xz", 147)]
 )
-def test_goals(catalog: Catalogue, golden: Path, kind: str, file: str, count: int) -> None:
-    source = catalog.goals(kind)
+def test_goals(catalogue: Catalogue, golden: Path, kind: str, file: str, count: int) -> None:
+    source = catalogue.goals(kind)
     rows = read_packed(golden / file)
     assert len(source) == len(rows) == count
     for index, row in enumerate(rows):
         assert row_of(source.goal(index), index) == expected_row(row)
 
 
-def test_splits(catalog: Catalogue) -> None:
+def test_splits(catalogue: Catalogue) -> None:
     sizes = {
-        scheme: [len(catalog.make_tasks(split, split_scheme=scheme)) for split in ("test", "eval", "train")]
+        scheme: [len(catalogue.make_tasks(split, split_scheme=scheme)) for split in ("test", "eval", "train")]
         for scheme in ("original", "product")
     }
     # Three goals occur in two splits with the same product, text and options.
     assert sizes == {"original": [500, 1_000, 5_407], "product": [500, 500, 5_910]}
-    assert len(catalog.make_tasks("train", split_scheme="verl-agent")) == 6_410
-    sets = [catalog.make_tasks(split) for split in ("test", "eval", "train")]
+    assert len(catalogue.make_tasks("train", split_scheme="verl-agent")) == 6_410
+    sets = [catalogue.make_tasks(split) for split in ("test", "eval", "train")]
     assert check_disjoint(*sets) == 6_907
-    assert [task.goal for task in catalog.make_tasks("test")] == [catalog.goals().goal(i) for i in range(500)]
-    keys = Counter(catalog.goals().goal(position).key for position in range(6_910))
+    assert [task.goal for task in catalogue.make_tasks("test")] == [catalogue.goals().goal(i) for i in range(500)]
+    keys = Counter(catalogue.goals().goal(position).key for position in range(6_910))
     assert sum(count - 1 for count in keys.values()) == 9
 
 
 def test_a_goals_file_with_prices_beside_it(official: Path, golden: Path) -> None:
-    catalog = open_catalogue(official, goals=golden / "goals.jsonl.xz", price_seed=7)
-    tasks = catalog.make_tasks()
+    catalogue = open_catalogue(official, goals=golden / "goals.jsonl.xz", price_seed=7)
+    tasks = catalogue.make_tasks()
     rows = read_packed(golden / "goals.jsonl.xz")
     assert len(tasks) == 6_910 and tasks[17].id == "webshop/all/00017"
     assert tasks[17].instruction == rows[17]["instruction_text"]
     prices = read_packed(golden / "prices.json.xz")
-    assert all(catalog.price(catalog.number_of(asin) or 0) == price for asin, price in prices.items())
-    assert len(catalog.make_tasks("test")) == 500
+    assert all(catalogue.price(catalogue.number_of(asin) or 0) == price for asin, price in prices.items())
+    assert len(catalogue.make_tasks("test")) == 500

@@ -24,8 +24,8 @@ def mini() -> Catalogue:
     return open_catalogue("mini")
 
 
-def list_goals(catalog: Catalogue, kind: str, split: str = "all") -> list[Goal]:
-    return [Goal.from_row(task.content) for task in catalog.make_tasks(split, goal_kind=kind)]
+def list_goals(catalogue: Catalogue, kind: str, split: str = "all") -> list[Goal]:
+    return [Goal.from_row(task.content) for task in catalogue.make_tasks(split, goal_kind=kind)]
 
 
 def play(shop: Shop, plan: list[str]) -> None:
@@ -151,24 +151,24 @@ def test_it_gives_up_only_where_no_clicks_win(mini: Catalogue) -> None:
 def make_small(options: object, wanted: dict[str, str], title: str = "Lamp") -> tuple[Catalogue, Goal]:
     """A catalogue of one product, and a goal about it."""
     item = {"asin": "A1", "name": title, "customization_options": options, "query": "lamps", "category": "garden"}
-    catalog = make_catalogue([item], {}, name="one", tagger=find_tagger("rule"), price_seed=0)
+    catalogue = make_catalogue([item], {}, name="one", tagger=find_tagger("rule"), price_seed=0)
     goal = Goal("A1", "a lamp", (), tuple(wanted.items()), 1e6, 1.0, "lamps", "garden", "", title)
-    return catalog, goal
+    return catalogue, goal
 
 
 def test_a_value_of_two_groups_counts_for_the_last() -> None:
     groups = {"color": [{"value": "oak"}, {"value": "ash"}], "finish": [{"value": "oak"}, {"value": "dull"}]}
-    catalog, goal = make_small(groups, {"color": "oak", "finish": "oak"})
-    assert plan_purchase(Shop(catalog, goal), catalog, 9)[-2:] == ["click[oak]", "click[buy now]"]
-    catalog, goal = make_small(groups, {"color": "oak", "finish": "dull"})  # both belong to one group
-    assert plan_purchase(Shop(catalog, goal), catalog, 9) == []
+    catalogue, goal = make_small(groups, {"color": "oak", "finish": "oak"})
+    assert plan_purchase(Shop(catalogue, goal), catalogue, 9)[-2:] == ["click[oak]", "click[buy now]"]
+    catalogue, goal = make_small(groups, {"color": "oak", "finish": "dull"})  # both belong to one group
+    assert plan_purchase(Shop(catalogue, goal), catalogue, 9) == []
 
 
 @pytest.mark.parametrize("value", ["x[y]", "a\nb", "description", "buy now", "standard"])
 def test_goals_that_no_click_can_reach_have_no_plan(value: str) -> None:
     """``standard`` folds to the colour ``tan``, so that the score does not know it again."""
-    catalog, goal = make_small({"size": [{"value": value}]}, {"size": value})
-    assert plan_purchase(Shop(catalog, goal), catalog, TURNS) == []
+    catalogue, goal = make_small({"size": [{"value": value}]}, {"size": value})
+    assert plan_purchase(Shop(catalogue, goal), catalogue, TURNS) == []
 
 
 def test_real_goals_are_won_unless_no_option_value_meets_them(golden: Path, official: Path) -> None:
@@ -178,17 +178,17 @@ def test_real_goals_are_won_unless_no_option_value_meets_them(golden: Path, offi
     goals = [Goal.from_row(row) for row in read_packed(golden / "goals.jsonl.xz")]
     prices = read_packed(golden / "prices.json.xz")
     made = make_catalogue(items, attributes, name="1,000 products", tagger=find_tagger("rule"), price_seed=42)
-    catalog = made.replace_goals(ListedGoals(goals), prices)
+    catalogue = made.replace_goals(ListedGoals(goals), prices)
     won = 0
     for goal in goals[::24]:
-        shop = Shop(catalog, goal)
-        plan = plan_purchase(shop, catalog, TURNS)
+        shop = Shop(catalogue, goal)
+        plan = plan_purchase(shop, catalogue, TURNS)
         if plan:
             play(shop, plan)
             assert shop.score is not None and shop.score.reward == 1.0
             won += 1
         else:
-            product = catalog.product(catalog.number_of(goal.asin) or 0)
+            product = catalogue.product(catalogue.number_of(goal.asin) or 0)
             values = [value for values in product.options.values() for value in values]
             assert any(
                 not any(count_option_hits([value], [requirement]) for value in values) for requirement in goal.options

@@ -166,10 +166,10 @@ def test_damage_within_a_file(copy: Path) -> None:
     data = bytearray((copy / "records.bin").read_bytes())
     data[len(data) // 2] ^= 0xFF
     (copy / "records.bin").write_bytes(data)
-    catalog = open_catalogue(copy)
+    catalogue = open_catalogue(copy)
     with pytest.raises(SpearError, match=r"record \d+ of the store .* is damaged"):
-        for number in range(len(catalog)):
-            catalog.product(number)
+        for number in range(len(catalogue)):
+            catalogue.product(number)
     with pytest.raises(SpearError, match=r"records\.bin is damaged"):
         check_store(copy)
 
@@ -194,9 +194,9 @@ def test_a_changed_manifest(copy: Path, file: str, old: str, new: str, message: 
 def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
     path = copy / f"{name}.bin"
     path.write_bytes(b"\xff" * path.stat().st_size)
-    catalog = open_catalogue(copy)
+    catalogue = open_catalogue(copy)
     with pytest.raises(SpearError, match=r"is damaged.*: build"):
-        catalog.goals().goal(0)
+        catalogue.goals().goal(0)
     with pytest.raises(SpearError, match=f"{name}.bin is damaged"):
         check_store(copy)
 

@@ -42,8 +42,8 @@ from spear_envs.webshop.reward import Tagger, TitleNouns, find_tagger, name_tagg
 from spear_envs.webshop.stock import (
     ASIN,
     DrawMode,
+    EntryTable,
     Offers,
-    Shelf,
     Stock,
     TableGoals,
     list_offers,
@@ -141,8 +141,8 @@ CHUNK_RECORDS = 2_048
 ALL_READ = -1
 
 
-class Workshop(NamedTuple):
-    """The settings that every process needs."""
+class ChunkSettings(NamedTuple):
+    """What every process needs to make chunks."""
 
     folder: Path
     items: Path
@@ -154,7 +154,7 @@ class Workshop(NamedTuple):
 class Job(NamedTuple):
     """A chunk to make."""
 
-    workshop: Workshop
+    settings: ChunkSettings
     number: int
     """Number of the chunk."""
     first: int
@@ -179,12 +179,12 @@ class Chunk:
 
 
 def write_chunks(
-    workshop: Workshop, *, processes: int, limit: int | None, on_bytes: Callable[[int], None] | None = None
+    settings: ChunkSettings, *, processes: int, limit: int | None, on_bytes: Callable[[int], None] | None = None
 ) -> list[Path]:
     """Make the missing chunks; return the files of all, in order.
 
     Args:
-        workshop: the folder has the attribute table.
+        settings: the folder has the attribute table.
         on_bytes: called with the bytes of the items file processed.
 
     Raises:
@@ -193,12 +193,12 @@ def write_chunks(
     finished: list[Path] = []
     end = 0
     while (number := len(finished)) * CHUNK_RECORDS < (limit or np.inf):
-        chunk = _open_chunk(_path_of(workshop, number))
+        chunk = _open_chunk(_path_of(settings, number))
         if chunk is None:
             break
-        finished.append(_path_of(workshop, number))
+        finished.append(_path_of(settings, number))
         end = chunk.end
-    jobs = _list_jobs(workshop, len(finished), end, limit)
+    jobs = _list_jobs(settings, len(finished), end, limit)
     try:
         for path, done in map_in_order(_write_chunk, jobs, processes):
             finished.append(path)
@@ -210,8 +210,8 @@ def write_chunks(
     return finished
 
 
-def _path_of(workshop: Workshop, number: int) -> Path:
-    return workshop.folder / f"chunk-{number:05d}.npz"
+def _path_of(settings: ChunkSettings, number: int) -> Path:
+    return settings.folder / f"chunk-{number:05d}.npz"
 
 
 def _open_chunk(path: Path) -> Chunk | None:
@@ -240,35 +240,35 @@ def read_chunks(paths: list[Path]) -> Iterator[Chunk]:
         yield chunk
 
 
-def _list_jobs(workshop: Workshop, number: int, offset: int, limit: int | None) -> Iterator[Job]:
+def _list_jobs(settings: ChunkSettings, number: int, offset: int, limit: int | None) -> Iterator[Job]:
     records = number * CHUNK_RECORDS
     if offset == ALL_READ or (limit is not None and records >= limit):
         return
-    with JsonReader(workshop.items, offset) as reader:
+    with JsonReader(settings.items, offset) as reader:
         texts: list[str] = []
         for value, text in iterate_array(reader, inside=offset > 0):
             if records == 0 and not texts and not isinstance(value, Mapping):
-                raise SpearError(f"{workshop.items} is not an array of products: name the file items_shuffle*.json.")
+                raise SpearError(f"{settings.items} is not an array of products: name the file items_shuffle*.json.")
             texts.append(text)
             records += 1
             last = records == limit
             if len(texts) == CHUNK_RECORDS or last:
-                _write_dictionary(workshop, texts)
-                yield Job(workshop, number, records - len(texts), texts, reader.offset)
+                _write_dictionary(settings, texts)
+                yield Job(settings, number, records - len(texts), texts, reader.offset)
                 number, texts = number + 1, []
             if last:
                 return
         if texts:
-            _write_dictionary(workshop, texts)
-            yield Job(workshop, number, records - len(texts), texts, ALL_READ)
+            _write_dictionary(settings, texts)
+            yield Job(settings, number, records - len(texts), texts, ALL_READ)
 
 
-def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
+def _write_dictionary(settings: ChunkSettings, texts: list[str]) -> None:
     """Make the dictionary from the first chunk, unless it exists."""
-    path = workshop.folder / DICTIONARY
+    path = settings.folder / DICTIONARY
     if path.exists():
         return
-    records = [encode_entry(entry) for entry in _read_entries(workshop, 0, texts)]
+    records = [encode_entry(entry) for entry in _read_entries(settings, 0, texts)]
     # Enough records to fill it, spread over the chunk.
     mean = sum(map(len, records)) // max(1, len(records))
     step = max(1, len(records) * mean // (DICTIONARY_BYTES + mean + 1))
@@ -277,40 +277,40 @@ def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
     put_file(part, path)
 
 
-def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[Entry]:
+def _read_entries(settings: ChunkSettings, first: int, texts: list[str]) -> Iterator[Entry]:
     """Yield the entry, without nouns, of each listed product; ``first`` is the number of the first record."""
-    return read_entries(map(json.loads, texts), _open_table(workshop).get, workshop.items, first)
+    return read_entries(map(json.loads, texts), _open_table(settings).get, settings.items, first)
 
 
 # Opened once per process, not for each chunk.
 @lru_cache(maxsize=1)
-def _open_table(workshop: Workshop) -> AttributeTable:
-    return AttributeTable(workshop.folder)
+def _open_table(settings: ChunkSettings) -> AttributeTable:
+    return AttributeTable(settings.folder)
 
 
 @lru_cache(maxsize=1)
-def _open_packer(workshop: Workshop) -> Packer:
-    return Packer((workshop.folder / DICTIONARY).read_bytes())
+def _open_packer(settings: ChunkSettings) -> Packer:
+    return Packer((settings.folder / DICTIONARY).read_bytes())
 
 
 @lru_cache(maxsize=1)
-def _find_tagger(workshop: Workshop) -> Tagger:
-    return find_tagger(workshop.title_nouns)
+def _find_tagger(settings: ChunkSettings) -> Tagger:
+    return find_tagger(settings.title_nouns)
 
 
 def _write_chunk(job: Job) -> tuple[Path, int]:
     """Make one chunk; return its file and the byte where it ends."""
-    workshop = job.workshop
-    entries = list(_read_entries(workshop, job.first, job.texts))
-    nouns = _find_tagger(workshop).tag_all([entry.product.title for entry in entries])
-    packer = _open_packer(workshop)
+    settings = job.settings
+    entries = list(_read_entries(settings, job.first, job.texts))
+    nouns = _find_tagger(settings).tag_all([entry.product.title for entry in entries])
+    packer = _open_packer(settings)
     packed, digests = [], []
     for entry, found in zip(entries, nouns, strict=True):
         record = encode_entry(entry._replace(nouns=found))
         digests.append(hashlib.sha256(record).digest())
         packed.append(packer.pack(record))
     offers = list_offers(entries)
-    path = _path_of(workshop, job.number)
+    path = _path_of(settings, job.number)
     path.with_suffix(".bin").write_bytes(b"".join(packed))
     with path.with_suffix(".part").open("wb") as file:
         np.savez(
@@ -385,9 +385,9 @@ def _build(
     size = _text_size(files.attributes)
     write_attribute_table(files.attributes, work, lambda done: report("reading attributes", done, size))
     size = _text_size(files.items) if limit is None else None
-    workshop = Workshop(work, files.items, title_nouns, plan)
+    settings = ChunkSettings(work, files.items, title_nouns, plan)
     chunks = write_chunks(
-        workshop, processes=processes, limit=limit, on_bytes=lambda done: report("reading products", done, size)
+        settings, processes=processes, limit=limit, on_bytes=lambda done: report("reading products", done, size)
     )
     store = work / "store"
     store.mkdir(exist_ok=True)
@@ -397,17 +397,17 @@ def _build(
         raise SpearError(f"{files.items} has no products.")
     stock = Stock(offers)
     records = Records(store)
-    shelf = Shelf(stock.asins, records.read, products)
+    entries = EntryTable(stock.asins, records.read, products)
     prices = stock.draw_prices(make_draws(mode, price_seed))
     write_array(store, "prices", prices)
-    table = stock.make_goals(GoalKind.SYNTHETIC, mode, price_seed, shelf, {})
+    table = stock.make_goals(GoalKind.SYNTHETIC, mode, price_seed, entries, {})
     assert isinstance(table, TableGoals)
     for name, values in table.arrays.items():
         write_array(store, f"goal_{name}", values)
     goals: dict[GoalKind, GoalSource] = {GoalKind.SYNTHETIC: table}
     (store / HUMAN).unlink(missing_ok=True)
     if files.human is not None:
-        human = stock.make_goals(GoalKind.HUMAN, mode, price_seed, shelf, dict(read_members(files.human)))
+        human = stock.make_goals(GoalKind.HUMAN, mode, price_seed, entries, dict(read_members(files.human)))
         write_goals((human.goal(position) for position in range(len(human))), store / HUMAN)
         goals[GoalKind.HUMAN] = human
     splits = {

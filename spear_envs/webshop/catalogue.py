@@ -46,7 +46,7 @@ from spear_envs.webshop.reward import RULE, Tagger, TitleNouns, find_tagger, nam
 from spear_envs.webshop.stock import (
     GOAL_ARRAYS,
     DrawMode,
-    Shelf,
+    EntryTable,
     Stock,
     TableGoals,
     list_offers,
@@ -87,7 +87,7 @@ class Catalogue:
 
     def __init__(
         self,
-        shelf: Shelf,
+        entries: EntryTable,
         index: SearchIndex,
         prices: np.ndarray,
         find_goals: Callable[[GoalKind], GoalSource],
@@ -102,7 +102,7 @@ class Catalogue:
         """Name of the tagger: ``"rule"``, ``"spacy:MODEL"`` or ``"custom:module.function"``."""
         self.scheme = scheme
         """Default rule that splits the goals."""
-        self._shelf = shelf
+        self._entries = entries
         self._index = index
         self._prices = prices
         self._find_goals = find_goals
@@ -113,15 +113,15 @@ class Catalogue:
         self._fingerprint = fingerprint
 
     def __len__(self) -> int:
-        return len(self._shelf.asins)
+        return len(self._entries.asins)
 
     def product(self, number: int) -> Product:
         """Return the product of a number (by ascending ASIN)."""
-        return self._shelf.entry(number).product
+        return self._entries.entry(number).product
 
     def nouns(self, number: int) -> tuple[str, ...]:
         """Return the nouns of the product's title in lower case, repeats kept."""
-        return self._shelf.entry(number).nouns
+        return self._entries.entry(number).nouns
 
     def price(self, number: int) -> float:
         """Return the price in dollars that the reward uses."""
@@ -129,7 +129,7 @@ class Catalogue:
 
     def number_of(self, asin: str) -> int | None:
         """Return the number of the product with this ASIN, or None."""
-        return self._shelf.number_of(asin)
+        return self._entries.number_of(asin)
 
     def search(self, query: str) -> list[int]:
         """Return the numbers of at most 50 products that fit a query, best first."""
@@ -139,7 +139,7 @@ class Catalogue:
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of products, prices, nouns and tagger: equal ones score every purchase alike."""
         if self._fingerprint is None:
-            self._fingerprint = digest_catalogue(self._shelf.fingerprint, self._prices, self.tagger)
+            self._fingerprint = digest_catalogue(self._entries.fingerprint, self._prices, self.tagger)
         return self._fingerprint
 
     def goals(self, kind: str | GoalKind = GoalKind.SYNTHETIC) -> GoalSource:
@@ -203,7 +203,7 @@ class Catalogue:
                 if number is not None:
                     changed[number] = price
         return Catalogue(
-            self._shelf, self._index, changed, self._find_goals, tagger=self.tagger, scheme=self.scheme, listed=goals
+            self._entries, self._index, changed, self._find_goals, tagger=self.tagger, scheme=self.scheme, listed=goals
         )
 
 
@@ -245,18 +245,18 @@ def make_catalogue(
     nouns = tagger.tag_all(entry.product.title for entry in entries)
     entries = [entry._replace(nouns=found) for entry, found in zip(entries, nouns, strict=True)]
     products = digest_entries(hashlib.sha256(encode_entry(entry)).digest() for entry in entries)
-    shelf = Shelf(stock.asins, entries.__getitem__, products)
+    table = EntryTable(stock.asins, entries.__getitem__, products)
 
     def find_goals(kind: GoalKind) -> GoalSource:
         if kind is GoalKind.HUMAN and human is None:
             raise SpearError("goal_kind='human': the catalogue has no items_human_ins.json; put it next to the others.")
-        goals = stock.make_goals(kind, mode, price_seed, shelf, human or {})
+        goals = stock.make_goals(kind, mode, price_seed, table, human or {})
         if not len(goals):
             raise SpearError(f"goal_kind={kind.value!r}: the catalogue lacks goals of this kind; choose the other.")
         return goals
 
     return Catalogue(
-        shelf,
+        table,
         SearchIndex.in_memory(entry.product.index_text for entry in entries),
         stock.draw_prices(make_draws(mode, price_seed)),
         find_goals,
@@ -277,7 +277,7 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalogue:
     """
     manifest = manifest or read_store(folder)
     read_entry = lru_cache(maxsize=KEPT_ENTRIES)(Records(folder).read)
-    shelf = Shelf(map_array(folder, "asins"), read_entry, manifest.products)
+    table = EntryTable(map_array(folder, "asins"), read_entry, manifest.products)
 
     def find_goals(kind: GoalKind) -> GoalSource:
         if not manifest.counts.get(kind.value):
@@ -285,7 +285,7 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalogue:
         if kind is GoalKind.HUMAN:
             return ListedGoals(read_goals(folder / HUMAN))
         arrays = {name: map_array(folder, f"goal_{name}") for name in GOAL_ARRAYS}
-        return TableGoals(arrays, shelf, manifest.goals)
+        return TableGoals(arrays, table, manifest.goals)
 
     splits: dict[SplitKey, Splits] = {
         (GoalKind(kind), SplitScheme(scheme)): {name: positions_from_json(value) for name, value in parts.items()}
@@ -293,7 +293,7 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalogue:
         for scheme, parts in schemes.items()
     }
     return Catalogue(
-        shelf,
+        table,
         SearchIndex.open(folder / INDEX, MEND),
         map_array(folder, "prices"),
         find_goals,

@@ -114,7 +114,7 @@ def read_entries(
             raise SpearError(f"{name}, record {number}: {error}. Repair the file, or fetch it again.") from None
 
 
-class Shelf:
+class EntryTable:
     """The entries of N products, numbered by ascending ASIN.
 
     Args:
@@ -206,7 +206,7 @@ class Stock:
         return prices
 
     def make_goals(
-        self, kind: GoalKind, mode: DrawMode, seed: int, shelf: Shelf, instructions: Mapping[str, Any]
+        self, kind: GoalKind, mode: DrawMode, seed: int, entries: EntryTable, instructions: Mapping[str, Any]
     ) -> GoalSource:
         """Make all goals of a kind.
 
@@ -219,11 +219,11 @@ class Stock:
         draws = make_draws(mode, seed)
         prices = self.draw_prices(draws)  # a sequential generator gives the first ceiling right after the last price
         if kind is GoalKind.SYNTHETIC:
-            return TableGoals(self._make_table(prices, draws), shelf)
-        found = (shelf.number_of(asin) for asin in instructions)
+            return TableGoals(self._make_table(prices, draws), entries)
+        found = (entries.number_of(asin) for asin in instructions)
         goals: list[Goal] = []
         for number in sorted((number for number in found if number is not None), key=self.firsts.__getitem__):
-            product = shelf.entry(number).product
+            product = entries.entry(number).product
             for row, text, attributes, options in read_instructions(product.asin, instructions[product.asin]):
                 ceiling = draws.draw_ceiling(product.asin, row, float(prices[number]))
                 goals.append(make_goal(product, text, attributes, options, ceiling, weight=1.0))
@@ -281,13 +281,13 @@ class TableGoals:
     Args:
         arrays: ``numbers`` [R] of the products, ``ceilings`` [R] in dollars, ``weights`` [R], ``starts`` [R + 1], and
             ``order`` [G], the goal at each position of the canonical order.
-        shelf: the products.
+        entries: the products.
         fingerprint: of the arrays, if known.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], shelf: Shelf, fingerprint: str | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], entries: EntryTable, fingerprint: str | None = None) -> None:
         self.arrays = arrays
-        self._shelf = shelf
+        self._entries = entries
         self._fingerprint = fingerprint
         self._numbers, self._starts, self._order = arrays["numbers"], arrays["starts"], arrays["order"]
 
@@ -297,7 +297,7 @@ class TableGoals:
     def goal(self, position: int) -> Goal:
         """Make the goal at a position."""
         row, choice = self._locate(position)
-        entry = self._shelf.entry(int(self._numbers[row]))
+        entry = self._entries.entry(int(self._numbers[row]))
         if entry.instruction is None:
             raise SpearError(DAMAGED)
         options = entry.product.options
@@ -314,7 +314,7 @@ class TableGoals:
 
     def owner_name(self, number: int) -> str:
         """Return the product's ASIN."""
-        return self._shelf.asins[number].decode("ascii")
+        return self._entries.asins[number].decode("ascii")
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:
         """See :class:`~spear_envs.webshop.goals.GoalSource`.
@@ -324,7 +324,7 @@ class TableGoals:
         twins: set[int] = set()
         for position in positions:
             row, choice = self._locate(position)
-            options = self._shelf.entry(int(self._numbers[row])).product.options
+            options = self._entries.entry(int(self._numbers[row])).product.options
             choices = [0]
             for group in sorted(options, reverse=True):
                 values = options[group]

@@ -153,10 +153,3 @@ def test_room_texts() -> None:
     for text in ("6", "6x", "x6", "6x6x6", "six", "-6x6", "6 x 6", "٦x٦"):
         with pytest.raises(LevelError, match="6x6"):
             parse_room(text)
-
-
-def test_a_search_that_would_take_too_long_is_refused_instead() -> None:
-    with pytest.raises(LevelError, match="budget of 50 states"):
-        make_level(Recipe(10, 10, 4, 10, 30), 0, budget=50)
-    with pytest.raises(LevelError, match="no 5x5 level"):
-        make_level(Recipe(5, 5, 1, 40, 50), 0, budget=20_000)

@@ -234,6 +234,18 @@ def test_the_text_of_a_goal() -> None:
     assert make_goal(product, "I want x", ("soft",), ("red",), 1_000_000.0, 1.0).instruction == "I want x"
 
 
+def test_a_product_makes_a_goal_of_each_combination_of_its_options() -> None:
+    record = make_record("B1", customization_options=make_options(Size=["S", "M"], Color=["Red"], Style=["a", "b"]))
+    catalogue = load([record, make_record("B2")], {"B1": make_entry("soft", "durable"), "B2": {"attributes": ["soft"]}})
+    source = catalogue.goals()
+    made = [source.goal(position) for position in range(len(source))]
+    assert sorted(goal.options for goal in made) == [
+        (("color", "red"), ("size", size), ("style", style)) for size in ("m", "s") for style in ("a", "b")
+    ]
+    assert len({goal.price_upper for goal in made}) == 1
+    assert {goal.weight for goal in made} == {0.25}
+
+
 def test_products_without_goals() -> None:
     records = [
         make_record("B1"),

@@ -109,6 +109,10 @@ def test_what_goes_into_a_store_comes_out(
     assert manifest.counts["products"] == len(loaded)
 
 
+def test_the_store_is_the_catalogue(built: Path) -> None:
+    assert_equal(open_catalogue(built), catalogues.load(*make_records()))
+
+
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_packing(dictionary: bytes, record: bytes) -> None:
     packer = Packer(make_dictionary([dictionary]))

@@ -17,7 +17,7 @@ from spear_agents.model_files import models
 from spear_training import catalogue as inventory
 from spear_training.catalogue import Need, PresetListing, list_presets, presets, survey_models, survey_presets
 from spear_training.run.compose import compose, list_choices
-from tests.spear_envs.test_catalogue import write_shop
+from tests.spear_envs.test_listing import write_shop
 
 PRESETS_OF_OURS = ("demo", "alfworld_tiny", "code_tiny", "search_tiny", "webshop_tiny")
 

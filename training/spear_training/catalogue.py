@@ -16,9 +16,9 @@ from rich.text import Text
 
 from spear_agents.comparison.tables import print_rows
 from spear_agents.models import KNOWN, ModelListing, Place, describe_hub, describe_known
-from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
 from spear_envs.data.files import format_bytes
+from spear_envs.listing import find_collections, list_unreadable
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.planning.memory import read_known

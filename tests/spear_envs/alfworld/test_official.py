@@ -9,19 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from spear_envs.alfworld import official as records
-from spear_envs.alfworld.gamefile import TaskType, load_game
-from spear_envs.alfworld.official import (
+from spear_envs.alfworld import gamefile as records
+from spear_envs.alfworld.gamefile import LeftOut, TaskText, TaskType, load_game, scan_split
+from spear_envs.alfworld.pddl import GameError
+from spear_envs.alfworld.tasks import (
     OFFICIAL_COUNTS,
-    LeftOut,
-    TaskText,
     find_data_folder,
     find_split,
     make_file_set,
     make_official_set,
-    scan_split,
 )
-from spear_envs.alfworld.pddl import GameError
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.game_files import write_trial
 

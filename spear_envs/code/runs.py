@@ -1,27 +1,12 @@
-"""Opening problems and sandboxes by name, shared within a process; and the feedback on a run."""
+"""Runs of the programs that a policy writes: where they run, their limits, and the feedback on them."""
 
 from __future__ import annotations
 
 import inspect
-import os
 from enum import Enum
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from spear_envs.code.tasks import (
-    BENCHMARKS,
-    EMBEDDED,
-    PUBLISHED,
-    SPLITS,
-    ProblemTaskSet,
-    list_files,
-    open_benchmark,
-    open_problems,
-)
 from spear_envs.core.errors import EnvFault, SpearError, require_whole
-from spear_envs.core.tasks import check_split
-from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
 from spear_sandbox.protocol import Executor, KillReason, Limits, Outcome, RunStatus, SandboxFault
 
 OBSERVATION_CHARS = 16_384
@@ -36,7 +21,7 @@ REMINDERS = (EMPTY_CODE, TOOL_FAILED, _NO_OUTPUT, _ERRORS)
 
 
 class Feedback(str, Enum):
-    """How a run is described."""
+    """The form of the feedback on a run."""
 
     SPEAR = "spear"
     """As the authors' code: the output, or the last two lines of an error without the output."""
@@ -95,9 +80,6 @@ def truncate_middle(text: str, limit: int = OBSERVATION_CHARS) -> str:
     return f"{text[:head]}\n... [{len(text) - limit:,} characters cut] ...\n{text[len(text) - tail :]}"
 
 
-MINI = "mini"
-
-
 class Runner(Protocol):
     """Runs code and waits for it, such as :class:`spear_sandbox.blocking.BlockingExecutor`."""
 
@@ -107,42 +89,6 @@ class Runner(Protocol):
 
 SandboxChoice: TypeAlias = "str | Runner | Executor | None"
 """None for a private pool in this process, the address of a service, or an executor."""
-
-
-def find_splits(dataset: str) -> tuple[str, ...]:
-    """Names of the splits of a data set, in the order of ``SpearEnv.splits``.
-
-    Raises:
-        SpearError: the data set is unknown.
-    """
-    return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), PUBLISHED)
-
-
-def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
-    """The problems of a split as tasks.
-
-    Args:
-        dataset: a name, or the path of a file of problems, which has the one split ``all``.
-        split: its name; by default the first.
-
-    Raises:
-        SpearError: the data set or split is unknown, or its file is missing or cannot be read.
-    """
-    splits = find_splits(dataset)
-    chosen = check_split(splits[0] if split is None else split, splits)
-    if is_rows_file(dataset):
-        dataset = os.path.abspath(dataset)
-        files = [Path(dataset)]
-    else:
-        files = list_files(BENCHMARKS[PUBLISHED[dataset][chosen]]) if dataset in PUBLISHED else []
-    return _open_tasks(dataset, chosen, look_at(files))
-
-
-@lru_cache(maxsize=16)
-def _open_tasks(dataset: str, split: str, _state: FileState) -> ProblemTaskSet:
-    if dataset in EMBEDDED:
-        return ProblemTaskSet(dataset, split, open_problems(dataset)[split])
-    return open_benchmark(dataset, split)
 
 
 def open_runner(sandbox: SandboxChoice) -> Runner:
@@ -169,7 +115,7 @@ def open_runner(sandbox: SandboxChoice) -> Runner:
 
 
 def open_limits(time_limit: float, memory_mb: int, sandbox: SandboxChoice) -> Limits:
-    """Limits of each run.
+    """Return limits of each run.
 
     Args:
         time_limit: seconds.

@@ -8,10 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from spear_envs.webshop.catalog import Catalog
-from spear_envs.webshop.opening import make_catalog
+from spear_envs.webshop.catalogue import Catalogue, make_catalogue
+from spear_envs.webshop.products import CatalogueFiles
 from spear_envs.webshop.reward import find_tagger
-from spear_envs.webshop.sources import CatalogFiles
 
 
 def make_record(asin: str, **fields: Any) -> dict[str, Any]:
@@ -45,13 +44,15 @@ def load(
     entries: Mapping[str, Any] | None = None,
     human: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> Catalog:
+) -> Catalogue:
     """The catalogue of such records, in memory."""
     values = {"name": "test", "tagger": find_tagger("rule"), "price_seed": 42, **settings}
-    return make_catalog(records, entries or {}, human, **values)
+    return make_catalogue(records, entries or {}, human, **values)
 
 
-def write(folder: Path, records: Any, entries: Any = None, human: Any = None, *, packed: bool = False) -> CatalogFiles:
+def write(
+    folder: Path, records: Any, entries: Any = None, human: Any = None, *, packed: bool = False
+) -> CatalogueFiles:
     """Write such records as files."""
     folder.mkdir(parents=True, exist_ok=True)
     suffix = ".json.xz" if packed else ".json"
@@ -63,7 +64,7 @@ def write(folder: Path, records: Any, entries: Any = None, human: Any = None, *,
         paths[name] = folder / f"{name}{suffix}"
         data = text.encode("utf-8", "surrogatepass")
         paths[name].write_bytes(lzma.compress(data) if packed else data)
-    return CatalogFiles(paths["items_shuffle"], paths["items_ins_v2"], paths.get("items_human_ins"))
+    return CatalogueFiles(paths["items_shuffle"], paths["items_ins_v2"], paths.get("items_human_ins"))
 
 
 texts = st.text(max_size=20)
@@ -80,7 +81,7 @@ options = st.dictionaries(
 
 
 @st.composite
-def catalogs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+def catalogues(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Records, entries and human instructions of a few products, ASINs that occur twice among them."""
     asins = draw(
         st.lists(st.sampled_from([f"B{i:03d}" for i in range(12)] + ["nan", "B" * 11]), min_size=1, max_size=15)

@@ -1,4 +1,4 @@
-"""Opening questions and retrievers by name, shared within a process."""
+"""Retrievers by name, address or file, shared within a process."""
 
 from __future__ import annotations
 
@@ -9,81 +9,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 from spear_envs.core.errors import SpearError, suggest_name
-from spear_envs.core.tasks import TaskSet, check_split
-from spear_envs.data.rows import FileState, is_rows_file, list_splits, look_at
+from spear_envs.data.rows import FileState, look_at
 from spear_envs.retrieval.retriever import Retriever
-from spear_envs.search.embedded import SPLITS, KnowledgeBase, open_base
-from spear_envs.search.tasks import DATASETS, Question, QuestionTaskSet, locate_file, open_benchmark
+from spear_envs.search.embedded import open_base
+from spear_envs.search.tasks import EMBEDDED, MINI
 
-MINI = "mini"
-EMBEDDED = {MINI: "standard", "mini-small": "small"}
-"""Embedded data sets, and the sizes of their knowledge bases."""
 KINDS = ("bm25", "dense", "hybrid")
-
+"""Kinds of index that this process can search."""
 FILES = (".yaml", ".yml")
+"""Endings of a file that names indexes."""
 
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Retriever"
 """``"bm25"``, ``"dense"``, ``"hybrid"``; one or several addresses of retrieval services; a file that names indexes
 (``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another index); a :class:`~spear_envs.retrieval.retriever.Retriever`."""
-
-
-def _build(dataset: str) -> KnowledgeBase:
-    return open_base(EMBEDDED[dataset])
-
-
-def list_texts(dataset: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return all passages and all questions of an embedded data set."""
-    base = _build(dataset)
-    return base.corpus, [asked.question for questions in base.questions.values() for asked in questions]
-
-
-def find_splits(dataset: str) -> tuple[str, ...]:
-    """Return the splits of a data set, in the order of ``SpearEnv.splits``.
-
-    Raises:
-        SpearError: the data set is unknown.
-    """
-    return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), DATASETS)
-
-
-def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> TaskSet:
-    """Open the questions of a split as tasks.
-
-    Args:
-        dataset: a name, or the path of a file of questions, which has the one split ``all``.
-        split: its name; by default the first.
-        panel: number of questions per benchmark, see :func:`~spear_envs.search.tasks.choose_panel`.
-
-    Raises:
-        SpearError: the data set or split is unknown, or its file is missing or cannot be read.
-    """
-    splits = find_splits(dataset)
-    chosen = check_split(splits[0] if split is None else split, splits)
-    if is_rows_file(dataset):
-        dataset = os.path.abspath(dataset)
-        files = [Path(dataset)]
-    else:
-        files = [locate_file(path) for path in DATASETS[dataset][chosen]] if dataset in DATASETS else []
-    return _open_tasks(dataset, chosen, panel, look_at(files))
-
-
-@lru_cache(maxsize=16)
-def _open_tasks(dataset: str, split: str, panel: int | None, _state: FileState) -> TaskSet:
-    if dataset not in EMBEDDED:
-        return open_benchmark(dataset, split, panel)
-    if panel is not None:
-        raise SpearError(f"panel={panel!r}: {dataset} is small enough to be played in full; leave panel out.")
-    questions = tuple(
-        Question(
-            asked.question,
-            tuple(asked.golden_answers),
-            f"{asked.hops}hop",
-            tuple(asked.gold_passages),
-            tuple(asked.oracle_queries),
-        )
-        for asked in _build(dataset).questions[split]
-    )
-    return QuestionTaskSet(dataset, split, questions)
 
 
 def read_path(keyword: str, value: object) -> str:
@@ -164,7 +102,7 @@ def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, 
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.indexes import open_index
 
-    documents = Corpus.in_memory(_build(dataset).corpus) if corpus is None else Corpus.open(Path(corpus))
+    documents = Corpus.in_memory(open_base(EMBEDDED[dataset]).corpus) if corpus is None else Corpus.open(Path(corpus))
     return open_index(kind, documents, None if index is None else Path(index))
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import check_disjoint
-from spear_envs.webshop import opening, sources
+from spear_envs.webshop import catalogue, products
 from spear_envs.webshop.build import build_store
+from spear_envs.webshop.catalogue import open_catalogue
 from spear_envs.webshop.goals import write_goals
-from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import (
+from spear_envs.webshop.products import (
     JsonReader,
     find_files,
     iterate_array,
@@ -24,13 +24,13 @@ from spear_envs.webshop.sources import (
     read_members,
     read_values,
 )
-from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop import catalogues
+from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
 
 def put(folder: Path, count: int = 6, **more: Any) -> Path:
     records = [make_record(f"B{i:03d}", pricing="$5 - $95") for i in range(count)]
-    catalogs.write(folder, records, {record["asin"]: make_entry("soft") for record in records}, **more)
+    catalogues.write(folder, records, {record["asin"]: make_entry("soft") for record in records}, **more)
     return folder
 
 
@@ -41,38 +41,32 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_mini_catalogue() -> None:
-    catalog = open_catalog()
-    assert len(catalog) == 1_000 and catalog is open_catalog("mini")
-    sets = [catalog.make_tasks(split) for split in ("test", "eval", "train")]
-    assert len(sets[0]) == len(sets[1]) == 100 and sum(map(len, sets)) == len(catalog.goals())
+    catalogue = open_catalogue()
+    assert len(catalogue) == 1_000 and catalogue is open_catalogue("mini")
+    sets = [catalogue.make_tasks(split) for split in ("test", "eval", "train")]
+    assert len(sets[0]) == len(sets[1]) == 100 and sum(map(len, sets)) == len(catalogue.goals())
     assert check_disjoint(*sets) == sum(map(len, sets))
     asins = [{task.goal.asin for task in made} for made in sets]
     assert sum(map(len, asins)) == len(set().union(*asins))
-    assert len(catalog.goals("human")) >= 100
+    assert len(catalogue.goals("human")) >= 100
 
 
 def test_a_catalogue_is_opened_once_until_its_files_change(tmp_path: Path) -> None:
     folder = put(tmp_path / "raw")
-    first = open_catalog(folder)
-    assert open_catalog(str(folder)) is first
-    assert open_catalog(folder, price_seed=1) is not first
+    first = open_catalogue(folder)
+    assert open_catalogue(str(folder)) is first
+    assert open_catalogue(folder, price_seed=1) is not first
     put(folder, 7)
     os.utime(folder / "items_shuffle.json", ns=(1, 1))
-    second = open_catalog(folder)
+    second = open_catalogue(folder)
     assert (len(first), len(second)) == (6, 7)
 
 
-def test_packed_files_are_the_same_catalogue(tmp_path: Path) -> None:
-    plain, packed = open_catalog(put(tmp_path / "a")), open_catalog(put(tmp_path / "b", packed=True))
-    assert plain.fingerprint == packed.fingerprint
-    assert plain.make_tasks("test").fingerprint == packed.make_tasks("test").fingerprint
-
-
 def test_a_large_catalogue_needs_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
-    monkeypatch.setattr(opening, "MOST_IN_MEMORY", 5)
+    monkeypatch.setattr(catalogue, "MOST_IN_MEMORY", 5)
     folder = put(tmp_path / "a folder", human={})
     with pytest.raises(SpearError) as caught:
-        open_catalog(folder)
+        open_catalogue(folder)
     command = str(caught.value).split("a store: ")[1]
     assert command == (
         f"spear data build webshop --items '{folder}/items_shuffle.json' --attributes '{folder}/items_ins_v2.json'"
@@ -80,30 +74,30 @@ def test_a_large_catalogue_needs_a_store(tmp_path: Path, monkeypatch: pytest.Mon
     )
     put(data / "webshop" / "full" / "raw")
     with pytest.raises(SpearError, match=r"a store: spear data build webshop --size full$"):
-        open_catalog("full")
+        open_catalogue("full")
     put(folder, 5)
-    assert len(open_catalog(folder)) == 5
+    assert len(open_catalogue(folder)) == 5
 
 
 def test_names_and_folders(data: Path, tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="'spear data get webshop --size small' fetches it"):
-        open_catalog("small")
+        open_catalogue("small")
     with pytest.raises(
         SpearError, match="the catalogue smal does not exist: give 'mini', 'small', 'full', or a folder"
     ):
-        open_catalog("smal")
+        open_catalogue("smal")
     with pytest.raises(SpearError, match="catalog='' is not valid: give 'mini', 'small', 'full', or a folder"):
-        open_catalog("")
+        open_catalogue("")
     for strange in ("x" * 5_000, "~nobody-of-this-name/x", "a\0b"):
         with pytest.raises(SpearError, match=r"the catalogue .* does not exist"):
-            open_catalog(strange)
+            open_catalogue(strange)
     folder = put(data / "webshop" / "small" / "raw").parent
-    assert len(open_catalog("small")) == 6
+    assert len(open_catalogue("small")) == 6
     with pytest.raises(SpearError, match="is not a catalogue"):
-        open_catalog(data)
+        open_catalogue(data)
     # A store goes before the files that it was made of.
-    build_store(catalogs.write(tmp_path / "other", [make_record("B1")]), folder / "store", processes=1)
-    assert len(open_catalog("small")) == len(open_catalog(folder)) == len(open_catalog(folder / "store")) == 1
+    build_store(catalogues.write(tmp_path / "other", [make_record("B1")]), folder / "store", processes=1)
+    assert len(open_catalogue("small")) == len(open_catalogue(folder)) == len(open_catalogue(folder / "store")) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,38 +115,38 @@ def test_names_and_folders(data: Path, tmp_path: Path) -> None:
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SpearError, match=message):
-        open_catalog("mini", **settings)
+        open_catalogue("mini", **settings)
 
 
 def test_own_nouns(tmp_path: Path) -> None:
-    catalog = open_catalog(put(tmp_path / "raw"), title_nouns=str.split)
-    assert catalog.nouns(0) == ("Soft", "Thing", "B000") and catalog.tagger == "custom:builtins.str.split"
+    catalogue = open_catalogue(put(tmp_path / "raw"), title_nouns=str.split)
+    assert catalogue.nouns(0) == ("Soft", "Thing", "B000") and catalogue.tagger == "custom:builtins.str.split"
 
 
 @pytest.mark.parametrize("built", [False, True])
 def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
     folder = put(tmp_path / "raw")
     if built:
-        build_store(opening.find_files(folder), tmp_path / "store", processes=1)
+        build_store(find_files(folder), tmp_path / "store", processes=1)
         folder = tmp_path / "store"
-    catalog = open_catalog(folder)
-    source = catalog.goals()
+    catalogue = open_catalogue(folder)
+    source = catalogue.goals()
     chosen = [source.goal(position) for position in (4, 1)]
     path = tmp_path / "goals.jsonl"
     write_goals(chosen, path)
-    opened = open_catalog(folder, goals=path)
-    assert open_catalog(folder, goals=str(path)) is opened
+    opened = open_catalogue(folder, goals=path)
+    assert open_catalogue(folder, goals=str(path)) is opened
     tasks = opened.make_tasks()
     assert [task.id for task in tasks] == ["webshop/all/00000", "webshop/all/00001"]
     assert [task.goal for task in tasks] == chosen == [opened.goals("human").goal(i) for i in range(2)]
     assert opened.make_tasks("test").fingerprint != tasks.fingerprint
-    assert opened.fingerprint == catalog.fingerprint
+    assert opened.fingerprint == catalogue.fingerprint
     # Prices beside the file count, and change the fingerprints.
     (tmp_path / "prices.json").write_text('{"B001": 77.5, "B999": 1}')
     os.utime(path, ns=(1, 1))
-    priced = open_catalog(folder, goals=path)
-    assert priced.price(1) == 77.5 and priced.price(2) == catalog.price(2)
-    assert priced.fingerprint != catalog.fingerprint and priced.make_tasks().fingerprint != tasks.fingerprint
+    priced = open_catalogue(folder, goals=path)
+    assert priced.price(1) == 77.5 and priced.price(2) == catalogue.price(2)
+    assert priced.fingerprint != catalogue.fingerprint and priced.make_tasks().fingerprint != tasks.fingerprint
 
 
 JSON = st.recursive(
@@ -181,17 +175,9 @@ def test_arrays_come_back_however_they_are_cut(
         place / f"a.json{'.xz' * packed}", json.dumps(values, ensure_ascii=ascii_only, indent=indent) + "\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "CHUNK", chunk)
+        patch.setattr(products, "CHUNK", chunk)
         assert list(read_values(path)) == values
         assert read_json(path) == values
-
-
-@given(st.dictionaries(st.text(max_size=6), JSON, max_size=6), st.integers(1, 40))
-def test_objects_come_back_however_they_are_cut(place: Path, members: dict[str, Any], chunk: int) -> None:
-    path = put_sources(place / "o.json", json.dumps(members, ensure_ascii=False))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "CHUNK", chunk)
-        assert dict(read_members(path)) == members
 
 
 @given(st.lists(JSON, min_size=1, max_size=8), st.data(), st.booleans())
@@ -264,12 +250,6 @@ def test_other_encodings_and_damaged_packing(tmp_path: Path) -> None:
         list(read_values(packed))
     with pytest.raises(SpearError, match=r"none\.json does not exist"):
         list(read_values(tmp_path / "none.json"))
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b"\xef\xbb\xbf[1, 2]")
-    assert list(read_values(path)) == [1, 2]
 
 
 def test_finding_the_files(tmp_path: Path) -> None:

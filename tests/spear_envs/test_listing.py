@@ -9,13 +9,13 @@ import gymnasium as gym
 import pytest
 
 from spear_envs import SpearError, cli
-from spear_envs.alfworld.official import OFFICIAL_COUNTS
-from spear_envs.catalogue import find_collections, list_envs
+from spear_envs.alfworld.tasks import OFFICIAL_COUNTS
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.registration import ENVIRONMENTS
 from spear_envs.data.cli import Collection
+from spear_envs.listing import find_collections, list_envs
 from tests.spear_envs.alfworld.game_files import write_trial
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
 CORRIDOR = "tests.spear_envs.corridor"
 

@@ -132,7 +132,7 @@ GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
 _EXCLUDED = ("movable", "Sliced")
 _TYPES = frozenset(kind.value for kind in TaskType)
-_VERSION = 1
+_VERSION = 2
 """Version of the cached records; others are ignored."""
 
 
@@ -165,6 +165,10 @@ class GameRecord:
     """Reason why it does not belong to its split; None if it does."""
     fault: str = ""
     """Reason why it cannot be played. It keeps its place in the split, so that others keep their numbers."""
+    problem: str = ""
+    """SHA-256 (hex) of ``pddl_problem``, which names the game in every release; empty if the file is broken."""
+    rules: str = ""
+    """SHA-256 (hex) of domain and grammar without the task sentence, which all games of a release share."""
 
 
 @dataclass(frozen=True)
@@ -360,9 +364,10 @@ def _read_cache(path: Path, folder: str) -> dict[str, list[Any]]:
 def _find_cached(records: Mapping[str, list[Any]], name: str, stamp: Sequence[int]) -> GameRecord | None:
     """Return the cached record of a game whose files have not changed, or None."""
     try:
-        old, digest, task_type, sentence, human, left_out, fault = records[name]
+        old, digest, task_type, sentence, human, left_out, fault, problem, rules = records[name]
         reason = None if left_out is None else LeftOut(left_out)
-        return GameRecord(name, digest, task_type, sentence, human, reason, fault) if old == stamp else None
+        record = GameRecord(name, digest, task_type, sentence, human, reason, fault, problem, rules)
+        return record if old == stamp else None
     except (KeyError, ValueError, TypeError):
         return None
 
@@ -413,6 +418,8 @@ def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:
         digest = digest_file(path)
         data = read_game_json(path)
         sentence = make_text(data, path).sentence
+        rules = data["pddl_domain"] + split_grammar(data["grammar"])[1]
+        problem, rules = (_digest_text(text) for text in (data["pddl_problem"], rules))
     except OSError as error:
         return GameRecord(name, digest, task_type, fault=f"it cannot be read ({error.strerror})")
     except GameError as error:
@@ -421,7 +428,11 @@ def read_record(path: Path, trajectory: Path, name: str) -> GameRecord:
     left_out = LeftOut.UNMARKED if solvable is None else None if solvable is True else LeftOut.UNSOLVABLE
     if task_type not in _TYPES:
         left_out = LeftOut.TYPE
-    return GameRecord(name, digest, task_type, sentence, human, left_out, fault)
+    return GameRecord(name, digest, task_type, sentence, human, left_out, fault, problem, rules)
+
+
+def _digest_text(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _read_trajectory(path: Path) -> tuple[str, str, str]:

@@ -230,7 +230,8 @@ def _make_task(name: str, split: str, number: str, record: GameRecord, text: Tas
         split=split,
         subtask=name_subtask(record.task_type) or "unknown",
         instruction=record.human if text is TaskText.HUMAN else record.sentence,
-        content={"path": path, "sha256": record.sha256},
+        # Not of the file's bytes, which differ between releases and copies of the same game.
+        content={"path": path, "problem": record.problem or record.sha256},
     )
 
 
@@ -238,8 +239,13 @@ class _FileTaskSet(ListTaskSet):
     """Tasks that are game files."""
 
     def __init__(self, name: str, split: str, tasks: Sequence[Task], games: Sequence[GameFile]) -> None:
-        super().__init__(tasks, name=name, split=split, digest=lambda task: task.content["sha256"])
+        super().__init__(tasks, name=name, split=split, digest=lambda task: task.content["problem"])
         self.games = tuple(games)
+
+    def _definition(self) -> Any:
+        """Return the tasks, and the rules and words that they are played in."""
+        rules = sorted({game.record.rules for game in self.games if game.record is not None})
+        return {"tasks": super()._definition(), "rules": rules}
 
     def source(self, task: Task) -> GameSource:
         """Return the game file of a task of this set."""

@@ -111,9 +111,3 @@ def test_nothing_on_the_page_is_made_up(logged: set[str]) -> None:
     # A validation has the names of a step.
     assert [name for name in unknown if name != "val/NAME"] == []
     assert "val/{}" in logged
-
-
-def test_settings_on_the_page_exist() -> None:
-    settings = SpearSettings().to_mapping()
-    for node, name in re.findall(r"`spear\.(\w+)\.(\w+)", PAGE):
-        assert node in ("record", "rollout") or name in settings[node], f"spear.{node}.{name}"

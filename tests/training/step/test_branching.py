@@ -60,15 +60,6 @@ def test_snapshots_take_the_places_of_the_first_tasks_and_walk_back() -> None:
     assert branching.begin(GROUPS, TASKS)[0] == ("a", None), "it wins from the start: nothing is left to learn"
 
 
-def test_faults_say_nothing_of_a_snapshot() -> None:
-    branching = open_branching(share=0.25)
-    branching.update(end(branching.begin(GROUPS, TASKS), (0, 1, 0, 0)))
-    for faults, turn in ((4, 2), (2, 1)):
-        branching.update(end(branching.begin(GROUPS, TASKS), (1, 0, 0, 0), faults))
-        (_, begun), *_ = branching.begin(GROUPS, TASKS)
-        assert begun is not None and begun.turn == turn, "one of two is enough, none of none is not"
-
-
 def test_a_resumed_archive_begins_where_it_would_have_begun(tmp_path: Path) -> None:
     whole = open_branching()
 

@@ -134,23 +134,28 @@ PARTITION = "train"
 class StepQueue:
     """Writes columns of rows, makes padding rows, and remembers every key that the end of the step has to clear.
 
-    With ``vision`` every row has a column of pictures. ``forward_columns`` are those that a forward pass reads.
+    Args:
+        tokenizer: of the policy; padding rows hold its padding token.
+        vision: whether every row has a column of pictures.
+        store: what keeps the rows, with the functions ``kv_batch_put`` and ``kv_batch_get`` of TransferQueue.
     """
 
-    def __init__(self, tokenizer: Any, *, vision: bool = False) -> None:
+    def __init__(self, tokenizer: Any, *, vision: bool = False, store: Any = tq) -> None:
         self.vision = vision
+        self._store = store
         self.forward_columns = (*FORWARD_COLUMNS, PICTURES) if vision else FORWARD_COLUMNS
+        """Columns that a forward pass reads."""
         self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._keys: list[str] = []
 
     def put(self, keys: Sequence[str], columns: TensorDict) -> None:
         """Write ``columns`` [N] of the rows ``keys``."""
         self._keys += keys
-        tq.kv_batch_put(keys=list(keys), partition_id=PARTITION, fields=columns, tags=[{} for _ in keys])
+        self._store.kv_batch_put(keys=list(keys), partition_id=PARTITION, fields=columns, tags=[{} for _ in keys])
 
     def get(self, keys: Sequence[str], fields: Sequence[str]) -> TensorDict:
         """Columns ``fields`` of the rows ``keys``, in their order."""
-        return tq.kv_batch_get(keys=list(keys), partition_id=PARTITION, select_fields=list(fields))
+        return self._store.kv_batch_get(keys=list(keys), partition_id=PARTITION, select_fields=list(fields))
 
     def put_tokens(
         self, keys: Sequence[str], lengths: Array, columns: dict[str, np.ndarray], rows: dict[str, np.ndarray]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,15 +215,23 @@ class WeightSender(BaseRollout):
         return ray.get_actor(name_server(self.backend, self._replica_rank))
 
 
+def open_exact(model_path: str, dtype: str) -> HFModel:
+    """Open the policy in ``model_path`` with the head that the trainer uses, too."""
+    model = HFModel(model_path, threads=int(os.environ.get("OMP_NUM_THREADS", 1)), dtype=getattr(torch, dtype))
+    make_exact(model.model.get_output_embeddings())
+    return model
+
+
 @ray.remote(num_cpus=0)
 class HFServer(OwnServer):
-    """Holds one copy of the policy and answers batches of requests, one batch at a time."""
+    """Holds one copy of the policy and answers batches of requests, one batch at a time.
 
-    def __init__(self, model_path: str, response_length: int, dtype: str, device: str = "cpu") -> None:
-        threads = int(os.environ.get("OMP_NUM_THREADS", 1))
+    ``open_model`` is called in the server's own process.
+    """
+
+    def __init__(self, open_model: Callable[[], HFModel], response_length: int, device: str = "cpu") -> None:
         self._device = torch.device(device)
-        self._model = HFModel(model_path, threads=threads, dtype=getattr(torch, dtype))
-        make_exact(self._model.model.get_output_embeddings())
+        self._model = open_model()
         self._response_length = response_length
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")
 
@@ -273,7 +282,9 @@ class HFReplica(OwnReplica):
         """See :class:`OwnReplica`."""
         server: Any = HFServer
         return server.options(**options).remote(
-            self.model_config.path, self.config.response_length, self.config.dtype, get_device_name()
+            partial(open_exact, self.model_config.path, self.config.dtype),
+            self.config.response_length,
+            get_device_name(),
         )
 
     async def find_place(self) -> dict[str, Any]:
@@ -344,7 +355,15 @@ class Gate:
 class VLLMServer(OwnServer):
     """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
 
-    def __init__(self, model_path: str, options: VLLMOptions, max_batch: int, response_length: int) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        options: VLLMOptions,
+        max_batch: int,
+        response_length: int,
+        open_engine: Callable[..., VLLMEngine] = VLLMEngine,
+    ) -> None:
+        self._open_engine = open_engine
         self._model_path = model_path
         self._options = options
         self._max_batch = max_batch
@@ -358,7 +377,7 @@ class VLLMServer(OwnServer):
         if options.kv_cache_gib is None:
             gib = size_cpu_cache(Path(self._model_path), options, self._max_batch, _CACHE_SHARE)
             options = replace(options, kv_cache_gib=gib)
-        self._engine = await asyncio.to_thread(VLLMEngine, self._model_path, options, max_batch=self._max_batch)
+        self._engine = await asyncio.to_thread(self._open_engine, self._model_path, options, max_batch=self._max_batch)
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any

@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_rank
 
 LOGITS = 2**26
-"""How many logits exist at a time."""
+"""Maximum number of logits that exist at a time: 256 MiB in float32."""
 SPECIAL = ("use_fused_kernels", "distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 """Modes of verl that need logits everywhere, or make none."""
 AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -85,10 +85,12 @@ class ScoringHead:
     ``make_logits`` is the head's own forward, from hidden states [..., H] to logits [..., V] of the ``vocabulary``.
     """
 
-    def __init__(self, make_logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> None:
+    def __init__(
+        self, make_logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int, at_once: int = LOGITS
+    ) -> None:
         self.question: Question | None = None
         self._make_logits = make_logits
-        self._rows = max(1, LOGITS // vocabulary)
+        self._rows = max(1, at_once // vocabulary)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V], or float32 log-probs and entropy [1, K, 2] of what was asked; 0 for an entropy unasked."""
@@ -154,12 +156,12 @@ class ScoresLearnt:
         self.find_head(module)
         return super()._build_fsdp_module(module)  # type: ignore[misc]
 
-    def find_head(self, module: Any) -> None:
-        """Have the head of a model of transformers answer questions."""
+    def find_head(self, module: Any, at_once: int = LOGITS) -> None:
+        """Replace the head of a model of transformers by a :class:`ScoringHead` of ``at_once`` logits."""
         config, head = module.config.get_text_config(), module.get_output_embeddings()
         if head is not None and not any(getattr(config, name, None) for name in AFTER_HEAD):
             make_exact(head)
-            self._head = head.forward = ScoringHead(head.forward, config.vocab_size)
+            self._head = head.forward = ScoringHead(head.forward, config.vocab_size, at_once)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
         """Verl's model inputs; the head is asked for what the micro-batch needs."""

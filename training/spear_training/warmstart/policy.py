@@ -338,7 +338,7 @@ def fit(
         if names is not None and settings.renamed:
             read = rename_words(read, names, settings.renamed, dice)
             learnt = torch.where(learnt == IGNORED, IGNORED, read)
-        loss = _measure_loss(model, read, learnt, settings.prompt_weight)
+        loss = measure_loss(model, read, learnt, settings.prompt_weight)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -393,7 +393,7 @@ def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> li
     return [batches[i] for i in torch.randperm(len(batches), generator=dice).tolist()]
 
 
-def _measure_loss(
+def measure_loss(
     model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor, prompt_weight: float
 ) -> torch.Tensor:
     """Mean loss over the response tokens, plus ``prompt_weight`` times that over the prompts' tokens."""

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
+from spear_training.catalogue import describe_fields, make_schema
 from spear_training.run.compose import GROUPS, compose, list_choices, list_official
-from spear_training.run.config import RunConfig, describe_fields, make_schema
+from spear_training.run.config import RunConfig
 
 OWN = """
 extends: demo

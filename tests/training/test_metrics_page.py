@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spear_training.algorithms import SpearSettings
-from spear_training.run.rollout_correction import RolloutCorrection
+from spear_training.run.config import RolloutCorrection
 from tests.rooms import ROOT
 from tests.training.episodes import make_episode, play
 from tests.training.step.actors import Played

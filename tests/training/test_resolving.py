@@ -16,6 +16,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 
 from spear_envs.core.errors import SpearError
+from spear_training.catalogue import describe_fields
 from spear_training.run import computing, launch
 from spear_training.run.compose import compose
 from spear_training.run.computing import (
@@ -29,7 +30,7 @@ from spear_training.run.computing import (
     prefers_bfloat16,
     require_engine,
 )
-from spear_training.run.config import AUTO, RolloutEngine, RunConfig, describe_fields
+from spear_training.run.config import AUTO, RolloutEngine, RunConfig
 from spear_training.run.launch import (
     describe_void,
     prepare_training,

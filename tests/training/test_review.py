@@ -20,9 +20,9 @@ from spear_agents.play.trajectory import Layout, StopReason, Trajectory, Turn, r
 from spear_agents.viewer.runs import Run
 from spear_training.algorithms import SpearSettings
 from spear_training.run.config import RecordSettings
-from spear_training.run.recording import EpisodeRecorder
 from spear_training.run.review import WINDOW, advise, review_history
 from spear_training.run.training import plot_curves
+from spear_training.step.records import EpisodeRecorder
 from tests.agents.test_cli import train, write_launch
 from tests.training import trainings
 

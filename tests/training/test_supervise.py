@@ -192,6 +192,7 @@ def test_a_real_process_with_a_broken_configuration_fails_with_one_line(out: Pat
 # ---- a run that is stopped -------------------------------------------------------------------------------------------
 def test_what_a_failed_run_started_is_ended_with_it(out: Path, stand_in: StandIn) -> None:
     """A process in a session of its own, as Ray's daemons are, with shared memory that it would leave behind."""
+    other = start_child("plain", "another run")
     code = (
         "from multiprocessing import shared_memory, resource_tracker\\nimport time\\n"
         "m = shared_memory.SharedMemory(create=True, size=64)\\n"
@@ -205,7 +206,6 @@ def test_what_a_failed_run_started_is_ended_with_it(out: Path, stand_in: StandIn
         sys.exit(3)
         """
     )
-    other = start_child("plain", "another run")
     try:
         with pytest.raises(SpearError):
             run(out)

@@ -15,9 +15,8 @@ from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
 from spear_training.run.compose import compose, list_choices
-from spear_training.run.config import RunConfig, flatten
+from spear_training.run.config import RolloutCorrection, RunConfig, describe_staleness, flatten
 from spear_training.run.launch import resolve_machine
-from spear_training.run.rollout_correction import RolloutCorrection, describe_staleness
 from spear_training.run.to_verl import REFUSED, find_refusal, find_verl, list_names, name_ours, read_node, to_verl
 
 OUT = Path("runs/x")
@@ -226,7 +225,11 @@ def test_what_makes_none_is_refused(values: dict[str, Any], message: str) -> Non
         (["rollout.correction.rollout_is=sequence", "rollout.staleness=1"], "sequence", "each sequence"),
         (["rollout.correction.bypass_mode=true", "rollout.staleness=1"], None, "clipped ratio"),
         (
-            ["rollout.correction={rollout_rs: token_k1, rollout_rs_threshold: 2}", "rollout.staleness=1"],
+            [
+                "rollout.correction.rollout_rs=token_k1",
+                "rollout.correction.rollout_rs_threshold=2",
+                "rollout.staleness=1",
+            ],
             None,
             "token_k1",
         ),

@@ -14,6 +14,7 @@ from spear_training.algorithms import FormatMode
 from spear_training.run.compose import compose, list_official
 from spear_training.run.config import RunConfig, flatten
 
+
 def count_rows(config: RunConfig) -> int:
     """Rows of a mini-batch: where turns are rows, ours are tasks times the group."""
     conversation = config.env.layout.value == "conversation"

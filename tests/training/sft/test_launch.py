@@ -19,7 +19,7 @@ from spear_training.sft.launch import (
     complete_keys,
     count_steps,
     find_files,
-    load_previous,
+    read_tuning,
     run_sft,
 )
 from tests.training.sft.conftest import write_lines
@@ -130,7 +130,7 @@ def test_a_run_is_that_of_its_settings_data_and_model(
 
     monkeypatch.setattr(launch, "supervise_training", train)
     assert run_sft(settings, out, QUIET) == out / "model"
-    assert runs == [("cpu", "spear_training.sft.process")]
+    assert runs == [("cpu", "spear_training.sft.launch")]
     report = json.loads((out / "sft.json").read_text())
     assert report["steps"] == 6 and report["losses"][0] == 1.0 and report["samples"]["samples"] == 10
     assert run_sft(settings, out, QUIET) == out / "model" and len(runs) == 1, "it has its steps already"
@@ -146,8 +146,8 @@ def test_a_run_is_that_of_its_settings_data_and_model(
 @pytest.mark.parametrize("content", [b"", b"train: {steps: 3}", b"[", b"\xff\xfe", b"a: b: c", b"[1]"])
 def test_a_folder_of_another_kind_of_run_or_a_damaged_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises(SpearError, match=r"config\.yaml (cannot be read|is not) .*: name another folder") as found:
-        load_previous(tmp_path / "config.yaml")
+    with pytest.raises(SpearError, match="fine-tuning") as found:
+        read_tuning(tmp_path)
     assert "\n" not in str(found.value)
 
 

@@ -13,10 +13,9 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
 from spear_training.algorithms.curriculum import BranchSettings, CurriculumSettings
 from spear_training.run.checkpoints import FORMAT, read_state, write_state
-from spear_training.step.branching import Branching, check_branching
-from spear_training.step.curriculum import Curriculum
-from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout, Walk
+from spear_training.step.step import summarize_episodes
+from spear_training.step.tasks import Branching, Curriculum, check_branching
 from tests.training.episodes import Episode, make_episode, play
 
 GROUPS = ("1-00000", "1-00001", "1-00002", "1-00003")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spear_training.algorithms import kl_divergence
-from spear_training.step.loss import compute_loss, measure_loss
+from spear_training.step.update import compute_loss, measure_loss
 from tests.training.step.batches import BOUNDS, CASES, GAMMA, NO_COV, choose, draw_batch
 
 

@@ -9,9 +9,9 @@ import pytest
 from spear_agents.engines.base import Finish
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, SpearSettings, is_incomplete, is_unreadable
-from spear_training.step.metrics import summarize_episodes, summarize_plan, summarize_rewards
 from spear_training.step.plan import plan_rows
 from spear_training.step.records import EpisodeRecord, Rollout, record_episode, tabulate
+from spear_training.step.step import summarize_episodes, summarize_plan, summarize_rewards
 from tests.training.episodes import Episode, make_episode, play
 
 

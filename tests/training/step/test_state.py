@@ -15,10 +15,10 @@ from spear_training.algorithms import ReplayEntry, SpearSettings
 from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.replay import tabulate_entries
 from spear_training.run.checkpoints import STATE, TENSORS
-from spear_training.step.curriculum import Curriculum, check_tasks, rate_difficulty
 from spear_training.step.minibatches import deal_rows
 from spear_training.step.records import EpisodeRecord
 from spear_training.step.state import SpearState
+from spear_training.step.tasks import Curriculum, check_tasks, rate_difficulty
 from tests.training.episodes import make_episode
 
 

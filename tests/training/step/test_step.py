@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SettingsError, SpearSettings, gae_advantages, spear_loss
-from spear_training.step.staleness import BatchesAhead, summarize_ratios
 from spear_training.step.state import SpearState
-from spear_training.step.step import SpearStep
+from spear_training.step.step import SpearStep, summarize_ratios
+from spear_training.step.tasks import BatchesAhead
 from spear_training.step.update import UpdateSizes
 from tests.training.episodes import Episode, make_episode, play
 from tests.training.step.actors import Optimiser, Played, TableActor, TableCritic, descend

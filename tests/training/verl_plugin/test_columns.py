@@ -17,18 +17,16 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings, aggregate_loss, value_loss
-from spear_training.step.loss import measure_loss
+from spear_training.step.update import measure_loss
 from spear_training.verl_plugin.actor import STEERING, VerlCritic, actor_loss, critic_loss
 from spear_training.verl_plugin.queue import (
     FORWARD_COLUMNS,
     PICTURES,
-    StepQueue,
     build_columns,
     find_predictions,
     nest_flat,
     pad_rows,
 )
-from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.step.batches import CASES, GAMMA, Batch, draw_batch, find_bounds
 from tests.training.verl_plugin.steps import LAYOUTS, RATE, FakeWorkers, Step
 
@@ -161,9 +159,7 @@ class FakeCritics(FakeWorkers):
         data: TensorDict = self.queue.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
         tu.assign_non_tensor(data, dp_size=self.ranks)
         ids = data["input_ids"]
-        values = nest_flat(
-            torch.cat([self.find_values(row) for row in ids.unbind()]), ids.offsets().diff().tolist()
-        )
+        values = nest_flat(torch.cat([self.find_values(row) for row in ids.unbind()]), ids.offsets().diff().tolist())
         return critic_loss(self.settings.critic, {"values": values}, data, dp_group=None)
 
 

@@ -163,7 +163,7 @@ def measure_peak(tokens: int, shape: Architecture, *, update: bool) -> float:
     return total - 2 * (weight.numel() + hidden.numel())
 
 
-@pytest.mark.parametrize("tokens", [9_216, 18_432])
+@pytest.mark.parametrize("tokens", [18_432, 36_864])
 def test_a_step_s_log_probs_take_what_the_plan_says(tokens: int) -> None:
     shape = Architecture(
         1_543_714_304, 0, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, cache_values=0

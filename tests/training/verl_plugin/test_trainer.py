@@ -16,9 +16,8 @@ from spear_agents.play.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_training.run.checkpoints import BEST, STATE, read_best
 from spear_training.run.config import RunConfig
-from spear_training.run.recording import EpisodeRecorder
 from spear_training.run.to_verl import to_verl
-from spear_training.step.records import Rollout
+from spear_training.step.records import EpisodeRecorder, Rollout
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
 from spear_training.verl_plugin.queue import PARTITION, StepQueue

@@ -16,7 +16,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.step.curriculum import Curriculum
+from spear_training.step.tasks import Curriculum
 from spear_training.verl_plugin.trainer import SpearTrainer
 from tests.training.episodes import Episode, make_episode
 from tests.training.verl_plugin.test_trainer import make_group, open_trainer, take_step

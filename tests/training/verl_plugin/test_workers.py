@@ -23,8 +23,8 @@ from verl.workers.engine_workers import TrainingWorker
 import spear_training.verl_plugin  # noqa: F401  (what is tested)
 from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin.attention import PACKED
-from spear_training.verl_plugin.dataset import TaskDataset
 from spear_training.verl_plugin.platform import PlatformCPU
+from spear_training.verl_plugin.trainer import TaskDataset
 from spear_training.verl_plugin.workers import (
     CpuValueModelEngine,
     SpearCriticWorker,

@@ -118,24 +118,24 @@ class Patience:
     """Time limits of the supervision of a training, in seconds."""
 
     look: float = 5.0
-    """Between two looks at the processes of the training."""
+    """Pause between two looks at the processes of the training."""
     lost: float = 20.0
-    """For a process to be gone or stopped before the training is ended: at its end they all go within seconds."""
+    """Time that a process may be gone or stopped before the training is ended: at its end all go within seconds."""
     grace: float = 20.0
-    """For an interrupted training to shut Ray down by itself."""
+    """Time of an interrupted training to shut Ray down by itself."""
     end: float = 5.0
-    """For a process to end after each signal."""
+    """Time of a process to end after each signal."""
 
 
 PATIENCE = Patience()
-"""Of a training that a user waits for."""
+"""Time limits of a training that a user waits for."""
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Called a few times a second with the history of the run so far."""
 
 
 def build_environment(out: Path, device: str) -> dict[str, str]:
-    """The environment of a training's process: this one's, with variables for verl and its plugin."""
+    """Return the environment of a training's process: this one's, with variables for verl and its plugin."""
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
     variables = {
@@ -165,7 +165,7 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
 
 
 def _find_next(metrics: Path) -> int:
-    """The number of a launch, after the highest there is: files may have been deleted."""
+    """Return the number of a launch, after the highest there is: files may have been deleted."""
     return max((int(path.stem) + 1 for path in metrics.glob("*.jsonl") if path.stem.isdecimal()), default=0)
 
 
@@ -277,7 +277,7 @@ class _Watch:
         self._next = 0.0
 
     def find_lost(self) -> str | None:
-        """What has been lost for too long, in words; None if nothing has."""
+        """Return what has been lost for too long, in words; None if nothing has."""
         now = time.monotonic()
         if now < self._next:
             return None

@@ -47,7 +47,7 @@ def attend_rows(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention with transformers' interface in which each row only attends to itself.
+    """Return attention with transformers' interface in which each row only attends to itself.
 
     Args:
         query: [1, heads, L, width], L tokens of all rows, or this rank's part of them.
@@ -117,7 +117,7 @@ def attend_at_once(
 def _attend_row(
     row: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """Attention of query, key and value of one row [1, L, heads, width]."""
+    """Return the attention of query, key and value of one row [1, L, heads, width]."""
     length = row[0].shape[2]
     if row[0].device.type == "cpu" and row[0].dtype is torch.bfloat16:
         # At the end, where no token looks. torch keeps a megabyte of kernels for each new length.

@@ -1,4 +1,4 @@
-"""What our own rollout backends share.
+"""Base of our own rollout backends.
 
 verl's asynchronous rollout has three parts: a replica, which starts the server; a server actor; and an adapter inside
 the training worker, which pushes the weights.
@@ -42,7 +42,7 @@ _LOST_PEER = re.compile(r"(Connection (closed|reset) by peer|Connection refused|
 
 
 def explain_death(error: BaseException) -> str | None:
-    """One line about the process that died, or None if ``error`` is about something else.
+    """Return one line about the process that died, or None if ``error`` is about something else.
 
     A rank that dies takes the others down with it: they lose their peer in the middle of a collective operation, and
     which of the errors arrives first is chance.
@@ -77,7 +77,7 @@ CLOSE_SECONDS = 60.0
 
 
 def name_server(backend: str, replica_rank: int) -> str:
-    """The Ray actor name of a replica's server."""
+    """Return the Ray actor name of a replica's server."""
     return f"{backend}_server_{replica_rank}"
 
 
@@ -89,7 +89,7 @@ def register_backend(backend: str, replica: type[OwnReplica], sender: type[Weigh
 
 
 def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
-    """verl's sampling parameters, which are vLLM's, as ours; without a limit a response has ``response_length``."""
+    """Return verl's sampling parameters, which are vLLM's, as ours; the default limit is ``response_length``."""
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),
@@ -102,7 +102,7 @@ def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
 
 
 def make_output(answer: Generation) -> TokenOutput:
-    """A response in verl's own form; ``global_steps`` is what verl calls the version of the weights."""
+    """Return a response in verl's own form; ``global_steps`` is what verl calls the version of the weights."""
     counts = {} if answer.cached_tokens is None else {"cached_tokens": answer.cached_tokens}
     return TokenOutput(
         token_ids=list(answer.token_ids),
@@ -114,10 +114,10 @@ def make_output(answer: Generation) -> TokenOutput:
 
 
 class OwnServer:
-    """What every rollout server is asked for besides responses; ours have nothing to do for most of it."""
+    """Calls that verl makes to every rollout server besides responses; for most, ours have nothing to do."""
 
     version: int | None = None
-    """Of the weights: the training step that they come from."""
+    """Training step that the weights come from."""
 
     async def start(self) -> None:
         """Be ready to answer."""
@@ -142,7 +142,7 @@ class OwnReplica(RolloutReplica):
         """Make the server's Ray actor, with Ray's ``options``, and return its handle."""
 
     async def find_place(self) -> dict[str, Any]:
-        """Ray's options that put the server where it belongs; on a CPU that is anywhere."""
+        """Return Ray's options that place the server; on a CPU that is anywhere."""
         return {}
 
     async def launch_servers(self) -> None:
@@ -211,7 +211,7 @@ class WeightSender(BaseRollout):
         await self.get_server().update_weights.remote(state, version)
 
     def get_server(self) -> Any:
-        """The Ray actor of this replica."""
+        """Return the Ray actor of this replica."""
         return ray.get_actor(name_server(self.backend, self._replica_rank))
 
 
@@ -288,7 +288,9 @@ class HFReplica(OwnReplica):
         )
 
     async def find_place(self) -> dict[str, Any]:
-        """On a GPU: the node and the device of the replica's first training worker, which Ray does not count twice."""
+        """Return, on a GPU, the node and the device of the replica's first training worker, which Ray does not count
+        twice.
+        """
         if get_device_name() == "cpu":
             return {}
         node, devices = await self.workers[0].__ray_call__.remote(
@@ -316,7 +318,7 @@ register_backend(HF, HFReplica, HFWeightSender)
 
 
 _CACHE_SHARE = 0.25
-"""Of the free memory for keys and values: the trainer takes its own later."""
+"""Share of the free memory for keys and values: the trainer takes its own later."""
 
 
 class Gate:
@@ -401,7 +403,9 @@ class VLLMServer(OwnServer):
         self.version = version
 
     async def sleep(self, *_: Any, **__: Any) -> None:
-        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has died."""
+        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has
+        died.
+        """
         await self._change(self._get_engine().release_memory)
 
     async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -444,7 +448,7 @@ class VLLMReplica(OwnReplica):
         )
 
     async def find_place(self) -> dict[str, Any]:
-        """The node of the replica's first training worker, whose memory the server reads weights from."""
+        """Return the node of the replica's first training worker, whose memory the server reads weights from."""
         node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 

@@ -47,8 +47,8 @@ from spear_training.run.custom_reward import load_custom_reward
 from spear_training.run.environments import make_environment
 from spear_training.run.launch import MOST_EPISODES
 from spear_training.run.to_verl import HF, VLLM_CPU, read_node
-from spear_training.step.branching import list_walks
 from spear_training.step.records import Rollout, record_episode, tabulate
+from spear_training.step.tasks import list_walks
 from spear_training.verl_plugin.queue import PARTITION, build_columns
 from spear_training.verl_plugin.rollout_servers import stop_if_dead
 
@@ -87,7 +87,7 @@ class CountingEngine:
     calls: int = 0
 
     def session(self) -> AbstractContextManager[None]:
-        """The engine's own session."""
+        """Return the engine's own session."""
         return open_session(self.engine)
 
     async def generate(
@@ -367,7 +367,7 @@ class RolloutWorker(AgentLoopWorker):
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker plays in a step, and its Ray future."""
+    """Episodes that one worker plays in a step, and their Ray future."""
 
     worker: Any
     asked: tuple[Any, ...]

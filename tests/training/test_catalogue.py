@@ -16,7 +16,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from spear_envs.core.tasks import ListTaskSet, Task
 from spear_training.algorithms import SpearSettings
-from spear_training.run.compose import ORDER, check_choice, compose, find_files, list_algorithms
+from spear_training.run.compose import ORDER, compose, find_files, list_algorithms
 from spear_training.run.config import EnvironmentSettings, RunConfig
 from spear_training.run.custom_reward import CUSTOM, CustomReward, load_custom_reward
 from spear_training.run.environments import inspect_environment, make_environment
@@ -66,13 +66,6 @@ def test_ppo_alone_has_a_critic_which_is_the_actors_network(settings: dict[str, 
     assert verl.critic.enable and verl.critic.model.path == "/some/model" and verl.critic.optim.lr == 1e-5
     assert verl.critic.strategy == verl.actor_rollout_ref.actor.strategy
     assert verl.trainer.max_critic_ckpt_to_keep == 7
-
-
-@pytest.mark.parametrize(("name", "near"), [("gigpo-spear", "gigpo_spear"), ("grppo", "grpo")])
-def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(SpearError, match=f"did you mean {near}"):
-        check_choice("algorithm", name)
-    check_choice("algorithm", near)
 
 
 # ---- policies of dry runs --------------------------------------------------------------------------------------------

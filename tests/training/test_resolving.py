@@ -208,6 +208,13 @@ def test_heads_must_divide(tmp_path: Path) -> None:
     check(*words, f"{SHARED}=2")
 
 
+def test_ranks_that_share_a_row_need_room_for_their_part_alone() -> None:
+    words = (*CUDA, f"{SHARED}=2", "train.log_prob_tokens_per_gpu=35")
+    compose([*words, "train.tokens_per_gpu=35"]).config.check_together()
+    with pytest.raises(SpearError, match=r"up to 70 tokens: raise train\.tokens_per_gpu=34 to 35"):
+        compose([*words, "train.tokens_per_gpu=34"]).config.check_together()
+
+
 # ---- types of numbers ------------------------------------------------------------------------------------------------
 def make_folder(folder: Path, size: int) -> Path:
     """A model with a file of weights of so many bytes, which holds nothing else."""

@@ -17,16 +17,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils import tensordict_utils as tu
 from verl.utils.import_utils import is_trl_available
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 
 import spear_training.verl_plugin  # noqa: F401  (what is tested)
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.platform import PlatformCPU
 from spear_training.verl_plugin.trainer import TaskDataset
 from spear_training.verl_plugin.workers import (
-    CpuValueModelEngine,
     SpearCriticWorker,
     SpearTrainingWorker,
 )
@@ -50,35 +47,6 @@ def test_the_learning_rate_ticks_unless_the_call_holds_it(
 
 
 # ---- the critic and the reference policy -----------------------------------------------------------------------------
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_critic_is_built_as_a_token_classifier_over_the_actors_network(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    engine: Any = object.__new__(CpuValueModelEngine)
-    engine.use_remove_padding = True
-    engine.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=1)
-    config = SimpleNamespace(architectures=["Qwen2ForCausalLM"], _attn_implementation="sdpa")
-    engine.model_config = SimpleNamespace(hf_config=config, model_type="value_model")
-
-    chosen: list[str] = []
-    module = SimpleNamespace(set_attn_implementation=lambda name: chosen.append(name))
-
-    def build(self: Any) -> Any:
-        assert self.model_config.model_type == "language_model" and not self.use_remove_padding
-        assert config.architectures == ["Qwen2ForTokenClassification"] and config.num_labels == 1
-        if fails:
-            raise OSError("no such model")
-        return module
-
-    monkeypatch.setattr(FSDPEngine, "_build_module", build)
-    if fails:
-        with pytest.raises(OSError, match="no such model"):
-            engine._build_module()
-    else:
-        assert engine._build_module() is module and chosen == [PACKED]
-    assert engine.model_config.model_type == "value_model" and engine.use_remove_padding
-
-
 def test_a_critic_begins_with_the_value_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingWorker, "reset", lambda self: None)
     worker: Any = object.__new__(SpearCriticWorker)

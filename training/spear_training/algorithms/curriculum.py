@@ -141,11 +141,11 @@ class BranchSettings(Record, path="branch"):
     """Success at which a reverse curriculum moves one step back."""
 
     def keeps(self, *, won: bool) -> bool:
-        """Whether episodes with this end are kept."""
+        """Return whether episodes with this end are kept."""
         return self.share > 0 and (won or self.mode is BranchMode.NEAR_MISS)
 
     def begins_in(self, *, won: bool) -> bool:
-        """Whether groups start in states of episodes with this end; others only need the names of states."""
+        """Return whether groups start in states of episodes with this end; others only need the names of states."""
         return self.share > 0 and won is (self.mode is BranchMode.SUCCESS)
 
 

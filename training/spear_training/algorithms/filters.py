@@ -144,7 +144,7 @@ full-width question mark read so. The authors' code has these and combinations o
 
 
 def is_unreadable(text: str) -> bool:
-    """Whether a response has characters that come from broken bytes (:data:`UNREADABLE`)."""
+    """Return whether a response has characters that come from broken bytes (:data:`UNREADABLE`)."""
     return any(mark in text for mark in UNREADABLE)
 
 
@@ -152,12 +152,12 @@ _ACTION = re.compile(r"<action>.*?</action>", re.DOTALL)
 
 
 def is_incomplete(text: str) -> bool:
-    """Whether a response has no whole ``<action>`` after its last ``</think>``, as the authors' agent code asks."""
+    """Return whether a response lacks a whole ``<action>`` after its last ``</think>``, as the authors' code asks."""
     return _ACTION.search(text.rpartition("</think>")[2]) is None
 
 
 def has_repetition(token_ids: Sequence[int] | Tensor, *, ngram: int = 20, times: int = 10) -> bool:
-    """Whether a sequence of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap."""
+    """Return whether a sequence of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap."""
     if ngram < 1 or times < 1:
         raise ValueError(f"ngram and times must be 1 or more, not {ngram} and {times}")
     ids = np.asarray(token_ids, dtype=np.int64)

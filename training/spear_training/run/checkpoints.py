@@ -201,7 +201,7 @@ def finish_checkpoint(folder: Path) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the checkpoint is complete."""
+    """Return whether the checkpoint is complete."""
     return (folder / MANIFEST).is_file()
 
 

@@ -123,7 +123,7 @@ def choose_dtype(chosen: str, weights: float) -> str:
 
 @lru_cache(maxsize=1)
 def prefers_bfloat16() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 clearly faster than those of float32.
+    """Return whether this CPU multiplies matrices of bfloat16 clearly faster than those of float32.
 
     It is tried, since the instructions that a CPU has do not tell: of two with AVX-512's and without AMX, bfloat16 was
     half as fast on one and twice on the other.

@@ -55,7 +55,7 @@ _ADDRESS = re.compile(r"://[^/\s]*@")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not be logged: by its name, or as an address with a password."""
+    """Return whether a variable must not be logged: by its name, or as an address with a password."""
     return bool(_SECRET.search(name) or _ADDRESS.search(value))
 
 

@@ -313,7 +313,7 @@ def _check_keys(given: Mapping[str, Any], known: Mapping[str, Any], *, on_cpu: b
 
 
 def _is_field(parts: list[str], known: Mapping[str, Any]) -> bool:
-    """Whether a key is a field of one of verl's classes that its file leaves out, such as ``enable_sleep_mode``."""
+    """Return whether verl's file leaves out a key that one of its classes has, such as ``enable_sleep_mode``."""
     for end in range(len(parts) - 1, 0, -1):
         target = known.get(".".join([*parts[:end], "_target_"]))
         if isinstance(target, str):

@@ -140,7 +140,7 @@ def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_learnt(message: Mapping[str, Any]) -> bool:
-    """Whether no flag of a message says that it is only read."""
+    """Return whether no flag of a message says that it is only read."""
     return all(message.get(name, 1) for name in _FLAGS)
 
 

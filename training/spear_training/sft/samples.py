@@ -99,7 +99,7 @@ class SampleReader:
         return samples
 
     def fits(self, sample: Sample, record: Mapping[str, Any]) -> bool:
-        """Whether recorded tokens of the policy read as what the messages say it wrote; True without either."""
+        """Return whether recorded tokens of the policy read as what the messages say it wrote; True without either."""
         if "messages" not in record or "input_ids" not in record:
             return True
         said = _squeeze("".join(m["content"] for m in read_messages(record) if m["role"] == "assistant"))
@@ -115,7 +115,7 @@ class SampleReader:
         return True
 
     def ends(self, sample: Sample) -> bool:
-        """Whether the last response ends with an end token, which the policy has to learn."""
+        """Return whether the last response ends with an end token, which the policy has to learn."""
         return sample.ids[-1] in self.end_ids
 
     def _encode(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> Iterator[Sample | None]:

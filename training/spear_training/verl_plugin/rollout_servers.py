@@ -181,7 +181,7 @@ def close_servers(replicas: Iterable[RolloutReplica]) -> None:
 
 
 class WeightSender(BaseRollout):
-    """Lives in the training worker. Every rank drains the weights (gathering is collective), one a replica sends."""
+    """Sender in the training worker. Every rank drains the weights (gathering is collective), one a replica sends."""
 
     backend: str
 

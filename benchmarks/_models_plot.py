@@ -1,4 +1,4 @@
-"""What a real language model learns, as one picture: training games by step, unseen games before and after."""
+"""Picture of what a real language model learns: training games by step, unseen games before and after."""
 
 from __future__ import annotations
 

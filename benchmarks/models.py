@@ -48,9 +48,9 @@ ARMS = {"grpo": "GRPO", "drbot_spear": "SPEAR"}
 MEASURED = 3
 """Training steps whose time is taken."""
 SEEDS, STEPS, GAMES = 2, 20, "240"
-"""Of each arm of ``--full``: trainings, their steps, and unseen games."""
+"""Size of each arm of ``--full``: trainings, their steps, and unseen games."""
 GAMES_OF_A_STEP = 32
-"""Of the preset."""
+"""Games of a training step in the preset."""
 
 
 class Peak:

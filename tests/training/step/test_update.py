@@ -169,16 +169,16 @@ def test_minibatches_are_of_about_the_size_asked_for(rows: int, wanted: int) -> 
     assert count_minibatches(rows, 8) == wanted
 
 
-@pytest.mark.parametrize("mean", [900, 4000])
-def test_no_rank_waits_long_for_the_slowest(mean: int) -> None:
-    lengths = np.random.default_rng(1).normal(mean, mean / 3, 512).clip(100, 4 * mean).astype(np.int64)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rank_waits_long_for_the_slowest(seed: int) -> None:
+    lengths = np.random.default_rng(seed).lognormal(6.8, 0.8, 256).astype(np.int64)  # as WebShop's rows
     for count in (1, 4):
         even, random = (
-            deal_rows([range(512)], lengths, count=count, shares=8, rng=np.random.default_rng(2), balance=balance)
+            deal_rows([range(256)], lengths, count=count, shares=4, rng=np.random.default_rng(2), balance=balance)
             for balance in (True, False)
         )
-        assert 1.0 <= even.measure_balance(lengths, 8) <= random.measure_balance(lengths, 8)
-        assert count > 1 or even.measure_balance(lengths, 8) <= 1.05
+        assert 1.0 <= even.measure_balance(lengths, 4) <= random.measure_balance(lengths, 4)
+        assert count > 1 or even.measure_balance(lengths, 4) <= 1.03
 
 
 def test_the_balance_is_the_slowest_share_over_the_mean() -> None:

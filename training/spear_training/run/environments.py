@@ -87,7 +87,7 @@ def inspect_environment(
 
 
 def _find_obstacle(env: Any) -> str | None:
-    """Why episodes cannot start in a state of an environment that has just been reset, or None."""
+    """Return why episodes cannot start in a state of an environment that has just been reset, or None."""
     if not env.restores:
         return "its requests to other processes would have to be repeated"
     try:

@@ -185,16 +185,6 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     assert "x>=0" in CliRunner().invoke(compare, [*pairs[:2], "--seed", "-1"]).output
 
 
-def test_figures_come_as_latex_and_json() -> None:
-    expert = ["spear/ALFWorld-v0", "--engine", "expert", "--tasks", "6"]
-    row = CliRunner().invoke(evaluate, [*expert, "--latex", "--row-name", "Oracle"]).output
-    assert row.splitlines()[-1] == "Oracle & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 \\\\"
-    wide = CliRunner().invoke(evaluate, [*expert, "--latex", "--intervals"]).output
-    assert r"100.0{\tiny$\pm$" in wide
-    found = json.loads(CliRunner().invoke(evaluate, [*expert, "--json"]).output)
-    assert found["overall"]["success"]["mean"] == 1.0
-
-
 def test_episodes_at_a_time_are_as_many_as_requests(script: Script) -> None:
     script.answers = [say(complete("<think>x</think><action>up</action>"))]
     asked: list[list[Any]] = []
@@ -244,9 +234,3 @@ def test_prompts_that_never_fit_are_no_figure(script: Script) -> None:
     script.answers = [say({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, 400)]
     result = run(script)
     assert result.exit_code == 1 and "every prompt was too long" in str(result.exception)
-
-
-def test_that_nothing_is_kept_is_said_before_it_is_paid_for(script: Script, tmp_path: Path) -> None:
-    script.answers = [say({"error": {"message": "no key"}}, 401)]
-    assert "--out FOLDER keeps it" in run(script).output
-    assert "--out" not in run(script, "--out", str(tmp_path)).output

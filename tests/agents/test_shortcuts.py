@@ -182,14 +182,6 @@ def test_an_episode_of_another_environment_is_noticed(episode: Trajectory, tmp_p
         render_episode_gif(ENV, KEYWORDS, episode, tmp_path / "file" / "x.gif")
 
 
-def test_an_error_in_a_notebook_is_the_same_one() -> None:
-    async def cell() -> None:
-        evaluate(SOKOBAN, engine="random", tasks=2, out="/dev/null/x")
-
-    with pytest.raises(SpearError, match="cannot be written"):
-        asyncio.run(cell())
-
-
 def test_an_episode_and_a_turn_are_shown_short() -> None:
     (episode,) = evaluate(SOKOBAN, engine="expert", tasks=1).trajectories
     for shown in (episode, episode.turns[0], [episode]):

@@ -1,11 +1,9 @@
 """Records of episodes on disk, and files that are whole or the old ones."""
 
-import errno
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -330,18 +328,3 @@ def test_a_tokenizer_of_words_is_told_from_one_that_builds_them(tmp_path: Path, 
     for damaged in ("", "[]", '{"model": null}', "[" * 9999):
         (tmp_path / "tokenizer.json").write_text(damaged)
         assert not has_words(tmp_path)
-
-
-def test_a_file_of_one_torn_line_becomes_empty(tmp_path: Path) -> None:
-    path = tmp_path / "episodes.jsonl"
-    path.write_text('{"env_id": "' + "x" * 100_000)
-    with TrajectoryWriter(path):
-        pass
-    assert path.read_bytes() == b""
-
-
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    with TrajectoryWriter(tmp_path / "x.jsonl") as writer:
-        full = mock.Mock(write=mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-        with mock.patch.object(writer, "_file", full), pytest.raises(SpearError, match="No space left"):
-            writer.write(make_trajectory())

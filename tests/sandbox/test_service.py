@@ -101,23 +101,11 @@ def test_odd_output_is_kept_character_by_character(running: RunningService) -> N
     assert (reply["status"], reply["sandbox"]["stdout_bytes"]) == ("Success", 28)
 
 
-@pytest.mark.parametrize(
-    "code", ["\0", "print(1)\0print(2)", "print('\ud800')", "# \udfff", "\ufeffprint(1)", "", "é = 1", "("]
-)
-def test_odd_source_is_the_programs_own_mistake(running: RunningService, code: str) -> None:
-    reply = run(running, code)
-    assert reply["status"] in ("Success", "Failed") and reply["run_result"]["status"] == "Finished"
+def test_odd_source_is_the_programs_own_mistake(running: RunningService) -> None:
+    for code in ("\0", "print(1)\0print(2)", "print('\ud800')", "# \udfff", "\ufeffprint(1)", "", "é = 1", "("):
+        reply = run(running, code)
+        assert reply["status"] in ("Success", "Failed") and reply["run_result"]["status"] == "Finished", code
     assert run(running, "print(1)")["run_result"]["stdout"] == "1\n"
-
-
-def test_input(running: RunningService) -> None:
-    echo = "import sys; print(repr(sys.stdin.read()))"
-    assert run(running, echo)["run_result"]["stdout"] == "''\n"
-    assert run(running, echo, stdin="a\nü\0")["run_result"]["stdout"] == "'a\\nü\\x00'\n"
-    large = run(running, "import sys; print(len(sys.stdin.read()))", stdin="x" * 3_000_000)
-    assert large["run_result"]["stdout"] == "3000000\n"
-    unread = run(running, "print(1)", stdin="x" * 3_000_000)
-    assert unread["run_result"]["stdout"] == "1\n"
 
 
 def test_nothing_stays_for_the_next_run(running: RunningService) -> None:
@@ -133,9 +121,9 @@ def test_the_servers_environment_is_not_the_programs(running: RunningService, mo
 
 def test_a_loaded_server_slows_trivial_programs_down_and_fails_none(running: RunningService) -> None:
     with ThreadPoolExecutor(64) as pool:
-        busy = [pool.submit(run, running, "import time; time.sleep(1.5)", run_timeout=10) for _ in range(8)]
-        replies = list(pool.map(lambda i: run(running, f"print({i})", run_timeout=1, compile_timeout=60), range(48)))
-        assert [reply["run_result"]["stdout"] for reply in replies] == [f"{i}\n" for i in range(48)]
+        busy = [pool.submit(run, running, "import time; time.sleep(1.2)", run_timeout=10) for _ in range(4)]
+        replies = list(pool.map(lambda i: run(running, f"print({i})", run_timeout=1, compile_timeout=60), range(24)))
+        assert [reply["run_result"]["stdout"] for reply in replies] == [f"{i}\n" for i in range(24)]
         assert all(future.result()["status"] == "Success" for future in busy)
     assert max(reply["sandbox"]["queue_s"] for reply in replies) > 1
 
@@ -180,14 +168,3 @@ def test_no_file_of_ours_is_left_behind(running: RunningService) -> None:
     for _ in range(5):
         run(running, "open('x', 'w').write('x')")
     assert set(Path("/tmp").iterdir()) - before == set()
-
-
-def test_the_one_door_leads_to_the_service(running: RunningService) -> None:
-    pytest.importorskip("httpx", reason="the client needs httpx")
-    from spear_sandbox.blocking import open_executor
-
-    executor = open_executor(running.url)
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda i: executor.run(f"print({i})").stdout, range(40)))
-    assert found == [f"{i}\n" for i in range(40)] and open_executor(running.url) is executor
-    executor.close()

@@ -149,7 +149,7 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
 
 def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script, tmp_path: Path) -> None:
     def answer_late(handler: Any) -> None:
-        time.sleep(3)
+        time.sleep(1.6)
         say(complete())(handler)
 
     script.answers[:] = [answer_late]
@@ -163,7 +163,7 @@ def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script
         end = time.monotonic() + 10
         while client.get(f"{running.url}/episodes/{opened['id']}", headers=key).status_code == 200:
             assert time.monotonic() < end
-            time.sleep(2.5)
+            time.sleep(1.3)
     (played,) = read_last(tmp_path / EPISODES)
     assert played.stop is StopReason.FAULT and played.fault == "agent_timeout"
 

@@ -159,13 +159,15 @@ def test_an_override_makes_another_panel(
     assert summary["settings"]["panel"] == found and load(tmp_path).settings.panel == PlayedPanel.read(settings)
 
 
-def test_a_method_or_a_program_makes_another_panel() -> None:
+def test_a_method_or_a_program_makes_another_panel(tmp_path: Path) -> None:
     tasks = OFFICIAL["sokoban-tiny"]
     player = EvalSettings(tasks.env_id, EngineKind.HF, model="m", method=Method.REFLEXION, trials=3)
     other, overrides = tasks.override(player, {"method"})
     assert overrides == {"method": "reflexion", "trials": 3, "layout": "conversation"}
     settings = other.make_settings(player)
     assert (settings.layout, settings.trials, settings.template) == (Layout.CONVERSATION, 3, "compact")
+    export_panel(other, tmp_path / "reflexion.json")
+    assert read_panel(tmp_path / "reflexion.json")[0].protocol.method == "reflexion"
     program = EvalSettings(tasks.env_id, EngineKind.HF, model="m", agent="mine.py:play")
     other, overrides = tasks.override(program, {"agent"})
     assert overrides == {"agent": "mine.py:play", "layout": "conversation"} and other.name != tasks.name
@@ -244,13 +246,6 @@ def test_a_file_may_not_have_the_name_of_an_official_panel(tmp_path: Path) -> No
     ):
         with pytest.raises(SpearError, match="name"):
             call(*command)
-
-
-def test_a_panel_with_a_method_is_read_again(tmp_path: Path) -> None:
-    tasks = OFFICIAL["sokoban-tiny"]
-    other, _ = tasks.override(EvalSettings(tasks.env_id, EngineKind.HF, model="m", method=Method.REACT), {"method"})
-    export_panel(other, tmp_path / "react.json")
-    assert read_panel(tmp_path / "react.json")[0].protocol.method == "react"
 
 
 def test_another_panel_is_not_counted_as_the_panel(runs: Path, warm: Path, tmp_path: Path) -> None:
@@ -365,16 +360,7 @@ def test_a_panel_of_the_paper_is_played_as_its_preset_validates(name: str) -> No
     assert {key for key in own.keys() | preset.keys() if own.get(key) != preset.get(key)} == OTHERWISE.get(name, set())
 
 
-def test_limits_in_tokens_are_those_of_models() -> None:
-    """A script reads no tokens, and a server has a context of its own."""
-    tasks = OFFICIAL["aime-2024-paper-16k"]
-    local = tasks.make_settings(EvalSettings(tasks.env_id, EngineKind.HF, model="m"))
-    assert (local.max_prompt_tokens, local.max_row_tokens, local.max_tokens) == (2_048, 16_384, 16_384)
-    scripted = tasks.make_settings(EvalSettings(tasks.env_id, EngineKind.EXPERT))
-    assert (scripted.max_prompt_tokens, scripted.max_row_tokens) == (None, None)
-    assert (scripted.layout, scripted.top_p, scripted.episodes_per_task) == (Layout.CONVERSATION, 0.6, 30)
-
-
+@pytest.mark.slow
 def test_sokoban_is_played_in_pictures(tmp_path: Path) -> None:
     call(evaluate, "--panel", "sokoban-paper", "--engine", "expert", "--out", tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -383,6 +369,7 @@ def test_sokoban_is_played_in_pictures(tmp_path: Path) -> None:
     assert summary["settings"]["env_kwargs"]["preset"] == "paper" and summary["settings"]["temperature"] == 0.4
 
 
+@pytest.mark.slow
 def test_the_games_of_the_paper_are_played_where_they_are(shared: Path, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     archives = sorted((shared / "data" / "alfworld").glob("games_*.tar.xz"))
@@ -496,9 +483,7 @@ def test_a_published_model_is_played_again(runs: Path, tiny_model: Path, tmp_pat
         {"engine": "openai"},
         {"engine": "other"},
         {"outcomes": {}},
-        {"outcomes": {"a": []}},
         {"outcomes": {"a": ["1"]}},
-        {"outcomes": [1]},
         {"success": None},
         {"panel": 5},
     ],
@@ -540,7 +525,7 @@ def test_the_table_of_the_readme_is_made_of_the_ledger(tmp_path: Path) -> None:
         assert page.read_text("utf-8") == written.replace(old, new)
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "-x", "n" * 101])
+@pytest.mark.parametrize("name", ["../x", "-x", "n" * 101])
 def test_names_that_are_not_of_one_file_are_refused(runs: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(SpearError, match="is not a valid name"):
         call(ledger, "add", runs / "expert", "--panel", runs / "small.json", f"--name={name}", "--ledger", tmp_path)

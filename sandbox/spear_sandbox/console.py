@@ -23,7 +23,7 @@ DEBUG = "SPEAR_DEBUG"
 """Environment variable; if set, an error shows its traceback."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk."""
+"""Numbers of the errors of a full disk."""
 
 
 def echo(message: object = "", *, nl: bool = True, err: bool = False) -> None:
@@ -76,7 +76,7 @@ def run_command(
 
 
 def explain_missing(error: ImportError, requirement: str) -> str:
-    """The line for a package that is not installed; ``requirement`` brings it, such as ``"spear-envs[data]"``."""
+    """Write the line for a missing package, which ``requirement`` brings, such as ``"spear-envs[data]"``."""
     return f"a package is missing ({error}): pip install '{requirement}' brings it."
 
 

@@ -12,7 +12,7 @@ class SpearError(Exception):
     """Base of all errors that a user can fix. The message is one line that names the fix."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows instead of the traceback."""
+        """Return what a notebook shows instead of the traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -33,6 +33,6 @@ def explain_invalid(error: Any, whole: str = "the body") -> str:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name nearest to ``name``, or an empty string if none is near."""
+    """Return ``" Did you mean 'x'?"`` for the known name nearest to ``name``, or an empty string if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""

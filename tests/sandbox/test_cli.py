@@ -160,7 +160,7 @@ LOWERING = {
 
 
 def start_without_namespaces(*arguments: str) -> subprocess.Popen[str]:
-    """Start the command in a user namespace that may have none below it, as under a seccomp profile that denies them."""
+    """Start the command in a user namespace that may have none below it, as a seccomp profile can deny them."""
     return subprocess.Popen(
         [sys.executable, "-c", NO_NAMESPACES, *arguments],
         stdout=subprocess.PIPE,

@@ -159,7 +159,7 @@ class World:
         return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
 
     def close(self, stop: StopReason, turns: Sequence[Turn], prompts: PromptBuilder, **given: Any) -> Trajectory:
-        """The record of the episode; ``given`` replaces fields of it (``fault``, ``layout``)."""
+        """Return the record of the episode; ``given`` replaces fields of it (``fault``, ``layout``)."""
         info, paid = self.info, self._paid
         if stop is StopReason.FAULT:
             paid = 0.0  # also what an environment with its native reward had paid before
@@ -292,12 +292,12 @@ class _Episode:
 
 @lru_cache(maxsize=1)
 def _open_threads(pid: int) -> ThreadPoolExecutor:
-    """The threads of a process, which a forked child does not share."""
+    """Return the threads of a process, which a forked child does not share."""
     return ThreadPoolExecutor(BLOCKING_ENVIRONMENTS, thread_name_prefix="blocking-env")
 
 
 def name_request(task_id: str, seed: int, turn: int) -> str:
-    """The engine's id of one turn's request; ids of an episode sort by turn (from 1)."""
+    """Return the engine's id of one turn's request; ids of an episode sort by turn (from 1)."""
     return f"{task_id}#{seed:010d}#{turn:04d}"
 
 
@@ -310,7 +310,7 @@ def _record_turn(
     info: Mapping[str, Any],
     picture: np.ndarray | None,
 ) -> Turn:
-    """The record of a turn that led from the ``info`` ``before`` it to ``info``."""
+    """Return the record of a turn that led from the ``info`` ``before`` it to ``info``."""
     anchor = before["anchor"]
     native = float(info["reward_terms"]["native_return"] - before["reward_terms"]["native_return"])
     return Turn(

@@ -81,7 +81,7 @@ class CacheGate:
         self._contexts[number] = tokens
 
     def _find_admitted(self) -> set[int]:
-        """The oldest conversations that fit together, and at least the oldest."""
+        """Return the oldest conversations that fit together, and at least the oldest."""
         expected = self._ended_tokens // self._ended if self._ended else 0
         admitted: set[int] = set()
         total = 0
@@ -156,7 +156,7 @@ class Retrying:
     discarded: int = field(default=0, init=False)
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
-        """The first episode without a fault, or the last one."""
+        """Return the first episode without a fault, or the last one."""
         attempt = 1
         while True:
             played = await self.play(env, engine, prompts, **job)
@@ -176,7 +176,7 @@ class Listening:
     on_response: Callable[[Generation], None]
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
-        """The episode of ``play``."""
+        """Return the episode of ``play``."""
         return await self.play(env, _Heard(engine, self.on_response), prompts, **job)
 
 

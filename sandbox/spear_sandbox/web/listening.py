@@ -55,7 +55,7 @@ def _read_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     address = _read_address(host)
     return host == "localhost" if address is None else address.is_loopback
 

@@ -8,7 +8,7 @@ import pytest
 
 from spear_agents.engines import vllm_options
 from spear_agents.evaluation.records import EPISODES
-from spear_agents.evaluation.run import compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation.run import play_baseline, run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError, UnknownTaskError
@@ -66,15 +66,6 @@ def test_a_model_plays_the_same_whatever_the_concurrency(settings: EvalSettings,
     assert actions(first.trajectories) == actions(second.trajectories)
     assert first.settings.max_tokens == 8  # the model's own limit
     assert max(len(ids) for episode in actions(first.trajectories) for ids in episode) <= 8
-
-
-def test_prompts_stay_within_the_context_of_the_model(settings: EvalSettings, tiny_model: Path) -> None:
-    long = replace(settings, engine=EngineKind.HF, model=str(tiny_model), layout=Layout.CONVERSATION, max_tokens=24)
-    found = run_evaluation(replace(long, env_kwargs={"max_turns": 30}))
-    assert found.overall.stops == {"context_limit": 3}
-    assert max(len(t.turns) for t in found.trajectories) < 30
-    with pytest.raises(SpearError, match="leave no room"):
-        run_evaluation(replace(long, max_tokens=10_000))
 
 
 def test_a_conversation_ends_at_its_own_limit(settings: EvalSettings, tiny_model: Path, tmp_path: Path) -> None:
@@ -164,12 +155,3 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
     (tmp_path / EPISODES).write_text("")
     with pytest.raises(SpearError, match=r"without settings\.json"):
         run_evaluation(settings, tmp_path)
-
-
-def test_two_runs_are_compared(settings: EvalSettings, tmp_path: Path) -> None:
-    mine = replace(settings, episodes_per_task=10)
-    run_evaluation(replace(mine, engine=EngineKind.RANDOM), tmp_path / "random")
-    run_evaluation(mine, tmp_path / "expert")
-    found = compare_runs(tmp_path / "random", tmp_path / "expert")
-    assert found.after.mean == 1.0 and found.difference.mean > 0.2
-    assert found.lost == 0

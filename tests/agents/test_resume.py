@@ -2,7 +2,6 @@
 
 import errno
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -38,7 +37,7 @@ def settings(corridor_id: str) -> EvalSettings:
 
 def eval_command(out: Path) -> list[str]:
     code = "from spear_envs.cli import main; main()"
-    options = ["--engine", "random", "--env", "modality=text", "--tasks", "20", "--episodes-per-task", "12"]
+    options = ["--engine", "random", "--env", "modality=text", "--tasks", "10", "--episodes-per-task", "8"]
     return [sys.executable, "-c", code, "eval", "spear/Sokoban-v1", *options, "--out", str(out), "--concurrency", "4"]
 
 
@@ -50,7 +49,7 @@ def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice
         process = subprocess.Popen(eval_command(out), cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         end = time.monotonic() + 60
         while time.monotonic() < end and process.poll() is None:
-            if episodes.exists() and episodes.read_bytes().count(b"\n") > before + 20:
+            if episodes.exists() and episodes.read_bytes().count(b"\n") > before + 10:
                 break
             time.sleep(0.01)
         process.send_signal(end_by)
@@ -62,9 +61,9 @@ def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice
     subprocess.run(eval_command(out), cwd=root, check=True, capture_output=True)
     played = list(read_trajectories(episodes))
     assert Counter((t.task_id, t.seed) for t in played).most_common(1)[0][1] == 1
-    assert len(played) == 20 * 12
+    assert len(played) == 10 * 8
     whole = EvalSettings(
-        "spear/Sokoban-v1", EngineKind.RANDOM, env_kwargs={"modality": "text"}, tasks="20", episodes_per_task=12
+        "spear/Sokoban-v1", EngineKind.RANDOM, env_kwargs={"modality": "text"}, tasks="10", episodes_per_task=8
     )
     assert run_evaluation(whole).overall.to_json() == json.loads((out / SUMMARY).read_text())["overall"]
 
@@ -142,22 +141,6 @@ def test_an_engine_that_is_gone_stops_the_run_and_leaves_what_was_played(
     seen: list[int] = []
     run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
     assert seen[0] == won and seen[-1] == 12
-
-
-def test_a_file_that_may_not_grow_is_one_clear_error_and_the_run_goes_on_later(root: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-
-    def limit_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    command = eval_command(out)
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, preexec_fn=limit_files, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: ") and "cannot be written" in done.stderr and done.stderr.count("\n") == 1
-    played = len(list(read_trajectories(out / EPISODES)))
-    assert 0 < played < 240
-    subprocess.run(command, cwd=root, capture_output=True, check=True)
-    assert len(list(read_trajectories(out / EPISODES))) == 240
 
 
 def test_two_processes_do_not_play_into_one_folder(settings: EvalSettings, tmp_path: Path) -> None:

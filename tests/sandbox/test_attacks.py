@@ -264,6 +264,14 @@ def test_control_two_plain_processes_see_each_other(tmp_path: Path) -> None:
     assert all(names[1 - i] in printed[i] for i in range(2)), printed
 
 
+def test_all_that_is_shown_of_the_machine_is_mounted_read_only(pool: BlockingExecutor) -> None:
+    code = "for line in open('/proc/self/mountinfo'): print(*line.split()[4:6])"
+    mounts = dict(line.split() for line in pool.run(code).stdout.splitlines())
+    writable = {place for place, flags in mounts.items() if not flags.startswith("ro,")}
+    assert len(mounts) > 10 and writable == {"/tmp", "/dev/null", "/dev/full", "/dev/random", "/dev/urandom"}
+    assert all("nosuid" in flags for flags in mounts.values())
+
+
 KILLERS = {
     "to_the_group": "import os, signal\nos.kill(0, signal.SIGKILL)\n",
     "ignored_by_itself": "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nos.kill(0, 15)\nprint('DONE')\n",

@@ -82,7 +82,7 @@ class TestServe:
                 run_once(url, "print(1)", token="other")
             monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
             outcomes: list[Outcome] = []
-            code = "import time; time.sleep(2); print('late')"
+            code = "import time; time.sleep(1); print('late')"
             thread = threading.Thread(target=lambda: outcomes.append(run_once(url, code)))
             thread.start()
             wait_until(lambda: ask(url, None, "GET", "/health")[1]["running"] == 1)
@@ -209,17 +209,11 @@ class TestFailedStarts:
     @pytest.mark.parametrize(
         "arguments",
         [
-            ("--port", "70000"),
-            ("--isolation", "none"),
-            ("--isolation", "magic"),
-            ("--allow-weak-isolation", "bwrap"),
-            ("--max-running", "0"),
-            ("--queue-wait", "-1"),
-            ("--max-run-timeout", "0"),
-            ("--memory-mb", "1"),
-            ("--packages", "no_such_thing"),
+            ("--port", "70000"), ("--isolation", "none"), ("--isolation", "magic"),
+            ("--allow-weak-isolation", "bwrap"), ("--max-running", "0"), ("--queue-wait", "-1"),
+            ("--max-run-timeout", "0"), ("--memory-mb", "1"), ("--packages", "no_such_thing"),
         ],
-    )
+    )  # fmt: skip
     def test_bad_arguments_are_usage_errors(
         self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -56,8 +56,6 @@ def test_bash(service: RunningService) -> None:
 def test_pytest(service: RunningService) -> None:
     content = run(service, code=TESTS, language="pytest")
     assert content["status"] == "Failed" and "1 failed, 2 passed" in str(content["run_result"]["stdout"])
-    content = run(service, code=TESTS, language="pytest", args=["-k", "one or two", "-q", "; touch x"])
-    assert content["status"] == "Failed", "it is an argument, not a command"
     assert run(service, code=TESTS, language="pytest", args=["-k", "one or two"])["status"] == "Success"
     assert ask(service.url, {"code": "", "language": "pytest", "args": "-q"})[0] == 422
 
@@ -140,7 +138,7 @@ def test_packages_of_unusual_distributions_are_found_with_what_they_need(
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {own}\nVersion: 1.0\n{needs}")
         (info / "RECORD").write_text(lines.format(info=info.name))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # of all installed ones they would be searched for seconds
     top = module.partition("/")[0]
     assert {top, "helper"} <= find_installation([top.removesuffix(".py")]).packages.keys()
 

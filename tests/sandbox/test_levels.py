@@ -149,7 +149,7 @@ async def play(executor: LocalExecutor) -> None:
         assert flood.reason is KillReason.OUTPUT
         assert "ZeroDivisionError" in (await executor.run("1 / 0")).stderr
         runs = [asyncio.ensure_future(executor.run("import os; os.fork()\nwhile True: pass")) for _ in range(2)]
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.4)
         for run in runs:
             run.cancel()
         await asyncio.wait(runs)
@@ -244,11 +244,6 @@ class TestAppArmor:
         command = [parser, "--skip-kernel-load", "--skip-cache", str(FOLDER / "apparmor.profile")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-
-    def test_it_allows_what_a_run_needs(self) -> None:
-        lines = {line.strip() for line in (FOLDER / "apparmor.profile").read_text("utf-8").splitlines()}
-        assert {"mount,", "umount,", "pivot_root,", "capability,"} <= lines and "deny mount," not in lines
-        assert "profile spear-sandbox flags=(attach_disconnected,mediate_deleted) {" in lines
 
 
 class TestProfile:

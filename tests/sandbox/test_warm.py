@@ -31,16 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("print(1)", 0),
-        ("import numpy as np", 1),
-        ("from sympy import *", 1),
-        ("x = 'import mpmath'", 1),
-        ("numpyish = 1", 0),
-        ("import numpy, scipy.stats", 2),
-        ("f = sympy.lambdify(x, y)", 2),
-        ("import pandas", 1),
+        ("print(1)", 0), ("import numpy as np", 1), ("from sympy import *", 1), ("x = 'import mpmath'", 1),
+        ("numpyish = 1", 0), ("import numpy, scipy.stats", 2), ("f = sympy.lambdify(x, y)", 2), ("import pandas", 1),
     ],
-)
+)  # fmt: skip
 def test_kind_by_the_words_of_a_program(code: str, kind: int) -> None:
     kinds = list_kinds(["numpy", "sympy", "mpmath", "scipy", "pandas"])
     assert Installation("python", "/usr", "guest", {}, {}, kinds).choose_kind(code) == kind

@@ -54,17 +54,10 @@ def play(method: Method, policy: Policy, template: Any = None) -> Trajectory:
 @pytest.mark.parametrize(
     "text",
     [
-        "go",
-        " go\n",
-        "Action: go",
-        "**Action:** go",
-        "'go'",
-        "<action>go</action>",
-        "<think>hm</think><action>go</action>",
-        "go\nbecause it is near",
-        "<action>go",
+        "go", " go\n", "Action: go", "**Action:** go", "'go'", "<action>go</action>",
+        "<think>hm</think><action>go</action>", "go\nbecause it is near", "<action>go",
     ],
-)
+)  # fmt: skip
 def test_an_action_alone_is_read(text: str) -> None:
     assert PARSER.parse(read_direct(text, PARSER)).action == "go"
 

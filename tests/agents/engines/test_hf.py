@@ -68,7 +68,7 @@ def test_log_probs_equal_a_plain_right_padded_pass(
 
 
 def test_an_answer_does_not_depend_on_its_batch(model: HFModel) -> None:
-    requests = make_requests(model, 30, lengths=(9, 5))
+    requests = make_requests(model, 16, lengths=(9, 5))
     # The same prompts again with other seeds: shared prompts are computed once.
     requests += [
         Request(r.prompt_ids, Sampling(max_tokens=7, seed=5000 + i), f"twin{i}") for i, r in enumerate(requests[:10])

@@ -406,7 +406,7 @@ def test_the_sentence_of_a_fault_is_kept(script: Script) -> None:
     down = say({"error": {"message": "upstream is down"}}, 502, Retry_After="3600")
     script.answers = [say(complete()), down]
     found = play(script.server())
-    assert (found.stop, found.fault, found.reward) == (StopReason.FAULT, "engine_overloaded", 0.0)
+    assert (found.stop, found.fault, found.reward) == (StopReason.FAULT, "engine_server_error", 0.0)
     assert len(found.turns) == 1 and "upstream is down" in found.detail and "3600 s" in found.detail
     assert Trajectory.from_json(found.to_json()) == found
 
@@ -422,12 +422,6 @@ def test_an_episode_is_played_and_says_what_its_tokens_are(script: Script, layou
     assert roles == (["user"] if layout is Layout.PER_TURN else ["user", "assistant", "user"])
     if layout is Layout.CONVERSATION:
         assert last[1]["content"] == GO
-
-
-def test_a_log_probability_that_is_no_number_is_a_fault(script: Script) -> None:
-    tokens = b'{"choices": [{"message": {"content": "x"}, "logprobs": {"content": [{"logprob": NaN}]}}]}'
-    script.answers = [say(tokens)]
-    assert play(script.server()).fault == "engine_nan"
 
 
 def test_pictures_are_sent_in_their_places(script: Script) -> None:

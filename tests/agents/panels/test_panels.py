@@ -211,19 +211,12 @@ def write_changed(panel_file: Path, out: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 7}, "top_p"),
-        ({"samples": 4.0}, "samples"),
-        ({"samples": 0}, "samples"),
-        ({"seed": -1}, "seed"),
-        ({"max_tokens": "many"}, "max_tokens"),
-        ({"tasks_": 3}, "tasks"),
-        ({"tasks": 5}, "tasks"),
-        ({"split": 5}, "split"),
-        ({"env_kwargs": []}, "env_kwargs"),
+        ({"temperature": "hot"}, "temperature"), ({"temperature": -1}, "temperature"), ({"top_p": 7}, "top_p"),
+        ({"samples": 4.0}, "samples"), ({"samples": 0}, "samples"), ({"seed": -1}, "seed"),
+        ({"max_tokens": "many"}, "max_tokens"), ({"tasks_": 3}, "tasks"), ({"tasks": 5}, "tasks"),
+        ({"split": 5}, "split"), ({"env_kwargs": []}, "env_kwargs"),
     ],
-)
+)  # fmt: skip
 def test_a_panel_of_somebody_else_is_one_clear_error_if_a_value_is_wrong(
     runs: Path, tmp_path: Path, change: dict[str, Any], word: str
 ) -> None:
@@ -477,17 +470,10 @@ def test_a_published_model_is_played_again(runs: Path, tiny_model: Path, tmp_pat
 @pytest.mark.parametrize(
     "change",
     [
-        {"weights": "../.."},
-        {"weights": "/policies/demo-spear-60"},
-        {"weights": 5},
-        {"engine": "openai"},
-        {"engine": "other"},
-        {"outcomes": {}},
-        {"outcomes": {"a": ["1"]}},
-        {"success": None},
-        {"panel": 5},
+        {"weights": "../.."}, {"weights": "/policies/demo-spear-60"}, {"weights": 5}, {"engine": "openai"},
+        {"engine": "other"}, {"outcomes": {}}, {"outcomes": {"a": ["1"]}}, {"success": None}, {"panel": 5},
     ],
-)
+)  # fmt: skip
 def test_entries_that_say_something_else_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     entry = json.loads((ROOT / "results" / "demo-spear-60.json").read_text())
     (tmp_path / "demo-spear-60.json").write_text(json.dumps(entry | change))

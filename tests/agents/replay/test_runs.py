@@ -1,12 +1,10 @@
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from spear_agents.play.trajectory import StopReason, TokenKind, Trajectory, TrajectoryWriter
+from spear_agents.play.trajectory import StopReason, Trajectory, TrajectoryWriter
 from spear_agents.viewer.runs import Run
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE
@@ -84,36 +82,6 @@ def test_the_last_of_several_records_of_one_sample_counts(tmp_path: Path) -> Non
     (tmp_path / "b" / "settings.json").write_text('{"engine": "person"}')
     counts = [row["counts"] for row in Run(tmp_path).rows()]
     assert counts == [False, True, True, True, True, True], "a person may play a task as often as they like"
-
-
-@pytest.mark.parametrize(
-    "line", [b"{}", b"[1]", b"null", b"\xff\xfe", b'{"turns": [7]}', b'{"turns', b"[" * 100_000, b"1" * 10_000]
-)
-def test_a_line_that_is_no_episode_is_one_error(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "episodes.jsonl").write_bytes(line + b"\n")
-    with pytest.raises(SpearError, match="not a trajectory"):
-        Run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"reward_terms": [1]},
-        {"reward": 10**400},
-        {"memory": 5},
-        {"turns": (replace(make_trajectory().turns[0], response=7),)},
-        {"turns": (replace(make_trajectory().turns[0], log_probs=("x", "y", "z")),)},
-        {"turns": (replace(make_trajectory().turns[0], prompt_ids=("x",)),), "tokens": TokenKind.BYTES},
-        {"turns": (replace(make_trajectory().turns[0], prompt_ids=(-7, 10**30)),), "tokens": TokenKind.BYTES},
-    ],
-)
-def test_values_of_other_types_are_one_error_or_harmless(tmp_path: Path, changes: dict[str, Any]) -> None:
-    line = json.dumps(json.loads(make_trajectory().to_json()) | json.loads(json.dumps(changes, default=vars)))
-    (tmp_path / "episodes.jsonl").write_text(line + "\n")
-    try:
-        json.dumps(Run(tmp_path).read_episode(0), allow_nan=False)
-    except SpearError as error:
-        assert "episodes.jsonl, byte 0" in str(error)
 
 
 def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:

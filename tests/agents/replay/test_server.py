@@ -58,10 +58,10 @@ def ask(
         connection.close()
 
 
-@pytest.mark.parametrize("place", ["../run", "..%2frun", "-1", "99", "0x1", "\u0661", "9" * 400])
+@pytest.mark.parametrize("place", ["../run", "..%2frun", "-1", "99", "0x1", "%D9%A1", "9" * 400])
 def test_only_a_number_names_an_episode(server: PageServer, place: str) -> None:
     assert json.loads(ask(server, "/api/episode/0")[2])["turns"]
-    assert ask(server, "/api/episode/" + place.encode().decode("latin-1"))[0] == 404
+    assert ask(server, f"/api/episode/{place}")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,8 @@ def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Pa
     assert "<title>run\ufffd&lt;b&gt; · SPEAR</title>" in (tmp_path / "page.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("command", ["view", "play"])
-def test_a_page_is_served_until_ctrl_c(command: str, sokoban_run: Path, tmp_path: Path, root: Path) -> None:
-    arguments = [str(sokoban_run)] if command == "view" else ["spear/Sokoban-v1", "--browser", "--out", str(tmp_path)]
-    program = [sys.executable, "-u", "-m", "spear_envs.cli", command, *arguments, "--port", "0"]
+def test_a_page_is_served_until_ctrl_c(sokoban_run: Path, root: Path) -> None:
+    program = [sys.executable, "-u", "-m", "spear_envs.cli", "view", str(sokoban_run), "--port", "0"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
     try:
         assert process.stdout is not None
@@ -180,12 +178,3 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert isinstance(result.exception, SpearError) and "is not a file of episodes" in str(result.exception)
     result = CliRunner().invoke(play, ["spear/Sokobn-v0", "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, SpearError) and not (tmp_path / "out").exists()
-
-
-def test_the_page_needs_no_torch(sokoban_run: Path, tmp_path: Path, root: Path) -> None:
-    code = (
-        "import sys; from spear_agents.viewer.server import view; "
-        f"view([{str(sokoban_run)!r}, '--export', {str(tmp_path / 'page.html')!r}], standalone_mode=False); "
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)

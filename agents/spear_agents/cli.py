@@ -44,7 +44,7 @@ from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
 from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
-from spear_sandbox.service.foreign import show_entry
+from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import read_token
 

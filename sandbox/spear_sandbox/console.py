@@ -14,9 +14,8 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import click
 
-from spear_sandbox.errors import SpearError
+from spear_sandbox.errors import SpearError, guard_logs, show_entry, show_text
 from spear_sandbox.options import OPTION, list_fields, name_flag, name_parameter, strip_none
-from spear_sandbox.service.foreign import guard_logs, show_entry, show_text
 from spear_sandbox.web.listening import is_loopback
 
 DEBUG = "SPEAR_DEBUG"

@@ -33,7 +33,7 @@ from spear_agents.play.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
 from spear_sandbox.console import echo
-from spear_sandbox.service.foreign import show_entry
+from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 
 CONFIDENCE = 0.95

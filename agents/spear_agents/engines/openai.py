@@ -50,8 +50,8 @@ from spear_agents.engines.replies import (
 )
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
+from spear_sandbox.errors import hide_secret, show_text
 from spear_sandbox.options import option
-from spear_sandbox.service.foreign import hide_secret, show_text
 from spear_sandbox.web.endpoints import bound_answers
 from spear_sandbox.web.listening import is_loopback
 

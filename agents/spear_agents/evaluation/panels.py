@@ -28,7 +28,7 @@ from spear_envs.core.errors import name_error, suggest_name
 from spear_envs.core.making import make_env, require_harmless
 from spear_envs.data.files import read_regular, write_json
 from spear_sandbox.console import echo
-from spear_sandbox.service.foreign import show_entry
+from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 
 FORMAT = 1

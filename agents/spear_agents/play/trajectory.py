@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from spear_agents.engines.base import BYTES_END, Ending, Finish, Served
-from spear_agents.play.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import Criterion
 from spear_envs.data.files import explain_unwritable, open_regular, sync
+
+if TYPE_CHECKING:
+    from spear_agents.play.episode import Snapshot
 
 MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""

@@ -25,7 +25,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.sokoban.engine import paint_board
 from spear_envs.sokoban.env import SokobanEnv
-from spear_sandbox.service.foreign import show_text
+from spear_sandbox.errors import show_text
 
 HISTORY = 2
 

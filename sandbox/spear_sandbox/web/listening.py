@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from spear_sandbox.errors import SpearError
-from spear_sandbox.service.foreign import hide_secret
+from spear_sandbox.errors import SpearError, hide_secret
 
 BACKLOG = 2048
 

@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
-from spear_agents.play.snapshots import Snapshot
+from spear_agents.play.episode import Snapshot
 from spear_agents.play.trajectory import StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, has_repetition, is_incomplete, is_unreadable
 

@@ -22,6 +22,7 @@ from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
 
 SOKOBAN = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
+SERVED = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", "--model", "m"]
 
 
 def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: Path) -> None:
@@ -63,6 +64,9 @@ def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
         (["spear/Sokoban-v1", "--engine", "random", "--model", "gpt-4o"], "leave --model gpt-4o out"),
         ([*SOKOBAN, "--price", "1,2"], "--price is for a server"),
         ([*SOKOBAN, "--key-variable", "KEY"], "--key-variable is for a server"),
+        *(([*SERVED, "--price", price], "--price") for price in ("1", "1,x")),
+        ([*SERVED, "--method", "react", "--layout", "per_turn"], "--layout"),
+        ([*SERVED, "--trials", "4"], "reflexion"),
         (["spear/Sokoban-v1", "--model", "gpt-4o"], "--engine openai"),
         (["spear/Sokoban-v1", "--model", "openai/gpt-4o"], "--engine openai"),
         (["FrozenLake-v1"], "is a FrozenLakeEnv, which is not a SpearEnv"),

@@ -1,6 +1,8 @@
 import importlib.util
 import json
 import sys
+from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +10,11 @@ import pytest
 
 from spear_agents.engines import vllm_options
 from spear_agents.evaluation.records import EPISODES
-from spear_agents.evaluation.run import play_baseline, run_evaluation
+from spear_agents.evaluation.run import choose_tasks, play_baseline, run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
 from tests.agents.corridor import CorridorEnv
 
@@ -155,3 +158,15 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
     (tmp_path / EPISODES).write_text("")
     with pytest.raises(SpearError, match=r"without settings\.json"):
         run_evaluation(settings, tmp_path)
+
+
+def test_some_tasks_have_each_subtask_in_its_share_and_of_a_generated_set_they_are_the_first() -> None:
+    with closing(make_env("spear/ALFWorld-v0", "valid_seen", {})) as env:
+        tasks = env.unwrapped.tasks
+        whole, chosen = Counter(task.subtask for task in tasks), choose_tasks(env, "40")
+        found = Counter(tasks.get(name).subtask for name in chosen)
+        assert len(chosen) == 40 == len(set(chosen))
+        assert all(abs(found[name] - 40 * count / len(tasks)) < 1 for name, count in whole.items())
+        assert choose_tasks(env, "40") == chosen
+    with closing(make_env("spear/Sokoban-v1", "train", {})) as env:
+        assert choose_tasks(env, "3") == [env.unwrapped.tasks[i].id for i in range(3)]

@@ -40,8 +40,10 @@ STREAM = "np_random"
 """Key of a state's random stream, which snapshots leave out."""
 _MEND = "a snapshot keeps plain values, so get_state() may return numbers, texts, lists, tuples, sets and dicts only"
 
-_DAMAGES = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError)
-_DAMAGES += (OverflowError, MemoryError)
+_DAMAGES = (
+    *(pickle.UnpicklingError, EOFError, ValueError, LookupError),
+    *(TypeError, AttributeError, OverflowError, MemoryError),
+)
 """Raised by damaged bytes; a length in them may be of any size."""
 
 

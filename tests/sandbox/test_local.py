@@ -153,6 +153,7 @@ def test_output_is_kept_counted_and_bounded(pool: BlockingExecutor) -> None:
     assert outcome.stdout == "a" + "é" * 499, "half a character is left out"
     outcome = pool.run("while True: print('x' * 1000)", limits=limits)
     assert (outcome.status, outcome.return_code, outcome.reason) == (RunStatus.FINISHED, -9, KillReason.OUTPUT)
+    assert outcome.wall_s < 10, "it is killed at the limit, and not when its time is up"
     assert outcome.stderr.splitlines()[-1] == "[sandbox] killed: output limit of 100000 bytes"
 
 

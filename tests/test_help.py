@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
@@ -55,3 +57,29 @@ def test_help_has_an_example_that_the_command_takes(name: str) -> None:
             assert value is not None or not param.required, f"{example!r} lacks {param.name}"
             if isinstance(param.type, click.Choice) and isinstance(value, str):
                 param.type.convert(value, param, None)
+
+
+MISTAKES = (
+    "train nofile.yaml --out runs/x",
+    "train preset=demo train.steps=many --out runs/x",
+    "train preset=nope --out runs/x",
+    "train --optt x",
+    "sft --model nope --data nope.jsonl --out runs/x",
+    "sft --model nope --data nope.jsonl --out runs/x --nope",
+    "eval spear/Sokoban-v1 --engine hf --model nope",
+    "eval spear/Sokoban-v1 --engine nope",
+    "prove-gpu --nope",
+    "compare nope nope",
+)
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_answered_before_torch_is_imported(words: str) -> None:
+    """Which takes seconds."""
+    pytest.importorskip("verl", reason="needs the distribution spear-training")
+    code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))\n"
+    code += "from spear_envs.cli import main; main()"
+    call = [sys.executable, "-c", code, *words.split()]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2) and done.stderr.startswith(("Error", "Usage")), done.stderr
+    assert done.stdout == "False\n"

@@ -28,6 +28,7 @@ from spear_agents.models import (
     list_fetched,
     list_models,
     models_folder,
+    require_model_file,
 )
 from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.machine import make_command
@@ -149,6 +150,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
         return str(snapshot)
     if near := _suggest(name):
         raise SpearError(f"there is no model folder {name}, nor a model of this name.{near}")
+    require_model_file(path, "config.json")  # here, since engines import torch before they look
     return name
 
 

@@ -92,8 +92,7 @@ def train(
 
     The same command resumes a stopped run. verl.KEY=VALUE passes a key on to verl.
     """
-    if unknown := next((word for word in words if word.startswith("-")), None):
-        raise click.NoSuchOption(unknown.partition("=")[0], ctx=click.get_current_context())
+    _refuse_options(words)
     if list_only:
         _print_choices()
     elif describe is not None:
@@ -107,9 +106,18 @@ def train(
     elif out is None:
         raise click.UsageError("name a run folder: --out runs/NAME")
     else:
+        from spear_training.run.compose import compose
+
+        compose(words)  # a misspelt word is answered before torch is imported, which takes seconds
         from spear_training.run.training import run_training
 
         run_training(words, out, Console())
+
+
+def _refuse_options(words: Sequence[str]) -> None:
+    """Raise click.NoSuchOption for an unknown option among words."""
+    if unknown := next((word for word in words if word.startswith("-")), None):
+        raise click.NoSuchOption(unknown.partition("=")[0], ctx=click.get_current_context())
 
 
 def _print_choices() -> None:
@@ -206,6 +214,14 @@ def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options
 
     The same command resumes a run that was stopped.
     """
+    from spear_agents.model_files import resolve_model
+
+    _refuse_options(options["overrides"])
+    console = Console()
+    options["model"] = Path(resolve_model(str(options["model"]), console))
+    for path in data:
+        if path.suffix and not path.is_file():
+            raise SpearError(f"{path} is not a file: --data takes .jsonl and .parquet files")
     import torch
 
     from spear_training.sft.launch import SftSettings, run_sft
@@ -213,7 +229,6 @@ def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    console = Console()
     model = run_sft(SftSettings(data=data, overlong=Overlong(overlong), device=device, **options), out, console)
     console.print(f"model: {model}", soft_wrap=True)
 

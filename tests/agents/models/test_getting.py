@@ -148,7 +148,8 @@ def test_names_that_are_none() -> None:
             resolve_model(name)
         with pytest.raises(SpearError, match="Did you mean 'tiny-chat'"):
             get_model(name)
-    assert resolve_model("no/such/folder") == "no/such/folder", "whoever opens it says what is missing"
+    with pytest.raises(SpearError, match="does not exist"):
+        resolve_model("no/such/folder")
 
 
 COMMIT = "0123456789012345678901234567890123456789"

@@ -204,7 +204,7 @@ def _resolve_model(config: RunConfig, out: Path, console: Console | None) -> str
         raise SpearError("no model: pass model.path=FOLDER (`spear warmstart` makes one), or model=tiny")
     path = Path(os.path.expanduser(name))
     is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    if not is_hub_id or path.exists() or find_snapshot(name) is not None:
+    if path.exists() or "/" not in name or find_snapshot(name) is not None:
         name = resolve_model(name, console)
         path = Path(os.path.expanduser(name))
     if path.is_dir():

@@ -351,7 +351,7 @@ class Session:
         return self._last
 
     def describe(self) -> dict[str, Any]:
-        """State of the episode for OpenEnv's clients."""
+        """Return the state of the episode for OpenEnv's clients."""
         info = self._last.info if self._last else {}
         return {
             "episode_id": self.episode_id,

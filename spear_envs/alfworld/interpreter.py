@@ -39,7 +39,7 @@ def describe_opening(game: Game, state: State) -> str:
 
 
 def describe_place(game: Game, state: State) -> str:
-    """Answer to ``look``."""
+    """Return the answer to ``look``: the place and what can be seen there."""
     here = game.receptacles_at.get(state.location)
     if here is None:
         return _describe_middle("nothing")  # only the opening lists the room
@@ -68,14 +68,14 @@ def describe_receptacle(game: Game, state: State, receptacle: str) -> str:
 
 
 def describe_held(game: Game, state: State) -> str:
-    """Answer to ``inventory``."""
+    """Return the answer to ``inventory``: what the agent carries."""
     if state.held is None:
         return "You are not carrying anything."
     return f"You are carrying: a {game.names[state.held]}."
 
 
 def describe_object(game: Game, state: State, thing: str) -> str:
-    """Answer to ``examine`` of the held object: the first rule of the grammar that fits."""
+    """Return the answer to ``examine`` of the held object: the first rule of the grammar that fits."""
     name = game.names[thing]
     if thing in game.containers:
         return f"This is a normal {name}. In it, you see {_list_things(game, game.inside.get(thing, ()))}."

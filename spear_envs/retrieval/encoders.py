@@ -216,15 +216,15 @@ class Encoder(ABC):
     """For people."""
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
-        """Tokens of each query for the model."""
+        """Count the tokens of each query for the model."""
         return self._count_tokens(self._prepare(self.spec.query_prefix, queries))
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of queries as one batch."""
+        """Encode queries as one batch; return their vectors."""
         return self._encode(self.spec.query_prefix, texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of passages as one batch."""
+        """Encode passages as one batch; return their vectors."""
         return self._encode(self.spec.passage_prefix, texts)
 
     def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:

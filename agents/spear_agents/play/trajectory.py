@@ -67,7 +67,7 @@ class StopReason(str, Enum):
 
     @property
     def is_early(self) -> bool:
-        """The environment would have continued, so it has paid nothing yet."""
+        """Whether the environment would have continued, so that it has paid nothing yet."""
         return self in (StopReason.CONTEXT_LIMIT, StopReason.QUIT)
 
 

@@ -36,7 +36,7 @@ class Service:
 
     @property
     def mend(self) -> str:
-        """Advice on writing an address."""
+        """Return advice on writing an address."""
         return f"write, for instance, http://127.0.0.1:{self.port}."
 
 

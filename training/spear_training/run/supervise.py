@@ -296,7 +296,7 @@ class _Watch:
 
 
 def _describe(process: psutil.Process) -> tuple[str, str]:
-    """Name and status of a process; Ray's show theirs in the command line."""
+    """Return name and status of a process; Ray's show theirs in the command line."""
     with suppress(psutil.Error, OSError):
         words = process.cmdline()
         # Never the arguments: each new worker of Ray has --raylet-name in them, and idle ones come and go.

@@ -143,7 +143,7 @@ def _set_model(config: RunConfig) -> Values:
 
 
 def _set_update(config: RunConfig) -> Values:
-    """Updates. Losses and advantages are the plugin's; verl checks its own names of them."""
+    """Set verl's keys of updates. Losses and advantages are the plugin's; verl checks its own names of them."""
     train, cluster = config.train, config.cluster
     sharding = {
         "fsdp_size": cluster.shard_size,

@@ -57,7 +57,7 @@ class Deal:
 
 
 def count_minibatches(rows: float, rows_per_minibatch: int) -> int:
-    """Number of mini-batches for ``rows``: the nearest integer, at least 1, or 0 without rows."""
+    """Return the number of mini-batches for ``rows``: the nearest integer, at least 1, or 0 without rows."""
     # Rounded, not cut: filters remove rows, and a last mini-batch of a few rows would take a full-size Adam step.
     return max(1, round(rows / rows_per_minibatch)) if rows else 0
 

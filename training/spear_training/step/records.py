@@ -53,7 +53,7 @@ class EpisodeRecord:
 
     @property
     def trajectory(self) -> str:
-        """Unique within a step."""
+        """The episode's key, unique within a step."""
         return f"{self.group}_{self.sample}"
 
 
@@ -139,7 +139,7 @@ def tabulate(
 
 
 def _find_ends(turns: Sequence[Turn]) -> Iterator[int]:
-    """Ends of the responses of a row's turns, in tokens of its response, which includes observations."""
+    """Return the ends of the responses of a row's turns, in tokens of its response, which includes observations."""
     return accumulate(len(turn.response_ids) + (len(turn.prompt_ids) if at else 0) for at, turn in enumerate(turns))
 
 

@@ -35,7 +35,7 @@ class Critic(Protocol):
     """PPO's critic."""
 
     def value(self, rows: RowTable) -> RowTable:
-        """Add ``mask`` and ``values``."""
+        """Return the rows with the columns ``mask`` and ``values``."""
 
     def update(self, rows: RowTable, metrics: dict[str, Any]) -> None:
         """Train on ``values`` and ``returns`` of the rows."""
@@ -227,7 +227,7 @@ class SpearStep:
 
 
 def _describe_values(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
-    """Fit of the critic's values to the returns; the explained variance is 0 if all returns are equal."""
+    """Compare the critic's values with the returns; the explained variance is 0 if all returns are equal."""
     spread = float(returns.var())
     return {
         "critic/value_mean": float(values.mean()),
@@ -304,7 +304,7 @@ def summarize_plan(plan: StepPlan) -> dict[str, float]:
 
 
 def summarize_draw(draw: ReplayDraw, step: int) -> dict[str, float]:
-    """Number and composition of the rows drawn from the replay buffer at global step ``step``."""
+    """Count and describe the rows drawn from the replay buffer at global step ``step``."""
     rows = draw.rows
     counts = ("considered", "eligible", "drawn", "discarded")
     metrics = {f"replay/{name}": float(getattr(draw, name)) for name in counts}

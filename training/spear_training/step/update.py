@@ -70,7 +70,7 @@ def compute_loss(
 
 
 def measure_loss(result: SpearLoss) -> dict[str, float]:
-    """Counts of a loss as additive numbers; covariance bounds are weighted by their tokens."""
+    """Return the counts of a loss as additive numbers; covariance bounds are weighted by their tokens."""
     names = ("on_policy", "self_imitation", "tokens", "replay_tokens", "clipped", "dual_clipped", "covariance_clipped")
     sums = {
         name: float(getattr(result, name)) for name in (*names, "kl", "kl_old", "replay_ratio", "replay_ratio_squared")

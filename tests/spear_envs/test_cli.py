@@ -198,21 +198,6 @@ def test_services_bring_what_they_serve_with() -> None:
         assert cli.find_requirement("fastapi", command) == requirement != cli.find_requirement("fastapi")
 
 
-def read_commands(folder: str) -> set[str]:
-    """Names of the commands that the distribution in a folder brings."""
-    text = (ROOT / folder / "pyproject.toml").read_text("utf-8")
-    listed = text.partition('[project.entry-points."spear.commands"]\n')[2].partition("\n[")[0]
-    return set(re.findall(r"^([\w-]+) = ", listed, re.M))
-
-
-def test_every_command_is_summarised_and_upper_rooms_are_named() -> None:
-    rooms = {folder: read_commands(folder) for folder in (".", "sandbox", "agents", "training")}
-    assert set().union(*rooms.values()) == set(cli.SUMMARIES)
-    assert {name for name, wanted in cli.ABSENT.items() if wanted == "./agents"} == rooms["agents"]
-    assert {name for name, wanted in cli.ABSENT.items() if wanted == "./agents ./training"} == rooms["training"]
-    assert all(len(line) < 65 for line in cli.SUMMARIES.values()), "one line of the list at 80 columns"
-
-
 @pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize(("command", "room"), [("eval", "spear-agents"), ("presets", "spear-training")])
 def test_a_command_of_a_room_that_is_missing(capsys: pytest.CaptureFixture[str], command: str, room: str) -> None:

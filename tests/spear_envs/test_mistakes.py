@@ -78,13 +78,6 @@ def test_a_registration_that_is_missing_or_has_another_name(
     assert "silent does not register 'silent/Corridor-v0': end it with register_env(" in capsys.readouterr().err
 
 
-def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write("a_colon", "def _start(self, task: Task) -> None:", "def _start(self, task: Task) -> None")
-    with pytest.raises(SystemExit):
-        main(["check", "a_colon/Corridor-v0", "--module", "a_colon"])
-    assert "--module a_colon cannot be imported: SyntaxError: expected ':' (a_colon.py, line" in capsys.readouterr().err
-
-
 def run_python(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
@@ -97,14 +90,6 @@ def test_importing_changes_no_global_state() -> None:
         "import gymnasium; before = look(); import spear_envs; print(look() == before)"
     )
     assert run_python(program).strip() == "True"
-
-
-def test_the_prefix_registers_without_an_import() -> None:
-    program = (
-        "import gymnasium; env = gymnasium.make('spear_envs:spear/Sokoban-v1');"
-        "env.reset(seed=0); print(env.unwrapped.task.id.split('/')[0])"
-    )
-    assert run_python(program).strip() == "sokoban-v1"
 
 
 OPENED = "I look.\n</think>\n\n"

@@ -109,7 +109,7 @@ def test_cart_pole_in_text() -> None:
 )
 def test_what_holds_of_ours_holds_of_them(keywords: dict[str, Any]) -> None:
     register_env("tests/Inner-v0", GymnasiumEnv, kwargs=keywords)
-    subject = Subject("tests/Inner-v0", {"max_turns": 12}, train_tasks=8, resets=200)
+    subject = Subject("tests/Inner-v0", {"max_turns": 12}, train_tasks=8, resets=50)
     for name, check in CHECKS.items():
         if name not in ("oracle", "determinism", "portable"):  # no expert; a class and nested keywords are not JSON
             assert check(subject)

@@ -25,7 +25,6 @@ from spear_envs.bm25.packing import (
     unpack_pairs,
 )
 from spear_envs.bm25.postings import (
-    QUANTIZED_LENGTHS,
     NumberWords,
     choose_numbering,
     make_postings,
@@ -104,11 +103,6 @@ def test_any_query_has_an_answer(query: str) -> None:
     assert index.search(f"{query} dress")[:1] != []
 
 
-@pytest.mark.parametrize("query", ["red " * 2_500, "r" * 10_000, "é" * 10_000, "漢" * 10_000, "[" * 10_000])
-def test_long_queries(index: SearchIndex, query: str) -> None:
-    assert index.search(query) in ([], [0, 2, 3])
-
-
 def test_only_the_first_1024_terms_count(index: SearchIndex) -> None:
     others = [f"x{i}" for i in range(MAX_TERMS)]
     assert index.search(" ".join([*others, "red"])) == []
@@ -178,11 +172,6 @@ def test_lucenes_own_stems(shared: Path) -> None:
         cases: dict[str, str] = json.load(file)
     assert len(cases) == 6_924
     assert {word: stem for word, stem in cases.items() if analyze(word) != ([stem] if stem else [])} == {}
-
-
-@pytest.mark.parametrize(("length", "kept"), [(0, 0), (23, 23), (39, 39), (40, 40), (41, 40), (100, 96), (1000, 984)])
-def test_lengths_are_kept_as_lucene_keeps_them(length: int, kept: int) -> None:
-    assert QUANTIZED_LENGTHS[quantize_lengths(np.array([length]))[0]] == kept
 
 
 @given(st.integers(0, 2**31 - 1))
@@ -274,7 +263,7 @@ def test_terms_come_back_from_their_array(terms: list[bytes]) -> None:
     assert unpack_terms(*pack_terms(terms)) == terms
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from([1, 2, 8, 9, 127, 128, 129, 300]), min_size=1, max_size=6),
     st.sampled_from([1, 2, 100, 10**6]),

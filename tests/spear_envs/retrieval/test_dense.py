@@ -16,8 +16,6 @@ from spear_envs.data.files import MANIFEST
 from spear_envs.retrieval.corpus import EXPORT, INDEX, Corpus
 from spear_envs.retrieval.indexes import open_index
 
-from .conftest import make_documents
-
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 
 Build = Callable[..., Path]
@@ -64,21 +62,6 @@ def test_short_lists_have_no_minus_one(kind: str, make_corpus: MakeCorpus, build
     assert retriever.rank([], 3) == []
     with pytest.raises(SpearError, match="at least one"):
         retriever.rank(["x"], 0)
-
-
-def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_index: Build) -> None:
-    documents = make_documents(150)
-    for row in range(0, 150, 3):
-        documents[row]["contents"] = "river city album"
-    corpus = Corpus.in_memory(documents)
-    retriever = open_index("dense", corpus, build_index(corpus, "HNSW"))
-    (many,) = retriever.rank(["river city album"], 100)
-    equal = [row for row, score in many if score == many[0][1]]
-    assert len(equal) >= 45 and equal == sorted(equal)
-    for k in (1, 3, 10, 50):
-        assert [row for row, _ in retriever.rank(["number17 king"], k)[0]] == [
-            row for row, _ in retriever.rank(["number17 king"], 100)[0][:k]
-        ]
 
 
 def test_effort_is_set_after_loading(make_corpus: MakeCorpus, build_index: Build) -> None:

@@ -77,8 +77,8 @@ def test_what_passes_is_tried_again(kind: str) -> None:
         assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize("kind", ["serper", "opensearch"])
-def test_a_server_that_asks_to_wait_is_left_alone_so_long(kind: str) -> None:
+def test_a_server_that_asks_to_wait_is_left_alone_so_long() -> None:
+    kind = "opensearch"
     with serve(reply(429, {"message": "slow down"}, Retry_After="1"), answer_well(kind)) as server:
         start = time.monotonic()
         assert open_kind(kind, server.url).search(["a"], 1)[0]
@@ -229,13 +229,6 @@ def test_opensearch_takes_a_password_from_a_variable(monkeypatch: pytest.MonkeyP
         login = {"username": "admin", "password_variable": "OS_PASSWORD", "api_key_variable": None}
         open_kind("opensearch", server.url, **login).search(["a"], 1)
         assert server.requests[0][1]["authorization"] == "Basic YWRtaW46czNjcmV0"
-
-
-def test_the_fingerprint_of_a_service_is_its_own() -> None:
-    with serve(reply(200, {"fingerprint": "abc"})) as server:
-        assert open_kind("service", server.url).fingerprint == "abc"
-    with serve(reply(404, {"detail": "Not Found"})) as server:
-        assert open_kind("service", server.url).fingerprint == f"unidentified:{server.url}"
 
 
 def test_an_address_with_a_password_is_refused() -> None:

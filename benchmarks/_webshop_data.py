@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks._profile_texts import TextMaker, read_profile
 
-__all__ = ["make_products", "write_catalog"]
+__all__ = ["make_products", "write_catalogue"]
 
 CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
 QUERIES = 5_000
@@ -103,7 +103,7 @@ def _make_options(rng: np.random.Generator, words: list[str]) -> dict[str, Any]:
     return options
 
 
-def write_catalog(folder: Path, number: int, seed: int = 0) -> tuple[Path, Path]:
+def write_catalogue(folder: Path, number: int, seed: int = 0) -> tuple[Path, Path]:
     """Write both files into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     items, attributes = folder / "items_shuffle.json", folder / "items_ins_v2.json"
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
-    write_catalog(settings.out, settings.products, settings.seed)
+    write_catalogue(settings.out, settings.products, settings.seed)
 
 
 if __name__ == "__main__":

@@ -25,15 +25,15 @@ import numpy as np
 from benchmarks import webshop_search as large
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._profile_texts import TextMaker, read_profile
-from benchmarks._webshop_data import write_catalog
+from benchmarks._webshop_data import write_catalogue
 from benchmarks.webshop_search import MIB, read_cpu_seconds, read_memory, watch_memory
 from spear_envs.webshop.build import build_store
+from spear_envs.webshop.catalogue import open_catalogue
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.products import find_files
 from spear_envs.webshop.reward import score_purchase, token_set_ratio
 from spear_envs.webshop.shop import SEARCH_ACTION
-from spear_envs.webshop.sources import find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed
 from tests.spear_envs.webshop.test_recordings import ROWS, test_replaying_shows_and_pays_the_same
 
@@ -94,9 +94,9 @@ sys.stdin.readline()
 """
 
 
-def make_env(catalog: str, **kwargs: Any) -> WebShopEnv:
+def make_env(catalogue: str, **kwargs: Any) -> WebShopEnv:
     """The environment over a catalogue."""
-    env = gym.make(ID, catalog=catalog, disable_env_checker=True, **kwargs).unwrapped
+    env = gym.make(ID, catalog=catalogue, disable_env_checker=True, **kwargs).unwrapped
     assert isinstance(env, WebShopEnv)
     return env
 
@@ -144,25 +144,25 @@ def count_wrong_episodes() -> Iterator[Figure]:
             wrong += found != (step["observation"], step["reward"], step["done"], step["available"])
             count += 1
     yield Figure("wrong steps of recorded episodes", wrong, note=f"{count} steps of 40 episodes")
-    catalog = env.catalog
+    catalogue = env.catalogue
     cases = read_packed(GOLDEN / "search_cases.jsonl.xz")
-    wrong = sum([catalog.product(n).asin for n in catalog.search(case["query"])] != case["top"] for case in cases)
+    wrong = sum([catalogue.product(n).asin for n in catalogue.search(case["query"])] != case["top"] for case in cases)
     yield Figure("wrong ordered top 50 of searches", wrong, note=f"of {len(cases)}")
     for name in ("", "human"):
         goals = [Goal.from_row(row) for row in read_packed(GOLDEN / name / "goals.jsonl.xz")]
         cases = read_packed(GOLDEN / name / "reward_cases.jsonl.xz")
         wrong = 0
         for case in cases:
-            goal, number = goals[case["goal"]], catalog.number_of(case["asin"])
-            wanted = catalog.number_of(goal.asin)
+            goal, number = goals[case["goal"]], catalogue.number_of(case["asin"])
+            wanted = catalogue.number_of(goal.asin)
             assert number is not None and wanted is not None
             score = score_purchase(
                 goal,
-                catalog.product(number),
-                catalog.price(number),
+                catalogue.product(number),
+                catalogue.price(number),
                 case["options"],
-                catalog.nouns(number),
-                catalog.nouns(wanted),
+                catalogue.nouns(number),
+                catalogue.nouns(wanted),
             )
             wrong += any(case[key] != value for key, value in score._asdict().items())
         yield Figure(f"wrong scores of {name or 'synthetic'} purchases", wrong, note=f"of {len(cases):,}")
@@ -197,20 +197,20 @@ def measure_oracle(quick: bool) -> Iterator[Figure]:
     yield Figure("turns of its longest episode", longest)
 
 
-def measure_start(catalog: str) -> Iterator[Figure]:
+def measure_start(catalogue: str) -> Iterator[Figure]:
     """Importing and opening."""
     command = [sys.executable, "-c", IMPORT]
     imports = [float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(5)]
     yield Figure("import over spear_envs.core, median of 5", median(imports), "s")
     yield Figure("import over spear_envs.core, median of 5", 7.0, "s", ORIGINAL, True)
     start = time.process_time()
-    make_env(catalog)
+    make_env(catalogue)
     yield Figure("first environment: catalogue and index made in memory", time.process_time() - start, "s")
 
 
-def measure_play(catalog: str, episodes: int) -> Iterator[Figure]:
+def measure_play(catalogue: str, episodes: int) -> Iterator[Figure]:
     """Resets and steps at 1,000 products."""
-    every, searches, resets = average_play(make_env(catalog), episodes)
+    every, searches, resets = average_play(make_env(catalogue), episodes)
     yield Figure("step and admissible actions, mean", every, "ms", note=f"of about {12 * episodes:,}")
     yield Figure("step and admissible actions, mean", 18.0, "ms", ORIGINAL, True, "18 to 26")
     yield Figure("step with a search", searches, "ms")
@@ -233,11 +233,11 @@ def average_play(env: WebShopEnv, episodes: int, queries: Sequence[str] = ()) ->
     return average(1, 2), average(2), average(0)
 
 
-def measure_many(catalog: str) -> Iterator[Figure]:
+def measure_many(catalogue: str) -> Iterator[Figure]:
     """Many environments in one process."""
-    make_env(catalog)
+    make_env(catalogue)
     start = time.process_time()
-    vector = gym.make_vec(ID, num_envs=256, catalog=catalog)
+    vector = gym.make_vec(ID, num_envs=256, catalog=catalogue)
     made = time.process_time() - start
     rounds = []
     for seed in range(5):
@@ -249,13 +249,13 @@ def measure_many(catalog: str) -> Iterator[Figure]:
     yield Figure("256 environments in one process: reset, median of 5", median(rounds), "s")
 
 
-def measure_processes(catalog: str) -> Iterator[Figure]:
+def measure_processes(catalogue: str) -> Iterator[Figure]:
     """Memory of whole processes."""
     for name, code, arguments, original in (
         ("one process, 50 episodes played", PLAYER, ["50"], 742.0),
         ("384 environments in one process, five steps each", MANY, [], 280_000.0),
     ):
-        with start_process(code, catalog, *arguments) as worker:
+        with start_process(code, catalogue, *arguments) as worker:
             yield Figure(f"{name}: resident", to_mb(read_memory(worker.pid, "Rss")), "MB")
             yield Figure(f"{name}: resident", original, "MB", ORIGINAL, True)
             finish(worker)
@@ -281,9 +281,9 @@ def finish(worker: subprocess.Popen[str]) -> None:
     worker.communicate("\n")
 
 
-def measure_growth(catalog: str, episodes: int) -> Iterator[Figure]:
+def measure_growth(catalogue: str, episodes: int) -> Iterator[Figure]:
     """Memory of this process over many episodes."""
-    env, rng = make_env(catalog), random.Random(2)
+    env, rng = make_env(catalogue), random.Random(2)
     play(env, rng, WARM_UP_EPISODES)
     before, start = read_memory("self", "Rss"), time.process_time()
     turns = 0
@@ -300,7 +300,7 @@ def measure_building(folder: Path, products: int) -> Iterator[Figure]:
     """Build a store of synthetic official files, which are written first if they are not there."""
     raw = folder / "raw"
     if not raw.is_dir():
-        write_catalog(raw, products)
+        write_catalogue(raw, products)
     started, cpu = time.perf_counter(), read_cpu_seconds()
     with watch_memory() as samples:
         build_store(find_files(folder), folder / "store")
@@ -318,13 +318,13 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
         yield from measure_building(folder, products)
     store = str(folder / "store")
     start = time.perf_counter()
-    catalog = open_catalog(store)
+    catalogue = open_catalogue(store)
     yield Figure("store: opening, wall", time.perf_counter() - start, "s")
     yield Figure("store: opening, wall", 30.0, "s", ORIGINAL, True, "30 to 90")
     make_env(store)
     yield Figure("store: opening and the first environment, wall", time.perf_counter() - start, "s")
-    yield Figure("store: products", len(catalog))
-    yield Figure("store: goals", len(catalog.goals()))
+    yield Figure("store: products", len(catalogue))
+    yield Figure("store: goals", len(catalogue.goals()))
     size = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
     yield Figure("store: files", size / MIB, "MiB")
     # Instructions of synthetic products are made of their most frequent words; these queries are like recorded ones.
@@ -346,17 +346,17 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """All figures."""
     quick = options.size is Size.QUICK
-    catalog = str(OFFICIAL) if OFFICIAL.is_dir() else "mini"
+    catalogue = str(OFFICIAL) if OFFICIAL.is_dir() else "mini"
     print("official catalogue of 1,000 products" if OFFICIAL.is_dir() else "mini catalogue: no official one at hand")
     if GOLDEN.is_dir() and OFFICIAL.is_dir():
         yield from count_wrong_episodes()
     yield from count_wrong_recordings()
     yield from measure_oracle(quick)
-    yield from measure_start(catalog)
-    yield from measure_play(catalog, 300 if quick else 5_000)
-    yield from measure_many(catalog)
-    yield from measure_processes(catalog)
-    yield from measure_growth(catalog, EPISODES[options.size])
+    yield from measure_start(catalogue)
+    yield from measure_play(catalogue, 300 if quick else 5_000)
+    yield from measure_many(catalogue)
+    yield from measure_processes(catalogue)
+    yield from measure_growth(catalogue, EPISODES[options.size])
     if options.size is Size.FULL:
         yield from measure_store(options.work, options.products, 2_000)
 

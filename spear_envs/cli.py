@@ -127,7 +127,7 @@ class LazyGroup(click.Group):
         self.absent = absent
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands."""
+        """Return names of all commands."""
         return sorted({*self.find_commands(), *super().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

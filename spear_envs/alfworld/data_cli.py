@@ -14,18 +14,9 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from spear_envs.alfworld.gamefile import SUBTASKS, make_game
-from spear_envs.alfworld.official import (
-    OFFICIAL_COUNTS,
-    GameRecord,
-    ListedGame,
-    OfficialTaskSet,
-    TaskText,
-    find_data_folder,
-    find_split,
-    scan_split,
-)
+from spear_envs.alfworld.gamefile import SUBTASKS, GameFile, GameRecord, TaskText, make_game, scan_split
 from spear_envs.alfworld.oracle import is_winnable
+from spear_envs.alfworld.tasks import OFFICIAL_COUNTS, OfficialTaskSet, find_data_folder, find_split
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch_locked, unpack_archive
 from spear_envs.data.cli import (
@@ -108,12 +99,12 @@ def _require_zip(path: Path) -> None:
 
 
 def expect_files() -> Iterator[Expected]:
-    """The two archives."""
+    """Return the two archives."""
     return (expect("alfworld/archives", archive) for archive in ARCHIVES)
 
 
 def list_collections() -> Iterator[Collection]:
-    """The official games; they are here if every split has some, wherever ``$ALFWORLD_DATA`` points."""
+    """Yield the official games; they are here if every split has some, wherever ``$ALFWORLD_DATA`` points."""
     try:
         here = all(find_split(None, split) for split in OFFICIAL_COUNTS)
     except SpearError:
@@ -125,7 +116,7 @@ def list_collections() -> Iterator[Collection]:
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the games, as for data_dir=.")
 @json_option
 def verify(folder: Path | None, as_json: bool) -> None:
-    """Count the official games of each split and type, and read and solve every one of them.
+    """Count the official games of each split and type, and read and solve every one.
 
     Exit code 1 if a split is not as published, or a game cannot be read or solved; 3 if there are none.
 
@@ -169,15 +160,15 @@ class SplitReport:
     tasks: OfficialTaskSet | None
     """None if nothing was found."""
     problem: str = ""
-    """Why nothing was found."""
+    """Reason why nothing was found."""
     broken: tuple[tuple[str, str], ...] = ()
     """Path and fault of each game that cannot be read or won."""
     left_out: str = ""
-    """How many games were left out, and why."""
+    """Numbers of games that were left out, with the reasons."""
 
     @property
     def counts(self) -> Counter[str]:
-        """Games by subtask."""
+        """Return the number of games of each subtask."""
         return Counter(task.subtask for task in self.tasks or ())
 
     def list_faults(self) -> list[str]:
@@ -201,7 +192,7 @@ def report_split(
     """Report on one split.
 
     Args:
-        data_dir: as for :func:`~spear_envs.alfworld.official.find_split`.
+        data_dir: as for :func:`~spear_envs.alfworld.tasks.find_split`.
         watch: yields the games of a list that are to be read and solved.
     """
     try:
@@ -217,7 +208,7 @@ def report_split(
     return SplitReport(split, tasks, "", tuple((path, fault) for path, fault in faults if fault), left_out)
 
 
-def _find_fault(source: ListedGame, record: GameRecord) -> str:
+def _find_fault(source: GameFile, record: GameRecord) -> str:
     if record.fault:
         return record.fault
     try:

@@ -46,7 +46,7 @@ class Expert(str, Enum):
     """What ``expert_plan`` knows."""
 
     PLANNER = "planner"
-    """Where everything is."""
+    """The position of everything."""
     SEARCHING = "searching"
     """What the episode has shown, as a policy does; it searches for the rest."""
 
@@ -150,7 +150,7 @@ class ALFWorldEnv(SpearEnv[str]):
 
     @property
     def play(self) -> Interpreter:
-        """The current game and its state; with ``backend="textworld"`` the interpreter that plays along."""
+        """Return the current game and its state; with ``backend="textworld"`` the interpreter that plays along."""
         self.task  # noqa: B018 - raises ResetNeeded before the first episode
         return self._game.play
 
@@ -199,7 +199,7 @@ class ALFWorldEnv(SpearEnv[str]):
         }
 
     def criteria(self) -> list[Criterion]:
-        """ALFRED's goal conditions."""
+        """Return ALFRED's goal conditions."""
         play = self.play
         tested = [(one, one.holds(play.state)) for one in play.game.conditions]
         return [
@@ -234,7 +234,7 @@ class ALFWorldEnv(SpearEnv[str]):
         return list(self._game.admissible)
 
     def expert_plan(self) -> list[str]:
-        """Commands that win from the present state; empty if it is won, or if no plan is found."""
+        """Return commands that win from the present state; empty if it is won, or if no plan is found."""
         play = self.play
         if self.expert is Expert.SEARCHING:
             return search(play.game, play.state, self._shown)
@@ -246,6 +246,6 @@ class ALFWorldEnv(SpearEnv[str]):
         return explain(play.game, play.state, self._shown, plan)
 
     def lexicon(self) -> Iterator[str]:
-        """Names of embedded things, alone and numbered, for the compact template; empty for official games."""
+        """Yield names of embedded things, alone and numbered, for the compact template; empty for official games."""
         if isinstance(self.tasks, EmbeddedTaskSet):
             yield from (f" {name}" for name in list_names(self.rooms))  # as the compact template splits them

@@ -100,30 +100,30 @@ class Game:
         return self.initial.copy()
 
     def accepts(self, receptacle: str, thing: str) -> bool:
-        """Whether a receptacle may hold an object (``cancontain`` of their types)."""
+        """Return whether a receptacle may hold an object (``cancontain`` of their types)."""
         allowed = self.problem.rows("cancontain")
         kinds = self.object_types.get(thing, ())
         return any((outer, kind) in allowed for outer in self.receptacle_types.get(receptacle, ()) for kind in kinds)
 
     def can_treat(self, receptacle: str, treatment: Treatment, thing: str) -> bool:
-        """Whether an object held at a receptacle can be treated with it."""
+        """Return whether an object held at a receptacle can be treated with it."""
         kinds = self.wording.sinks if treatment.verb is Verb.CLEAN else _APPLIANCES[treatment.verb]
         return (thing,) in self.problem.rows(treatment.able) and not kinds.isdisjoint(
             self.receptacle_types.get(receptacle, ())
         )
 
     def is_knife(self, thing: str) -> bool:
-        """Whether an object slices."""
+        """Return whether an object slices."""
         return not KNIFE_TYPES.isdisjoint(self.object_types.get(thing, ()))
 
     @cached_property
     def commands(self) -> CommandTable:
-        """Table of admissible commands."""
+        """Return the table of admissible commands."""
         return CommandTable(self)
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """The goal conditions that ALFRED would count, see :mod:`spear_envs.alfworld.goals`."""
+        """Return the goal conditions that ALFRED would count, see :mod:`spear_envs.alfworld.goals`."""
         return tuple(compile_condition(part, self.problem) for part in split_goal(self.goal.expression))
 
 
@@ -140,14 +140,14 @@ class CommandTable:
             self._always["help"] = Action(Verb.HELP)
 
     def find_move(self, state: State, command: str) -> Action | None:
-        """The action of an admissible ``go to``."""
+        """Return the action of an admissible ``go to``."""
         action = self._moves.get(command)
         if action is None or self._game.location_of[action.receptacle] == state.location:
             return None
         return action
 
     def list_commands(self, state: State) -> tuple[dict[str, Action], tuple[str, ...]]:
-        """The admissible commands of a state.
+        """Return the admissible commands of a state.
 
         Returns:
             All but the ``go to`` ones with their actions, and the texts of all, sorted as strings.
@@ -219,7 +219,7 @@ def _group(pairs: Iterable[Fact]) -> dict[str, frozenset[str]]:
 
 
 def _find_agent(problem: Problem) -> tuple[str, str]:
-    """Id of the agent and where it starts."""
+    """Return the id of the agent and where it starts."""
     agents = [name for name, kind in problem.objects.items() if kind == "agent"]
     if len(agents) != 1:
         raise GameError(f"its PDDL declares {len(agents)} agents instead of one")
@@ -230,7 +230,7 @@ def _find_agent(problem: Problem) -> tuple[str, str]:
 
 
 def _find_receptacles(problem: Problem) -> dict[str, str]:
-    """Receptacles, sorted by id, and their locations."""
+    """Return receptacles, sorted by id, and their locations."""
     found: dict[str, str] = {}
     for receptacle, location in sorted(problem.rows("receptacleatlocation")):
         if problem.objects[receptacle] != "receptacle" or problem.objects[location] != "location":

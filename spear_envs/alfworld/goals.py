@@ -25,14 +25,14 @@ class Condition:
     """A condition without free variables."""
 
     expression: Expression
-    """As written, in lower case."""
+    """The condition as written, in lower case."""
     reads: frozenset[str]
     """Fluents that it depends on."""
     _test: Test
     _width: int
 
     def holds(self, state: State) -> bool:
-        """Whether it is true in ``state``."""
+        """Return whether it is true in ``state``."""
         return self._test(state, [""] * self._width)
 
 
@@ -147,7 +147,7 @@ _NO_STATE: State = None  # type: ignore[assignment]
 
 
 def list_conjuncts(expression: Expression) -> Iterator[Expression]:
-    """Parts of the outermost ``and``, which may be nested; the expression itself without one."""
+    """Yield parts of the outermost ``and``, which may be nested; the expression itself without one."""
     if isinstance(expression, tuple) and expression[:1] == ("and",):
         for part in expression[1:]:
             yield from list_conjuncts(part)
@@ -241,7 +241,7 @@ def _ask_state(predicate: str, terms: Sequence[str | int]) -> Test:
 def _search(
     domains: Mapping[str, Sequence[str]], slots: Mapping[str, int], conjuncts: Sequence[tuple[frozenset[str], Test]]
 ) -> Test:
-    """Nested loops over the domains, smallest first; each conjunct is tested as early as possible."""
+    """Nest loops over the domains, smallest first; each conjunct is tested as early as possible."""
     # A variable with its own test comes first, since that fails most often, as with (ishot ?o).
     order = sorted(
         domains, key=lambda name: (frozenset((name,)) not in {free for free, _ in conjuncts}, len(domains[name]), name)
@@ -261,7 +261,7 @@ def _search(
 
 
 def _loop(check: Test, slot: int, domain: Sequence[str], following: Test) -> Test:
-    """``check``, and then ``following`` for some value of the variable in ``slot``."""
+    """Test ``check``, and then ``following`` for some value of the variable in ``slot``."""
 
     def test(state: State, binding: Binding) -> bool:
         if not check(state, binding):
@@ -280,9 +280,9 @@ _UNUSUAL = frozenset({"forall", "imply", "or"})
 
 
 def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tuple[int, int]:
-    """Count the goal conditions of a game that are met in ``state``, and all of them.
+    """Count the goal conditions of a game: those met in ``state``, and all.
 
-    The game is won if and only if all of them are met. For the six task types they are those of ALFRED
+    The game is won if and only if all are met. For the six task types they are those of ALFRED
     (``goal_conditions_met`` in its ``env/tasks.py``):
 
     ======  =====  ==========================================================================================
@@ -306,7 +306,7 @@ _NUMBERS = ("no", "one", "two", "three", "four")
 
 
 def describe_condition(condition: Condition) -> str:
-    """A goal condition in words, ``"a hot apple in/on a sidetable"``; as written if it lacks a type of object."""
+    """Return a condition in words, ``"a hot apple in/on a sidetable"``; as written if it lacks a type of object."""
     facts = list(_list_facts(condition.expression))
     things = {name: kind.removesuffix("type") for predicate, name, kind in facts if predicate == "objecttype"}
     places = [kind.removesuffix("type") for predicate, _, kind in facts if predicate == "receptacletype"]
@@ -330,7 +330,7 @@ def _count(word: str, number: int) -> str:
 
 
 def _list_facts(expression: Expression) -> Iterator[tuple[str, str, str]]:
-    """Predicates of an expression with their first two arguments."""
+    """Yield predicates of an expression with their first two arguments."""
     if isinstance(expression, str):
         return
     if expression[0] not in ("and", "or", "not", "imply", "exists", "forall"):
@@ -359,7 +359,7 @@ def split_goal(goal: Expression) -> tuple[Expression, ...]:
 
 
 def _split_part(part: Expression) -> Iterator[Expression]:
-    """Conditions of the single facts of a part; none if it is not split."""
+    """Yield conditions of the single facts of a part; none if it is not split."""
     kinds: dict[str, str] = {}
     try:
         atoms = list(_list_atoms(part, kinds))
@@ -381,7 +381,7 @@ class _WholeError(Exception):
 
 
 def _list_atoms(expression: Expression, kinds: dict[str, str]) -> Iterator[Expression]:
-    """Facts of a conjunction without ``not (= …)``; adds the types of its variables to ``kinds``."""
+    """Yield facts of a conjunction without ``not (= …)``; adds the types of its variables to ``kinds``."""
     operator = expression[0]
     if operator == "and":
         for part in expression[1:]:
@@ -404,7 +404,7 @@ def _list_atoms(expression: Expression, kinds: dict[str, str]) -> Iterator[Expre
 
 
 def _rename(atoms: Sequence[Expression], mine: Sequence[str], kinds: Mapping[str, str]) -> Expression:
-    """``exists`` over ``mine`` of all ``atoms``, in a normal form."""
+    """Return ``exists`` over ``mine`` of all ``atoms``, in a normal form."""
     names = {name: f"?{number}" for number, name in enumerate(mine)}
     first, *fixed = (tuple(names.get(str(word), str(word)) for word in atom) for atom in atoms)
     body: Expression = ("and", first, *sorted(set(fixed)))
@@ -442,7 +442,7 @@ class Requirement:
     """Pairs that must not be the same."""
 
     def needs(self, term: str) -> Set[str]:
-        """Required states of an object: ``isclean``, ``ishot``, ``iscool``."""
+        """Return the states that an object needs: ``isclean``, ``ishot``, ``iscool``."""
         return self.treated.get(term, frozenset())
 
 
@@ -466,7 +466,7 @@ class _UnreadableError(Exception):
 def _list_ways(
     expression: Expression, names: Mapping[str, str], numbers: Iterator[int]
 ) -> Sequence[tuple[Literal, ...]]:
-    """Disjuncts of a goal, each a conjunction of facts; every variable gets a unique name."""
+    """Return disjuncts of a goal, each a conjunction of facts; every variable gets a unique name."""
     assert isinstance(expression, tuple)  # the goal has been compiled, so it is well formed
     operator, *parts = expression
     if operator == "and":

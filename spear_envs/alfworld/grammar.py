@@ -210,7 +210,7 @@ def _read_rules(frame: str) -> dict[str, Any]:
 
 
 def _read_words(frame: str) -> dict[str, tuple[str, str]]:
-    """Template of the command and rule of the feedback, by the action's name in lower case."""
+    """Return the template of the command and rule of the feedback, by the action's name in lower case."""
     return {name.lower(): (template, feedback) for name, template, feedback in _ACTION.findall(frame)}
 
 
@@ -234,7 +234,7 @@ def _read_help(rules: Mapping[str, Any], words: Mapping[str, tuple[str, str]]) -
 
 
 def _read_actions(domain: str) -> dict[str, Expression]:
-    """The actions of a domain by name."""
+    """Return the actions of a domain by name."""
     try:
         whole = parse_expression(domain)
     except GameError as error:
@@ -247,7 +247,7 @@ def _read_actions(domain: str) -> dict[str, Expression]:
 
 
 def _split_sinks(expression: Expression) -> tuple[frozenset[str], Expression]:
-    """The types in conditions ``(receptacletype ?r <type>)``, and the expression without these conditions."""
+    """Return the types in conditions ``(receptacletype ?r <type>)``, and the expression without these conditions."""
     if isinstance(expression, str):
         return frozenset(), expression
     found: frozenset[str] = frozenset()

@@ -15,7 +15,7 @@ NOTHING_HAPPENS = "Nothing happens."
 
 
 def join_names(names: Sequence[str]) -> str:
-    """``nothing``, ``a``, ``a, and b``, ``a, b, and c``."""
+    """Return ``nothing``, ``a``, ``a, and b``, ``a, b, and c``."""
     if not names:
         return "nothing"
     if len(names) == 1:
@@ -24,13 +24,13 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def _list_things(game: Game, things: Iterable[str]) -> str:
-    """The things by name, each with the article *a*, whatever its first letter."""
+    """Return the things by name, each with the article *a*, whatever its first letter."""
     names = game.names
     return join_names([f"a {names[thing]}" for thing in things])
 
 
 def describe_opening(game: Game, state: State) -> str:
-    """The first observation: the room, or the receptacle at which the agent starts; and the task."""
+    """Return the first observation: the room, or the receptacle at which the agent starts; and the task."""
     if state.location in game.receptacles_at:
         seen = describe_place(game, state)
     else:
@@ -58,7 +58,7 @@ def _describe_middle(seen: str) -> str:
 
 
 def describe_receptacle(game: Game, state: State, receptacle: str) -> str:
-    """Contents of a receptacle; told on arrival, on opening and on examining."""
+    """Return the contents of a receptacle; told on arrival, on opening and on examining."""
     name = game.names[receptacle]
     if receptacle not in game.openable:
         return f"On the {name}, you see {_list_things(game, state.contents[receptacle])}."
@@ -90,7 +90,7 @@ def describe_object(game: Game, state: State, thing: str) -> str:
 
 
 def _describe_treatment(game: Game, state: State, thing: str) -> str:
-    """``hot and clean sliced``, ``cold`` and the like; empty if none of the grammar's rules fits."""
+    """Return ``hot and clean sliced``, ``cold`` and the like; empty if none of the grammar's rules fits."""
     clean, sliced = thing in state.clean, thing in state.sliced
     heat = "hot" if thing in state.hot else "cool" if thing in state.cool else ""
     if clean:
@@ -151,7 +151,7 @@ class Interpreter:
 
     @property
     def opening(self) -> str:
-        """The first observation of the game."""
+        """Return the first observation of the game."""
         return describe_opening(self.game, self.game.initial)
 
     def go_to(self, state: State) -> None:
@@ -291,12 +291,12 @@ class Backend:
 
     @property
     def admissible(self) -> Sequence[str]:
-        """Commands that would do something now, sorted, including ``help``."""
+        """Return commands that would do something now, sorted, including ``help``."""
         return self.play.admissible
 
     @property
     def won(self) -> bool:
-        """Whether the goal holds now."""
+        """Return whether the goal holds now."""
         return self.play.won
 
     def start(self, source: GameSource, wording: WordingChoice) -> str:
@@ -309,7 +309,7 @@ class Backend:
         return self.play.opening
 
     def accepts(self, command: str) -> bool:
-        """Whether a stripped command is admissible now."""
+        """Return whether a stripped command is admissible now."""
         return self.play.find_action(command) is not None
 
     def step(self, command: str) -> tuple[str, bool, Action | None]:
@@ -318,7 +318,7 @@ class Backend:
         return said, action is not None, action
 
     def save(self) -> dict[str, Any]:
-        """What differs from the start of the game, as plain values."""
+        """Return what differs from the start of the game, as plain values."""
         return {"state": self.play.state.to_plain(self.play.game.initial)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:

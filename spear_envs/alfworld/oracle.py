@@ -33,20 +33,20 @@ class Draft:
     # ------------------------------------------------------------ what things cost, in commands
 
     def cost_to_reach(self, receptacle: str, location: str) -> int:
-        """Cost of going from ``location`` to an open receptacle."""
+        """Return the cost of going from ``location`` to an open receptacle."""
         game = self.game
         closed = receptacle in game.openable and receptacle not in self.state.opened
         return (game.location_of[receptacle] != location) + closed
 
     def find_source(self, thing: str, location: str) -> tuple[int, str] | None:
-        """Cost of taking an object, and the receptacle to take it from; None if that is impossible."""
+        """Return the cost of taking an object, and the receptacle to take it from; None if that is impossible."""
         if thing not in self.game.pickupable:
             return None
         holding = [one for one in self.game.receptacles if thing in self.state.contents[one]]
         return min(((self.cost_to_reach(one, location) + 1, one) for one in holding), default=None)
 
     def cost_to_fetch(self, thing: str) -> tuple[int, str] | None:
-        """Cost of holding an object, and where the agent is then; None if that is impossible."""
+        """Return the cost of holding an object, and where the agent is then; None if that is impossible."""
         if thing == self.state.held:
             return 0, self.state.location
         source = self.find_source(thing, self.state.location)
@@ -56,7 +56,7 @@ class Draft:
         return source[0] + (self.state.held is not None), self.game.location_of[source[1]]
 
     def find_appliance(self, treatment: Treatment, thing: str, location: str, then: str | None) -> str | None:
-        """A receptacle to treat an object with: here, else where the object goes next, else the first one."""
+        """Return a receptacle to treat an object with: here, else where the object goes next, else the first one."""
         game = self.game
         found = [one for one in game.receptacles if game.can_treat(one, treatment, thing)]
         if not found:
@@ -64,7 +64,7 @@ class Draft:
         return min(found, key=lambda one: (game.location_of[one] != location, game.location_of[one] != then))
 
     def cost_to_place(self, thing: str, receptacle: str | None, missing: Sequence[Treatment]) -> int | None:
-        """Cost of having an object treated and in ``receptacle`` (None: in the hand); None if that is impossible."""
+        """Return the cost of having an object treated and in ``receptacle`` (None: in the hand), or None."""
         fetched = self.cost_to_fetch(thing)
         if fetched is None:
             return None
@@ -83,7 +83,7 @@ class Draft:
         return total
 
     def list_missing(self, thing: str, wanted: Set[str]) -> list[Treatment]:
-        """The treatments that an object still needs."""
+        """Return the treatments that an object still needs."""
         return [_GAINED[one] for one in sorted(wanted) if thing not in getattr(self.state, _GAINED[one].gained)]
 
     # ------------------------------------------------------------ steps
@@ -185,7 +185,7 @@ _MOST_PLACINGS = 256
 
 
 def plan(game: Game, state: State) -> list[str]:
-    """Commands that win from ``state``; empty if it is won already, or if no plan is found.
+    """Return commands that win from ``state``; empty if it is won already, or if no plan is found.
 
     Every way to fulfil the goal is tried with every receptacle that differs from the others, and the shortest plan is
     taken. Within one try, things are fetched cheapest first, so a shorter plan may exist for two things. Plans are
@@ -203,7 +203,7 @@ def plan(game: Game, state: State) -> list[str]:
 
 
 def is_winnable(game: Game) -> bool:
-    """Whether a game is not won at its start and the plan wins it, command by command, in the interpreter."""
+    """Return whether a game is not won at its start and the plan wins it, command by command, in the interpreter."""
     play = Interpreter(game)
     if play.won:
         return False
@@ -214,7 +214,7 @@ def is_winnable(game: Game) -> bool:
 
 
 def list_wanted(game: Game, state: State) -> list[str]:
-    """Things that the goal may be about, wherever they are: to be moved, held or lit, by their types."""
+    """Return things that the goal may be about, wherever they are: to be moved, held or lit, by their types."""
     found: set[str] = set()
     for requirement in read_requirements(game.goal.expression):
         for term in _list_objects(requirement):
@@ -242,7 +242,7 @@ def _list_objects(requirement: Requirement) -> list[str]:
 
 
 def _fits(game: Game, state: State, name: str, literals: Sequence[Literal]) -> bool:
-    """Whether facts that plans do not change hold for a thing."""
+    """Return whether facts that plans do not change hold for a thing."""
     for predicate, _, *others in literals:
         if predicate == "type":
             if others[0] not in (game.problem.objects[name], "object"):
@@ -256,7 +256,7 @@ def _fits(game: Game, state: State, name: str, literals: Sequence[Literal]) -> b
 
 
 def _list_candidates(game: Game, state: State, requirement: Requirement, term: str) -> list[str]:
-    """Things that a term may stand for."""
+    """Return things that a term may stand for."""
     if not term.startswith("?"):
         return [term]
     literals = requirement.kinds.get(term, ())
@@ -270,7 +270,7 @@ def _list_candidates(game: Game, state: State, requirement: Requirement, term: s
 def _list_targets(
     game: Game, state: State, requirement: Requirement, term: str, candidates: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Receptacles that a term may stand for, one of each group that is equivalent for a plan."""
+    """Return receptacles that a term may stand for, one of each group that is equivalent for a plan."""
     things = {name for thing, receptacle in requirement.placed if receptacle == term for name in candidates[thing]}
     spots = {game.location_of[one] for one in game.receptacles if not things.isdisjoint(state.contents[one])}
     spots |= {game.location_of[one] for one in game.receptacles if _is_appliance(game, one)} | {state.location}
@@ -327,7 +327,7 @@ def _fill_draft(
 
 
 def _is_free(requirement: Requirement, term: str, name: str, chosen: Mapping[str, str]) -> bool:
-    """Whether a term may stand for ``name``, given the terms that must differ from it."""
+    """Return whether a term may stand for ``name``, given the terms that must differ from it."""
     for left, right in requirement.different:
         other = right if left == term else left if right == term else None
         if other is not None and chosen.get(other, other) == name:
@@ -369,7 +369,7 @@ def _hold_and_light(
 def _list_lamps(
     draft: Draft, requirement: Requirement, candidates: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, str]]:
-    """Lamps that are lit or can be, each with a receptacle that holds it; empty if the goal wants none."""
+    """Return lamps that are lit or can be, each with a receptacle that holds it; empty if the goal wants none."""
     game, state = draft.game, draft.state
     lamps = [
         (lamp, receptacle)
@@ -387,7 +387,7 @@ _MOST_COMMANDS = 200
 
 
 def find_shown(game: Game, state: State, action: Action) -> str | None:
-    """The receptacle whose contents a command has just shown, if any."""
+    """Return the receptacle whose contents a command has just shown, if any."""
     receptacle = action.receptacle
     if action.verb not in (Verb.GO, Verb.OPEN, Verb.EXAMINE):
         return None
@@ -395,7 +395,7 @@ def find_shown(game: Game, state: State, action: Action) -> str | None:
 
 
 def search(game: Game, state: State, shown: Set[str]) -> list[str]:
-    """Commands that win from ``state``, each chosen without knowing receptacles that were not shown before it.
+    """Return commands that win from ``state``, each chosen without knowing receptacles that were not shown before it.
 
     If what is known does not suffice for a plan, the next receptacle is examined: first the one here, then those that
     need not be opened, in the order of the room, and only those that can hold what is wanted. The list is what the
@@ -436,7 +436,7 @@ def search(game: Game, state: State, shown: Set[str]) -> list[str]:
 
 
 def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
-    """Command towards the next receptacle that was not shown; empty if all were."""
+    """Return the command towards the next receptacle that was not shown; empty if all were."""
     hidden = [name for name in game.receptacles if name not in shown]
     if not hidden:
         return []
@@ -451,7 +451,7 @@ def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
 
 
 def explain(game: Game, state: State, shown: Set[str], commands: Sequence[str]) -> str:
-    """A thought before the first of an expert's ``commands``: what is missing, or what comes next and why.
+    """Return a thought before the first of an expert's ``commands``: what is missing, or what comes next and why.
 
     It only tells what was shown: a thing in a receptacle that was not shown counts as missing.
     """

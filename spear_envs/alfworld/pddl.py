@@ -91,11 +91,11 @@ class Problem:
     goal: Expression
 
     def rows(self, predicate: str) -> frozenset[Fact]:
-        """Initial facts of a predicate."""
+        """Return initial facts of a predicate."""
         return self.facts.get(predicate, _NO_FACTS)
 
     def having(self, predicate: str) -> frozenset[str]:
-        """What a unary predicate holds for initially."""
+        """Return what a unary predicate holds for initially."""
         return frozenset([row[0] for row in self.rows(predicate)])
 
 

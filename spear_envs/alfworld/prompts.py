@@ -60,7 +60,7 @@ class HouseholdTemplate(StockTemplate):
         return self._template.render(self._strip(context))
 
     def follow_up(self, context: PromptContext) -> str:
-        """Observation, commands and the form of the response; without lists the observation alone."""
+        """Return the observation, commands and the form of the response; without lists the observation alone."""
         stripped = self._strip(context)
         return self._template.follow_up(stripped) if self.lists else stripped.observation
 
@@ -165,12 +165,12 @@ class CompactHouseholdTemplate(StockTemplate):
         return "".join(lines)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The command in the environment's form, with empty thoughts."""
+        """Return the command in the environment's form, with empty thoughts."""
         return self.parser.respond(action)
 
 
 def _shorten(text: str) -> str:
-    """The significant words, a blank before each."""
+    """Return the significant words, a blank before each."""
     return "".join([f" {word}" for word in _WORD.findall(text.lower()) if word not in _DROPPED])
 
 
@@ -185,7 +185,7 @@ def _describe(observation: str) -> str:
 
 
 def _list_commands(commands: Sequence[str]) -> Iterator[str]:
-    """Lines ``@ fridge 1 mug 1``, ``go to bed 1 desk 1``, ``take mug 1 pen 2 from desk 1``; others verbatim."""
+    """Yield lines ``@ fridge 1 mug 1``, ``go to bed 1 desk 1``, ``take mug 1 pen 2 from desk 1``; others verbatim."""
     here = "".join([command.removeprefix("examine") for command in commands if command.startswith("examine ")])
     yield f"\n@{here}"
     moves = [command.removeprefix("go to") for command in commands if command.startswith("go to ")]

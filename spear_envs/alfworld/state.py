@@ -117,7 +117,7 @@ class State:
     agent: str
     """Id of the agent; never changes."""
     location: str
-    """Where the agent is."""
+    """Location of the agent."""
     held: str | None
     """What the agent holds."""
     contents: dict[str, tuple[str, ...]]
@@ -140,7 +140,7 @@ class State:
     """What was looked at (``checked``); only kept for games whose goal needs it."""
 
     def copy(self) -> State:
-        """An independent copy."""
+        """Return an independent copy."""
         other = State.__new__(State)
         for name in State.__slots__:
             setattr(other, name, getattr(self, name))
@@ -149,13 +149,13 @@ class State:
         return other
 
     def has_property(self, predicate: str, thing: str) -> bool:
-        """Whether a unary fluent holds, such as ``ishot``."""
+        """Return whether a unary fluent holds, such as ``ishot``."""
         if predicate == "holdsany":
             return self.held is not None and thing == self.agent
         return thing in getattr(self, PROPERTIES[predicate])
 
     def has_relation(self, predicate: str, first: str, second: str) -> bool:
-        """Whether a binary fluent holds, such as ``inreceptacle``."""
+        """Return whether a binary fluent holds, such as ``inreceptacle``."""
         if predicate == "inreceptacle":
             return first in self.contents.get(second, ())
         if predicate == "objectatlocation":
@@ -165,7 +165,7 @@ class State:
         return first == self.agent and second == self.location  # atlocation
 
     def digest(self, start: State) -> str:
-        """Key of everything that decides what can happen from here: 32 hex digits, the same in every process.
+        """Return the key of what decides what can happen from here: 32 hex digits, the same in every process.
 
         ``start`` is the initial state. ``taken_out``, which only affects ``look``, and ``checked`` are left out.
         """
@@ -178,7 +178,7 @@ class State:
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def to_plain(self, start: State) -> dict[str, Any]:
-        """Differences from the initial state as JSON values; equal for equal states."""
+        """Return differences from the initial state as JSON values; equal for equal states."""
         plain: dict[str, Any] = {"location": self.location, "held": self.held}
         for name in ("contents", "lying"):
             now, then = getattr(self, name), getattr(start, name)

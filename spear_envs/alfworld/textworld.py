@@ -101,12 +101,12 @@ class TextWorldBackend(Backend):
 
     @property
     def admissible(self) -> Sequence[str]:
-        """In TextWorld's order."""
+        """Return the admissible commands, in TextWorld's order."""
         return self._reply.admissible
 
     @property
     def won(self) -> bool:
-        """As TextWorld says."""
+        """Return whether the game is won, as TextWorld says."""
         return self._reply.won
 
     def start(self, source: GameSource, wording: WordingChoice) -> str:
@@ -116,7 +116,7 @@ class TextWorldBackend(Backend):
         return self._reply.observation
 
     def accepts(self, command: str) -> bool:
-        """Whether TextWorld lists a command."""
+        """Return whether TextWorld lists a command."""
         return command in self._reply.admissible
 
     def step(self, command: str) -> tuple[str, bool, Action | None]:
@@ -126,7 +126,7 @@ class TextWorldBackend(Backend):
         return self._reply.observation, accepted, self.play.step(command)[1]
 
     def save(self) -> dict[str, Any]:
-        """The commands since the start, since TextWorld's state cannot be copied."""
+        """Return the commands since the start, because TextWorld's state cannot be copied."""
         return {"commands": list(self._peer.commands)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:

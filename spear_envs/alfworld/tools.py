@@ -99,7 +99,7 @@ class CommandParser:
         return ParsedResponse(command, False, parsed.problem, native=native)
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action between their tags."""
+        """Return thoughts and action between their tags."""
         return _STRICT.respond(action, think)
 
 

@@ -80,7 +80,7 @@ def expect_files() -> Iterator[Expected]:
 
 
 def list_collections() -> Iterator[Collection]:
-    """Yield the data sets of the environment: each benchmark, and combinations of them."""
+    """Yield the data sets of the environment: each benchmark, and combinations of benchmarks."""
     for name, splits in PUBLISHED.items():
         items = [BENCHMARKS[part] for part in splits.values()]
         missing = [item.name for item in items if not list_files(item)]

@@ -20,23 +20,20 @@ from spear_envs.code.grammar import (
     write_answer,
     write_call,
 )
-from spear_envs.code.opening import (
+from spear_envs.code.prompts import TOOLS, make_templates
+from spear_envs.code.runs import (
     EMPTY_CODE,
-    MINI,
     OBSERVATION_CHARS,
     REMINDERS,
     Feedback,
     SandboxChoice,
-    find_splits,
     open_limits,
     open_runner,
-    open_tasks,
     render_feedback,
     run_program,
     truncate_middle,
 )
-from spear_envs.code.prompts import TOOLS, make_templates
-from spear_envs.code.tasks import EMBEDDED, SPLITS, ProblemTaskSet, open_problems
+from spear_envs.code.tasks import EMBEDDED, MINI, SPLITS, ProblemTaskSet, find_splits, open_problems, open_tasks
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
@@ -87,7 +84,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         sandbox: None for a sandbox in this process, the address of a service, or an executor.
         grader: ``"integer"``, ``"strict"`` (as the authors grade) or ``"math_verify"``, see
             :class:`~spear_envs.code.grading.Grader`.
-        feedback: ``"spear"``, ``"paper"`` or ``"helpful"``, see :class:`~spear_envs.code.opening.Feedback`.
+        feedback: ``"spear"``, ``"paper"`` or ``"helpful"``, see :class:`~spear_envs.code.runs.Feedback`.
         prelude: ``"retool"`` or ``"none"``, see :class:`~spear_envs.code.grammar.Prelude`.
         preset: ``"16k"`` for 8 turns or ``"32k"`` for 15.
         max_turns: responses after which the episode is truncated; by default 8, or the preset's.
@@ -212,7 +209,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return {"answer": self._answer, "grader": self.grader.value, "run": None, "return_code": NO_CODE}
 
     def criteria(self) -> list[Criterion]:
-        """The answer, and the right one."""
+        """Return the answer, and the right one."""
         return [Criterion("answer", self.episode.won, str(self.task.content["answer"]), self._answer or "no answer")]
 
     def _observe(self, message: str) -> str:
@@ -234,7 +231,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return self._calls[-1][1] if self._calls else ""  # the anchor, a digest of all output, changes with every run
 
     def expert_plan(self) -> list[str]:
-        """The next action: the reference code, then what it printed as the answer; empty at the end.
+        """Return the next action: the reference code, then what it printed as the answer; empty at the end.
 
         On the last turn, or without reference code, it is the answer.
         """
@@ -250,7 +247,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return [write_answer(content["answer"])]
 
     def lexicon(self) -> Iterator[str]:
-        """Every problem and program of an embedded data set in the compact form; empty for others."""
+        """Yield every problem and program of an embedded data set in the compact form; empty for others."""
         if self.dataset in EMBEDDED:
             compact = self.templates["compact"]
             yield "\n".join(["0123456789", *REMINDERS])
@@ -275,6 +272,6 @@ def _require_gradable(grader: Grader, tasks: ProblemTaskSet) -> None:
 
 @lru_cache(maxsize=16)
 def _find_no_integer(tasks: ProblemTaskSet) -> int | None:
-    """Index of the first problem whose answer is not an integer, if there is one."""
+    """Return the index of the first problem whose answer is not an integer, if there is one."""
     answers = enumerate(problem.answer for problem in tasks.problems)
     return next((index for index, answer in answers if read_integer(answer) is None), None)

@@ -77,7 +77,7 @@ def find_answer(response: str, grader: Grader) -> str | None:
 
 
 def is_right(answer: str | None, gold: str, grader: Grader) -> bool:
-    """Whether an answer is right.
+    """Return whether an answer is right.
 
     Raises:
         SpearError: ``math_verify`` is asked for and not installed.
@@ -97,7 +97,7 @@ def is_right(answer: str | None, gold: str, grader: Grader) -> bool:
 
 
 def is_same_integer(answer: str, gold: str) -> bool:
-    """Whether both read as one integer."""
+    """Return whether both read as one integer."""
     found = read_integer(answer)
     return found is not None and found == read_integer(gold)
 
@@ -126,12 +126,12 @@ def read_integer(text: str) -> str | None:
 
 
 def _mark_words(font: re.Match[str]) -> str:
-    """The text of a font command, with a mark before each word of an upright one, which multiplies no letters."""
+    """Return the text of a font command; a mark precedes each word of an upright one, which multiplies no letters."""
     return re.sub(r"(?<![A-Za-z\x01])(?=[A-Za-z])", "\x01", font[2]) if font[1] else font[2]
 
 
 def _is_name(text: str, *, first: bool) -> bool:
-    """Whether it names a quantity, as ``x``, ``AB``, ``f(2)`` or ``100m+n`` do and ``20`` and ``2x`` do not.
+    """Return whether it names a quantity, as ``x``, ``AB``, ``f(2)`` or ``100m+n`` do and ``20`` and ``2x`` do not.
 
     Only the ``first`` of a chain of equals may have numbers.
     """
@@ -145,7 +145,7 @@ def _is_name(text: str, *, first: bool) -> bool:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether it is a unit, or nothing: words, which no product of letters may be taken for."""
+    """Return whether it is a unit, or nothing: words, which no product of letters may be taken for."""
     place, text = 0, text.rstrip(" )")
     while place < len(text) and (word := _UNIT.match(text, place)) is not None:
         upright = bool(word[1]) or (place > 0 and "/" in word[0])  # km/h

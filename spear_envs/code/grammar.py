@@ -124,7 +124,7 @@ TOOL_NAME = "code_interpreter"
 _OPENINGS = re.compile(rf"<tool_call>|<code>|{OPENING}", re.MULTILINE)
 _FENCE = ("```python\n", "\n```")
 _ENCODINGS = 2
-"""How often arguments may be encoded as JSON within JSON."""
+"""Most times that arguments may be encoded as JSON within JSON."""
 
 
 class ResponseKind(str, Enum):
@@ -303,7 +303,7 @@ class CodeParser:
 
     @property
     def hint(self) -> str:
-        """The forms of a call and of an answer."""
+        """Return the forms of a call and of an answer."""
         call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(6 * 7)"}})
         return f"Call the tool with <tool_call>\n{call}\n</tool_call> or answer with \\boxed{{your answer}}."
 
@@ -338,7 +338,7 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([+-]?[0-9]+(?:,[0-9]{3})*))|[{}
 
 
 def find_last_box(text: str) -> str | None:
-    r"""Content of the closed box that begins last, so of the innermost of nested ones; None if there is none.
+    r"""Return the content of the closed box that begins last, the innermost of nested ones; None if there is none.
 
     A box is ``\boxed{…}`` or ``\fbox{…}``, also with blanks before its brace, or ``\boxed`` before a bare number.
     Takes time linear in the text.
@@ -358,7 +358,7 @@ def find_last_box(text: str) -> str | None:
 
 
 def read_last_box(text: str) -> str | None:
-    r"""Content of the last ``\boxed{``, as the authors read it; None if that is not closed."""
+    r"""Return the content of the last ``\boxed{``, as the authors read it; None if that is not closed."""
     begin = text.rfind(_BOX)
     if begin < 0:
         return None

@@ -94,7 +94,7 @@ class ToolCallTemplate(StockTemplate):
     token_pattern: str | None = None
 
     def render(self, context: PromptContext) -> str:
-        """The problem, then the turns of the history, if any."""
+        """Return the problem, then the turns of the history, if any."""
         call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(6 * 7)"}})
         opening = _TOOL_CALL.format(
             when=_WHEN.format(time_limit=self.time_limit),
@@ -106,7 +106,7 @@ class ToolCallTemplate(StockTemplate):
         return opening if context.turn == 1 else _append_history(self, opening, context)
 
     def follow_up(self, context: PromptContext) -> str:
-        """The observation, and the turns left."""
+        """Return the observation, and the turns left."""
         left = context.max_turns - context.turn + 1
         text = f"\n[{left} {'turn' if left == 1 else 'turns'} left]" if self.budget else ""
         return f"<tool_response>\n{context.observation}{text}\n</tool_response>"
@@ -127,7 +127,7 @@ class RetoolTemplate(StockTemplate):
     stop_strings: tuple[str, ...] = ("</code>", "</answer>")
 
     def render(self, context: PromptContext) -> str:
-        """The problem, then the turns of the history."""
+        """Return the problem, then the turns of the history."""
         opening = _RETOOL.format(
             when=_WHEN.format(time_limit=self.time_limit),
             max_turns=context.max_turns,
@@ -136,11 +136,11 @@ class RetoolTemplate(StockTemplate):
         return opening if context.turn == 1 else _append_history(self, opening, context)
 
     def follow_up(self, context: PromptContext) -> str:
-        """The output between the tags of the interpreter."""
+        """Return the output between the tags of the interpreter."""
         return f"\n<interpreter>\n{context.observation}\n</interpreter>\n"
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts, then the code in a fence between tags, or the answer between tags."""
+        """Return thoughts, then the code in a fence between tags, or the answer between tags."""
         code = read_call(action)
         written = f"<answer>{action}</answer>" if code is None else f"<code>\n```python\n{code}\n```\n</code>"
         return f"{think}\n{written}" if think else written
@@ -186,7 +186,7 @@ class CompactCodeTemplate(StockTemplate):
     token_pattern: str | None = "|".join(_PIECES)
 
     def render(self, context: PromptContext) -> str:
-        """The problem, then the turns of the history."""
+        """Return the problem, then the turns of the history."""
         parts = [context.instruction.strip()]
         if context.turn > 1:
             first = context.turn - len(context.history)
@@ -196,11 +196,11 @@ class CompactCodeTemplate(StockTemplate):
         return "".join([*parts, "\n#"])
 
     def follow_up(self, context: PromptContext) -> str:
-        """The observation, and the turns left."""
+        """Return the observation, and the turns left."""
         return f"\n>{context.observation}\n#"
 
     def respond(self, action: str, think: str = "") -> str:
-        """The code between tags, or the answer in its box."""
+        """Return the code between tags, or the answer in its box."""
         code = read_call(action)
         return action if code is None else f"<code>{code}</code>"
 

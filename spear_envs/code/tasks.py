@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,12 +11,23 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.tasks import NumberedTaskSet, Task
+from spear_envs.core.tasks import NumberedTaskSet, Task, check_split
 from spear_envs.data import data_folder
 from spear_envs.data.embedded import read_embedded
-from spear_envs.data.rows import MalformedRowError, parse_rows, write_number
+from spear_envs.data.rows import (
+    FileState,
+    MalformedRowError,
+    is_rows_file,
+    list_splits,
+    look_at,
+    parse_rows,
+    write_number,
+)
 
 SPLITS = ("train", "valid", "test")
+"""Splits of the embedded problems."""
+MINI = "mini"
+"""The default problem set."""
 EMBEDDED = ("mini", "mini-disjoint", "mini-small")
 """Embedded problem sets: ``mini``; ``mini-disjoint``, whose splits share no family and so no wording; and
 ``mini-small`` for tiny word-level policies."""
@@ -35,7 +47,7 @@ class Problem:
     """Program that prints the answer, of embedded problems."""
 
     def to_content(self) -> dict[str, Any]:
-        """The definition as JSON values."""
+        """Return the definition as JSON values."""
         content: dict[str, Any] = {"problem": self.text, "answer": self.answer}
         if self.level is not None:
             content["level"] = self.level
@@ -129,7 +141,7 @@ class Distinct(NamedTuple):
 
     problems: tuple[RawProblem, ...]
     rows: int
-    """In the file."""
+    """Number of rows in the file."""
     contradicted: int
     """Problems left out because their rows have different answers."""
 
@@ -190,7 +202,7 @@ class Publication:
 
     @property
     def folder(self) -> Path:
-        """Folder of its fetched files."""
+        """Return the folder of its fetched files."""
         return data_folder() / "code" / self.name
 
 
@@ -199,7 +211,7 @@ class Benchmark(Publication):
     """Published problems."""
 
     split: str
-    """Its one split."""
+    """Name of its only split."""
 
 
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
@@ -213,7 +225,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         )
     }
 )
-"""By name."""
+"""Benchmarks by name."""
 
 RETOOL_SFT = Publication("retool-sft", "JoeYing/ReTool-SFT", r".*\.parquet", 2_000)
 """Solutions with code and its output, from ReTool (arXiv:2504.11536): what the paper's authors fine-tune on first."""
@@ -266,3 +278,39 @@ def open_benchmark(dataset: str, split: str) -> ProblemTaskSet:
     if not found.problems:
         raise SpearError(f"dataset={dataset!r} has no problem with a single answer: look at its rows.")
     return ProblemTaskSet(name, split, [Problem(raw.text, raw.answer, subtask) for raw in found.problems])
+
+
+def find_splits(dataset: str) -> tuple[str, ...]:
+    """Return the names of the splits of a data set, in the order of ``SpearEnv.splits``.
+
+    Raises:
+        SpearError: the data set is unknown.
+    """
+    return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), PUBLISHED)
+
+
+def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
+    """Open the problems of a split as tasks.
+
+    Args:
+        dataset: a name, or the path of a file of problems, which has the one split ``all``.
+        split: its name; by default the first.
+
+    Raises:
+        SpearError: the data set or split is unknown, or its file is missing or cannot be read.
+    """
+    splits = find_splits(dataset)
+    chosen = check_split(splits[0] if split is None else split, splits)
+    if is_rows_file(dataset):
+        dataset = os.path.abspath(dataset)
+        files = [Path(dataset)]
+    else:
+        files = list_files(BENCHMARKS[PUBLISHED[dataset][chosen]]) if dataset in PUBLISHED else []
+    return _open_tasks(dataset, chosen, look_at(files))
+
+
+@lru_cache(maxsize=16)
+def _open_tasks(dataset: str, split: str, _state: FileState) -> ProblemTaskSet:
+    if dataset in EMBEDDED:
+        return ProblemTaskSet(dataset, split, open_problems(dataset)[split])
+    return open_benchmark(dataset, split)

@@ -34,11 +34,11 @@ def main() -> None:
         return parse(f"\\boxed{{{text}}}", parsing_timeout=None)
 
     def is_named(relation: Relational) -> bool:
-        """Whether it has a free variable, which a function, ``e`` and ``i`` on the left may also be."""
+        """Return whether it has a free variable, which a function, ``e`` and ``i`` on the left may also be."""
         return bool(relation.free_symbols or relation.atoms(AppliedUndef) or relation.lhs in (E, I))
 
     def is_claim(found: list[object]) -> bool:
-        """Whether it states a relation without a free variable: math-verify reads ``20=19`` as 19.
+        """Return whether it states a relation without a free variable: math-verify reads ``20=19`` as 19.
 
         A chain that begins with a name, as ``x=6*7=42``, may state true ones.
         """
@@ -48,7 +48,7 @@ def main() -> None:
         return bool(stated) and (len(stated) == len(relations) or not true)
 
     def is_range(wanted: list[object]) -> bool:
-        """Whether an inequality may be the same set: math-verify takes ``1<x<2`` for the numbers 1 and 2, too."""
+        """Return whether an inequality may be the same set: math-verify takes ``1<x<2`` for the numbers 1 and 2."""
         return bool(wanted) and isinstance(wanted[0], Set) and not wanted[0].is_FiniteSet
 
     replies.write(b"ready\n")

@@ -52,7 +52,7 @@ class Verifier:
         self._buffer = b""
 
     def verify(self, gold: str, answer: str) -> bool:
-        """Whether ``answer`` is mathematically equal to ``gold``.
+        """Return whether ``answer`` is mathematically equal to ``gold``.
 
         Raises:
             SpearError: math-verify is not installed.

@@ -21,7 +21,7 @@ class Dice:
         self._random = Random(int.from_bytes(digest[:8], "big")).random
 
     def chance(self, share: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self._random() < share
 
     def below(self, stop: int) -> int:
@@ -37,7 +37,7 @@ class Dice:
         return items[int(self._random() * len(items))]
 
     def sample(self, items: Sequence[T], count: int) -> list[T]:
-        """Draw ``count`` items without replacement, in random order; all of them if there are fewer."""
+        """Draw ``count`` items without replacement, in random order; all if there are fewer."""
         pool = list(items)
         count = min(count, len(pool))
         for i in range(count):

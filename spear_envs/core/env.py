@@ -66,9 +66,9 @@ class ToolReward(str, Enum):
     """Which tool calls the tool-call term counts."""
 
     PAPER = "paper"
-    """All of them (``eq:actionreward``)."""
+    """All tool calls (``eq:actionreward``)."""
     DISTINCT = "distinct"
-    """Those of turns with a new result in the episode: a loop earns nothing after its first round."""
+    """Tool calls of turns with a new result in the episode: a loop earns nothing after its first round."""
 
 
 class ActionResult(NamedTuple):
@@ -83,7 +83,7 @@ class ActionResult(NamedTuple):
     done: bool = False
     """The episode is over, won or lost."""
     message: str = ""
-    """For the next observation."""
+    """Message for the next observation."""
     tool_calls: int = 0
     """Tool calls made in this turn."""
     details: Mapping[str, Any] = NOTHING
@@ -97,12 +97,12 @@ class ActionResult(NamedTuple):
 
 
 def text_of(observation: Any) -> str:
-    """The text of an observation: the string itself, or its ``"text"``; empty for a picture alone."""
+    """Return the text of an observation: the string itself, or its ``"text"``; empty for a picture alone."""
     return observation if isinstance(observation, str) else observation.get("text", "")
 
 
 def image_of(observation: Any) -> np.ndarray | None:
-    """The picture of an observation, uint8 [height, width, 3], or None if it has none."""
+    """Return the picture of an observation, uint8 [height, width, 3], or None if it has none."""
     return None if isinstance(observation, str) else observation.get("image")
 
 
@@ -229,11 +229,11 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
     @abstractmethod
     def _observe(self, message: str) -> ObsType:
-        """What the policy sees now, with ``message`` (often empty) in its text. New objects at every call."""
+        """Return what the policy sees now, with ``message`` (often empty) in its text. New objects at every call."""
 
     @abstractmethod
     def _world(self) -> Any:
-        """Everything of the world that changes within an episode, as plain values that can be pickled."""
+        """Return everything of the world that changes within an episode, as plain values that can be pickled."""
 
     @abstractmethod
     def _restore_world(self, state: Any) -> None:
@@ -241,20 +241,20 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
     @abstractmethod
     def expert_plan(self) -> list[str]:
-        """Actions in plain form that win from the present state.
+        """Return actions in plain form that win from the present state.
 
         If later actions depend on what will be seen, only the next one. Empty if the task cannot be won.
         """
 
     def expert_thought(self, plan: Sequence[str]) -> str:
-        """What an expert could think before the first action of ``plan``; may be empty.
+        """Return what an expert could think before the first action of ``plan``; may be empty.
 
         Policies learn it, so it must only tell what the policy has seen.
         """
         return ""
 
     def scripted_action(self) -> str | None:
-        """The next action in plain form of a fixed script that copies from observations without understanding them.
+        """Return the next action of a fixed script that copies from observations without understanding them.
 
         Its success shows how much a benchmark's wording gives away. None if there is no script.
         """
@@ -266,45 +266,45 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return ActionResult(False, message=message, details=self._details())
 
     def _anchor(self) -> Hashable:
-        """Key of the state, the same in every process; by default a digest of the task id and :meth:`_world`."""
+        """Return the key of the state, equal in every process; by default a digest of task id and :meth:`_world`."""
         assert self._task is not None
         return hashlib.sha256(canonical_json([self._task.id, self._world()]).encode()).hexdigest()[:32]
 
     def _novelty(self) -> Hashable:
-        """Result of the last turn; a tool call is distinct if it is new in the episode. By default the anchor."""
+        """Return the result of the last turn, by default the anchor; a tool call is distinct if its result is new."""
         return self._anchor()
 
     def _admissible(self) -> list[str] | None:
-        """Actions that would be accepted now, in a new list; None if they cannot be listed."""
+        """Return actions that would be accepted now, in a new list; None if they cannot be listed."""
         return None
 
     def lexicon(self) -> Iterable[str]:
-        """Texts with words of prompts and responses of any split, for the tokenizer of a tiny model.
+        """Return texts with the words of prompts and responses of any split, for the tokenizer of a tiny model.
 
         It is made from these and from training episodes; add what those may miss, such as names in other splits.
         """
         return ()
 
     def criteria(self) -> list[Criterion]:
-        """Requirements of the task, and which are met now; by default empty.
+        """Return requirements of the task, and which are met now; by default empty.
 
         It may contain the answer, so it is for records and people, and not in ``info``.
         """
         return []
 
     def _score(self) -> float:
-        """The benchmark's own score of the episode so far, in [0, 1]."""
+        """Return the benchmark's own score of the episode so far, in [0, 1]."""
         return 1.0 if self.episode.won else 0.0
 
     def _details(self) -> Mapping[str, Any]:
-        """The environment's own keys of ``info`` right after ``reset``, the same as in ``ActionResult``."""
+        """Return the environment's own keys of ``info`` right after ``reset``, the same as in ``ActionResult``."""
         return NOTHING
 
     # ---------------------------------------------------------------- the episode
 
     @property
     def task(self) -> Task:
-        """The task being played.
+        """Return the task being played.
 
         Raises:
             ResetNeeded: before the first ``reset``.
@@ -315,12 +315,12 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
     @property
     def turn(self) -> int:
-        """Responses taken in this episode."""
+        """Return the number of responses taken in this episode."""
         return self.episode.turn
 
     @property
     def done(self) -> bool:
-        """Whether the episode has ended, or none has begun."""
+        """Return whether the episode has ended, or none has begun."""
         return self.episode.done
 
     def reset(
@@ -576,7 +576,7 @@ def set_training_step(env: Any, step: int) -> None:
     """Set the global training step of an environment, through wrappers and vector environments.
 
     Raises:
-        SpearError: it is neither a SPEAR environment nor a vector environment of them.
+        SpearError: it is neither a SPEAR environment nor a vector environment of SPEAR environments.
     """
     base = env.unwrapped
     if isinstance(base, gym.vector.VectorEnv) and hasattr(base, "call"):

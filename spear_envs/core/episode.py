@@ -44,7 +44,7 @@ class Episode:
     """Results so far, if distinct calls are counted: an ordered set."""
 
     def save(self) -> dict[str, Any]:
-        """All fields as plain values."""
+        """Return all fields as plain values."""
         return asdict(self)
 
     @classmethod
@@ -78,7 +78,7 @@ _FITS = {
 
 
 def find_time_limit(env: gym.Env[Any, Any]) -> float:
-    """The least limit of the ``TimeLimit`` wrappers around an environment that is being reset.
+    """Return the least limit of the ``TimeLimit`` wrappers around an environment that is being reset.
 
     They end an episode without a word to the environment, which would pay no terminal reward: stalling would beat
     losing. An environment knows no wrappers, but their ``reset`` is what calls its own.

@@ -45,17 +45,17 @@ def describe_error(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, 200 characters of it at most, or its type if there is none."""
+    """Return the first line of an error's message, 200 characters of it at most, or its type if there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def name_error(error: BaseException) -> str:
-    """The type of an error and the first line of its message; its repr may hold a whole file."""
+    """Return the type of an error and the first line of its message; its repr may hold a whole file."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message in one line, 200 characters of it at most, or its type if there is none."""
+    """Return an error's message in one line, 200 characters of it at most, or its type if there is none."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def find_free_memory() -> int:
-    """Bytes free on the system, or in the control group of this process."""
+    """Return the free bytes of the system, or of the control group of this process."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():

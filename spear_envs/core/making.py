@@ -76,7 +76,7 @@ def require_harmless(env_id: str, keywords: Mapping[str, Any], source: str) -> N
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number or a word, or holds only such; a path, an address or a command is none."""
+    """Return whether a value is a number or a word, or holds only such; a path, an address or a command is none."""
     if isinstance(value, Mapping):
         return all(_is_plain(part) for part in (*value, *value.values()))
     if isinstance(value, (list, tuple)):
@@ -134,7 +134,7 @@ def find_creator(env_id: str) -> Callable[..., Any]:
 
 
 def explain_unknown(env_id: str, error: Exception) -> SpearError:
-    """The error for an environment that cannot be found, with the nearest name."""
+    """Return the error for an environment that cannot be found, with the nearest name."""
     module, colon, name = env_id.rpartition(":")
     if colon and module in sys.modules:  # it was imported, so the name is wrong, or the registration is missing
         if own := list_registered(module):
@@ -154,7 +154,7 @@ def explain_unknown(env_id: str, error: Exception) -> SpearError:
 
 
 def list_registered(module: str) -> list[str]:
-    """The ids whose class or other creator is in an imported module or below it, sorted."""
+    """Return the ids whose class or other creator is in an imported module or below it, sorted."""
     found = []
     for env_id, spec in sorted(gym.registry.items()):
         point = spec.entry_point
@@ -165,5 +165,5 @@ def list_registered(module: str) -> list[str]:
 
 
 def _strip(env_id: str) -> str:
-    """The name in lower case, without namespace and version."""
+    """Return the name in lower case, without namespace and version."""
     return re.sub(r"^.*[/:]|-v\d+$", "", env_id).lower()

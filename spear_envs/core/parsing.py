@@ -46,7 +46,7 @@ class ResponseParser(Protocol):
 
     @property
     def hint(self) -> str:
-        """One sentence that shows the expected form."""
+        """Return one sentence that shows the expected form."""
 
     def parse(self, response: str) -> ParsedResponse:
         """Read a response; never raises, whatever the text."""
@@ -56,7 +56,7 @@ class ResponseParser(Protocol):
 
 
 def _find_unreadable(response: str) -> str:
-    """Why a response is not read at all; empty if it is."""
+    """Return why a response is not read at all; empty if it is."""
     if len(response) > MAX_RESPONSE_LENGTH:
         return f"it has {len(response):,} characters and only {MAX_RESPONSE_LENGTH:,} are read"
     if "\0" in response:
@@ -83,7 +83,7 @@ class PlainParser:
         return ParsedResponse(action, True, "", think, native=native)
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action itself, without thoughts."""
+        """Return the action itself, without thoughts."""
         return action
 
 
@@ -105,7 +105,7 @@ class TagParser:
 
     @property
     def hint(self) -> str:
-        """One sentence that shows the expected form."""
+        """Return one sentence that shows the expected form."""
         think, end_think, act, end_act = self._tags
         return f"Write {think}your reasoning{end_think}{act}your action{end_act}, each once, and nothing else."
 
@@ -128,7 +128,7 @@ class TagParser:
         return ParsedResponse(found[1], True, "", found[0] or native or "", native=native)
 
     def _match(self, text: str) -> tuple[str, str] | None:
-        """Thoughts and action of a stripped text in the strict form; None if it has another."""
+        """Return thoughts and action of a stripped text in the strict form; None if it has another."""
         think, end_think, act, end_act = self._tags
         if text.startswith(think) and text.endswith(end_act):
             thoughts, closed, rest = text[len(think) : -len(end_act)].partition(end_think)
@@ -140,7 +140,7 @@ class TagParser:
         return None
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action between their tags."""
+        """Return thoughts and action between their tags."""
         begin_think, end_think, act, end_act = self._tags
         return f"{begin_think}{think}{end_think}{act}{action}{end_act}"
 
@@ -148,7 +148,7 @@ class TagParser:
         return "<" in text and any(tag in text for tag in self._tags)
 
     def _explain(self, text: str) -> str:
-        """Why ``text`` does not have the strict form, the most helpful reason first."""
+        """Return why ``text`` does not have the strict form, the most helpful reason first."""
         think, end_think, act, end_act = self._tags
         if not text:
             return "it is empty"
@@ -262,7 +262,7 @@ class PeerParser:
         return ParsedResponse(action, not problem, problem)
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action between their tags."""
+        """Return thoughts and action between their tags."""
         return TagParser().respond(action, think)
 
 

@@ -44,19 +44,19 @@ class PromptTemplate(Protocol):
 
     @property
     def token_pattern(self) -> str | None:
-        """Regular expression of the words of a tiny model's tokenizer; None if not for tiny models."""
+        """Return the regular expression of the words of a tiny model's tokenizer; None if not for tiny models."""
 
     def system(self) -> str | None:
-        """System message, or None."""
+        """Return the system message, or None."""
 
     def render(self, context: PromptContext) -> str:
-        """User message of a prompt made for each turn, and the first user message of a conversation."""
+        """Return the user message of a prompt made for each turn, and the first user message of a conversation."""
 
     def follow_up(self, context: PromptContext) -> str:
-        """Later user messages of a conversation, which already has the earlier turns."""
+        """Return later user messages of a conversation, which already has the earlier turns."""
 
     def respond(self, action: str, think: str = "") -> str:
-        """The response an expert would write to play ``action``."""
+        """Return the response an expert would write to play ``action``."""
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ class RunningTemplate(PromptTemplate, Protocol):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Texts that end a response."""
+        """Return texts that end a response."""
 
 
 class StockTemplate:
@@ -77,16 +77,16 @@ class StockTemplate:
     parser: ResponseParser
 
     def system(self) -> str | None:
-        """None: the rules are in the user message, since some chat templates lack a system role."""
+        """Return None: the rules are in the user message, since some chat templates lack a system role."""
         return None
 
     def respond(self, action: str, think: str = "") -> str:
-        """Thoughts and action in the environment's form."""
+        """Return thoughts and action in the environment's form."""
         return self.parser.respond(action, think)
 
 
 def write_history(context: PromptContext) -> str:
-    """The turns of the history as in the paper, in lines ``[Observation 3: '…', Action 3: '…']``."""
+    """Return the turns of the history as in the paper, in lines ``[Observation 3: '…', Action 3: '…']``."""
     first = context.turn - len(context.history)
     return "\n".join(
         [
@@ -126,7 +126,7 @@ class DefaultTemplate(StockTemplate):
         return "\n\n".join(parts)
 
     def follow_up(self, context: PromptContext) -> str:
-        """Observation, actions and the form of the response."""
+        """Return the observation, actions and the form of the response."""
         seen = "\n".join(filter(None, (IMAGE if context.picture else "", context.observation)))
         parts = [f"This is step {context.turn}. You see:\n{seen}"]
         if context.admissible_actions is not None:
@@ -169,12 +169,12 @@ class VerlAgentTemplate(StockTemplate):
         return self.render(replace(context, history=()))
 
     def _show(self, context: PromptContext) -> PromptContext:
-        """The context with each part as it is written in the slots."""
+        """Return the context with each part as it is written in the slots."""
         played = [(seen, "" if action == NO_ACTION else action) for seen, action in context.history]
         return replace(context, history=played)
 
     def _list(self, actions: Sequence[str]) -> dict[str, str]:
-        """The slot of the admissible actions."""
+        """Return the slot of the admissible actions."""
         return {}
 
 
@@ -187,9 +187,9 @@ class CompactTemplate(StockTemplate):
     token_pattern: str | None = r"</?\w+>|\w+|\n|[^\w\s]"
 
     def render(self, context: PromptContext) -> str:
-        """Instruction in the first turn, then the observation."""
+        """Return the instruction in the first turn, then the observation."""
         return f"{context.instruction}\n{context.observation}" if context.turn == 1 else context.observation
 
     def follow_up(self, context: PromptContext) -> str:
-        """The observation."""
+        """Return the observation."""
         return context.observation

@@ -13,7 +13,7 @@ class Criterion(NamedTuple):
     """One requirement of a task, and whether the episode met it."""
 
     name: str
-    """Such as ``"price"``."""
+    """Name of the criterion, such as ``"price"``."""
     met: bool
     wanted: str
     """What the task asks for, in words."""
@@ -29,7 +29,7 @@ TOOL_CALL_STEP = 0.1
 
 
 def cosine_warmup(t: float, T: float) -> float:
-    """Weight gamma of the self-imitation term at global step ``t`` (``eq:gamma``).
+    """Return the weight gamma of the self-imitation term at global step ``t`` (``eq:gamma``).
 
     ``(1 - cos(pi t / T)) / 2`` up to ``T``, then 1. ``T <= 0`` means no warm-up: always 1.
 
@@ -44,7 +44,7 @@ def cosine_warmup(t: float, T: float) -> float:
 
 
 def cosine_decay(t: float, T: float) -> float:
-    """Weight mu of the tool-call reward at global step ``t`` (``eq:mudecay``).
+    """Return the weight mu of the tool-call reward at global step ``t`` (``eq:mudecay``).
 
     ``(1 + cos(pi t / T)) / 2`` up to ``T``, then 0. ``T <= 0`` means no tool-call reward: always 0.
 
@@ -59,7 +59,7 @@ def cosine_decay(t: float, T: float) -> float:
 
 
 def tool_call_reward(n_calls: int, *, shape: str = "linear", correct: bool | None = None) -> float:
-    """Reward of using tools, in [0, 1], before its weight mu (``eq:actionreward``).
+    """Return the reward of using tools, in [0, 1], before its weight mu (``eq:actionreward``).
 
     Args:
         n_calls: tool calls of the trajectory.
@@ -83,7 +83,7 @@ def tool_call_reward(n_calls: int, *, shape: str = "linear", correct: bool | Non
 
 
 def compose_reward(terms: Mapping[str, float], mu: float) -> float:
-    """Reward of a trajectory: outcome + mu * tool_call + format (``eq:rewardtotal``).
+    """Return the reward of a trajectory: outcome + mu * tool_call + format (``eq:rewardtotal``).
 
     Args:
         terms: holds ``outcome``, ``tool_call`` (before mu) and ``format``; other keys are ignored.

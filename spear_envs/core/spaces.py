@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from PIL import ImageFont
 
 ACTION_LENGTH = 2**24
-"""Characters of a response, at most: far more than models write, since a long response must not be an error."""
+"""Most characters of a response: far more than models write, since a long response must not be an error."""
 
 OBSERVATION_LENGTH = 2**20
-"""Characters of an observation, at most, unless an environment sets a lower bound."""
+"""Most characters of an observation, unless an environment sets a lower bound."""
 
 # sample() draws from these: blanks, line breaks, mark-up, other scripts and an emoji, as models write. contains() does
 # not use them.
@@ -47,11 +47,11 @@ class PermissiveText(spaces.Text):
         super().__init__(max_length, min_length=min_length, charset=_SAMPLED, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string of a permitted length."""
+        """Return whether ``x`` is a string of a permitted length."""
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A random string; ``mask`` and ``probability`` as in ``gymnasium.spaces.Text``."""
+        """Return a random string; ``mask`` and ``probability`` as in ``gymnasium.spaces.Text``."""
         if mask is not None or probability is not None:
             return super().sample(mask, probability)
         longest = min(self.max_length, self.min_length + _SAMPLED_LENGTH)
@@ -61,7 +61,7 @@ class PermissiveText(spaces.Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: an unbounded alphabet does not fit into fixed-size arrays."""
+        """Return False: an unbounded alphabet does not fit into fixed-size arrays."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -78,7 +78,7 @@ class PermissiveText(spaces.Text):
 
 
 _NONE = -1
-"""In the place of a character beyond the end of a flattened text."""
+"""Code point that stands for a character beyond the end of a flattened text."""
 
 
 @flatdim.register(PermissiveText)
@@ -93,7 +93,7 @@ def _flatten_space(space: PermissiveText) -> spaces.Box:
 
 @flatten.register(PermissiveText)
 def _flatten(space: PermissiveText, x: str) -> np.ndarray:  # type: ignore[misc]
-    """Code points; gymnasium's form for texts has places for the alphabet alone."""
+    """Return code points; gymnasium's form for texts has places for the alphabet alone."""
     places = np.full(space.max_length, _NONE, np.int32)
     places[: len(x)] = np.frombuffer(x.encode("utf-32-le", "surrogatepass"), "<i4")
     return places

@@ -76,7 +76,7 @@ class Task:
     id: str
     """Stable id ``<name>/<split>/<number>``, such as ``sokoban-v1/6x6-1/train/00000017``."""
     split: str
-    """Its split."""
+    """Name of the split."""
     subtask: str
     """Kind of task, for reports of success."""
     instruction: str
@@ -85,7 +85,7 @@ class Task:
     """The definition, in JSON values."""
 
     def definition(self) -> dict[str, Any]:
-        """The task as a JSON object, for fingerprints."""
+        """Return the task as a JSON object, for fingerprints."""
         names = ("id", "split", "subtask", "instruction")
         return {**{name: getattr(self, name) for name in names}, "content": dict(self.content)}
 
@@ -113,11 +113,11 @@ class TaskSet(Sequence[Task]):
 
     @abstractmethod
     def _task_at(self, index: int) -> Task:
-        """The task at an index in [0, len)."""
+        """Return the task at an index in [0, len)."""
 
     @abstractmethod
     def index_of(self, task_id: str) -> int:
-        """Position of a task.
+        """Return the position of a task.
 
         Raises:
             UnknownTaskError: this set lacks the id.
@@ -125,7 +125,7 @@ class TaskSet(Sequence[Task]):
 
     @abstractmethod
     def _definition(self) -> Any:
-        """JSON value that identifies this set."""
+        """Return the JSON value that identifies this set."""
 
     @overload
     def __getitem__(self, index: int) -> Task: ...
@@ -151,7 +151,7 @@ class TaskSet(Sequence[Task]):
         return f"<{type(self).__name__} {self.name}/{self.split}: {len(self)} tasks>"
 
     def get(self, task_id: str) -> Task:
-        """The task with this id.
+        """Return the task with this id.
 
         Raises:
             UnknownTaskError: there is none; the message shows examples of ids.
@@ -163,13 +163,13 @@ class TaskSet(Sequence[Task]):
         return self._task_at(int(np_random.integers(len(self))))
 
     def digest(self, index: int) -> str:
-        """Key of the content of the task at ``index``; splits must not share keys."""
+        """Return the key of the content of the task at ``index``; splits must not share keys."""
         task = self[index]
         return self._digest(task) if self._digest else _sha256(canonical_json(dict(task.content)))
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the ordered task definitions; figures with equal fingerprints are on the same tasks.
+        """Return the SHA-256 (hex) of the ordered task definitions: equal fingerprints mean the same tasks.
 
         For a generated set it covers the parameters of the generator, the length and the first 256 tasks.
 
@@ -225,7 +225,7 @@ class ListTaskSet(TaskSet):
         return self._tasks[index]
 
     def index_of(self, task_id: str) -> int:
-        """Position of a task; raises ``UnknownTaskError``."""
+        """Return the position of a task; raises ``UnknownTaskError``."""
         try:
             return self._index[task_id]
         except (KeyError, TypeError):
@@ -285,14 +285,14 @@ class NumberedTaskSet(TaskSet):
         return self._length
 
     def id_of(self, index: int) -> str:
-        """Id of the task at ``index``, without making the task."""
+        """Return the id of the task at ``index``, without making the task."""
         return f"{self.name}/{self.split}/{index:0{self._digits}d}"
 
     def _task_at(self, index: int) -> Task:
         return self._recall(index)
 
     def index_of(self, task_id: str) -> int:
-        """Position of a task; raises ``UnknownTaskError``."""
+        """Return the position of a task; raises ``UnknownTaskError``."""
         number = task_id.rpartition("/")[2] if isinstance(task_id, str) else ""
         # isascii: isdigit alone accepts digits of other scripts.
         if number.isascii() and number.isdigit() and len(number) <= max(self._digits, len(str(self._length))):

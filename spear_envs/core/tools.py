@@ -40,34 +40,34 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """Of the function: an identifier."""
+        """Return the name of the function: an identifier."""
         return self.function.__name__
 
     @property
     def description(self) -> str:
-        """What it does, in a sentence."""
+        """Return a sentence about what the tool does."""
         return (self.function.__doc__ or "").strip()
 
     @cached_property
     def types(self) -> Mapping[str, Any]:
-        """Type of each argument: a plain one, a ``Literal`` of texts, or a list of either."""
+        """Return the type of each argument: a plain one, a ``Literal`` of texts, or a list of either."""
         hints = get_type_hints(self.function)
         return {name: hints[name] for name in self.meanings}
 
     @cached_property
     def meanings(self) -> Mapping[str, str]:
-        """What each argument is, in a sentence."""
+        """Return a sentence about each argument."""
         hints = get_type_hints(self.function, include_extras=True)
         return {name: hints[name].__metadata__[0] for name in inspect.signature(self.function).parameters}
 
     def schema(self) -> Mapping[str, Any]:
-        """JSON schema of the function in OpenAI's form, for chat templates and servers of models."""
+        """Return the JSON schema of the function in OpenAI's form, for chat templates and servers of models."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """JSON schema of the arguments."""
+        """Return the JSON schema of the arguments."""
         described = {
             name: {**_write_schema(kind), "description": self.meanings[name]} for name, kind in self.types.items()
         }

@@ -108,7 +108,7 @@ class McpSession:
             self._stack.close()
 
     def _quote(self) -> str:
-        """The last line of a started server on stderr."""
+        """Return the last line of a started server on stderr."""
         self._said.seek(0)
         lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
         return f"; it said: {lines[-1][:200]}" if lines else ""

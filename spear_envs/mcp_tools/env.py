@@ -27,7 +27,7 @@ from spear_envs.core.tools import CallError, CallParser, Tool
 from spear_envs.mcp_tools.client import McpSession, Recording, ToolEntry
 
 MOST_LEVELS = 32
-"""Nesting of a call's arguments, at most."""
+"""Deepest nesting of a call's arguments."""
 _HINTS: Mapping[Any, type] = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict
 }  # fmt: skip
@@ -41,28 +41,28 @@ class McpTool(Tool):
 
     @property
     def name(self) -> str:
-        """The server's name."""
+        """Return the server's name."""
         return self.entry.name
 
     @property
     def description(self) -> str:
-        """The server's description."""
+        """Return the server's description."""
         return self.entry.description
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The server's JSON schema."""
+        """Return the server's JSON schema."""
         return dict(self.entry.schema)
 
     @property
     def types(self) -> Mapping[str, Any]:
-        """Python type of each argument; ``Any`` if the schema does not have a plain one."""
+        """Return the Python type of each argument; ``Any`` if the schema does not have a plain one."""
         kinds = {name: about.get("type") for name, about in self._properties.items()}
         return {name: _HINTS.get(kind, Any) if isinstance(kind, str) else Any for name, kind in kinds.items()}
 
     @property
     def meanings(self) -> Mapping[str, str]:
-        """The description of each argument, or its name."""
+        """Return the description of each argument, or its name."""
         return {name: about.get("description", name) for name, about in self._properties.items()}
 
     @property
@@ -71,7 +71,7 @@ class McpTool(Tool):
         return {name: about if isinstance(about, dict) else {} for name, about in found.items()}
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """The action in plain form; raises as :meth:`check`."""
+        """Return the action in plain form; raises as :meth:`check`."""
         self.check(arguments)
         return write_action(self.name, arguments)
 
@@ -453,7 +453,7 @@ class McpToolsEnv(SpearEnv[str]):
         self._answer, self._reached = state["answer"], state["score"]
 
     def expert_plan(self) -> list[str]:
-        """The rest of the task's ``plan``, else the calls or the answer of its rule."""
+        """Return the rest of the task's ``plan``, else the calls or the answer of its rule."""
         content = self.task.content
         rule = content["reward"]
         plan = content.get("plan", rule.get("calls", []))

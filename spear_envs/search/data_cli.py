@@ -57,7 +57,7 @@ class Source:
     """Regular expression of their paths in the repository."""
     summary: str
     target: str | None = None
-    """The file made of them: parts are joined, a single ``.gz`` is unpacked."""
+    """File that they become: parts are joined, a single ``.gz`` is unpacked."""
 
 
 # Not tried against Hugging Face itself: the tests run a local server.

@@ -27,16 +27,6 @@ from spear_envs.search.grammar import (
     render_information,
     write_action,
 )
-from spear_envs.search.opening import (
-    EMBEDDED,
-    MINI,
-    RetrieverChoice,
-    find_splits,
-    list_texts,
-    open_retriever,
-    open_tasks,
-    read_path,
-)
 from spear_envs.search.prompts import (
     INVALID_ACTION,
     LAST_TURN,
@@ -45,6 +35,8 @@ from spear_envs.search.prompts import (
     compress_observation,
     make_templates,
 )
+from spear_envs.search.retrievers import RetrieverChoice, open_retriever, read_path
+from spear_envs.search.tasks import EMBEDDED, MINI, find_splits, list_texts, open_tasks
 
 MAX_QUERY = 8_192
 """Most characters of a query, as in the retrieval service."""
@@ -52,7 +44,7 @@ MAX_TOPK = 100
 MAX_TURNS = 32
 PRESET_TURNS = 5
 PRESET_CHARS = 2_500
-"""Used if tokens cannot be counted: 500 of SmolLM2's tokens of Wikipedia had 1,914 on average and at most 2,366."""
+"""Characters if tokens cannot be counted: 500 of SmolLM2's tokens of Wikipedia had 1,914 on average, at most 2,366."""
 
 
 class Outcome(str, Enum):
@@ -61,7 +53,7 @@ class Outcome(str, Enum):
     EXACT_MATCH = "exact_match"
     """+1 for a right answer, else -1."""
     GRADED_FORMAT = "graded_format"
-    """As in Search-R1 v0.3: right 1, right in bad form 0.8, wrong in good form 0.2, wrong in bad form 0.1, else 0.
+    """Search-R1 v0.3's: right 1, right in bad form 0.8, wrong in good form 0.2, wrong in bad form 0.1, else 0.
     The form is good if that of every response was."""
 
 

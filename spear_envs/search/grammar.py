@@ -30,7 +30,7 @@ class ResponseKind(str, Enum):
     ANSWER = "answer"
     """An answer, which ends the episode."""
     INVALID = "invalid"
-    """Neither of them."""
+    """Neither a search nor an answer."""
 
 
 _ACTIONS = (ResponseKind.SEARCH, ResponseKind.ANSWER)
@@ -49,7 +49,7 @@ class Parsed(NamedTuple):
     think: str = ""
     """The first thought that is not native, else the native one, stripped."""
     native: str | None = None
-    """As in :class:`~spear_envs.core.parsing.ParsedResponse`."""
+    """Native thought, as in :class:`~spear_envs.core.parsing.ParsedResponse`."""
 
 
 def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:

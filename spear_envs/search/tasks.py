@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
-from spear_envs.core.tasks import NumberedTaskSet, Task
+from spear_envs.core.tasks import NumberedTaskSet, Task, TaskSet, check_split
 from spear_envs.data import data_folder
-from spear_envs.data.rows import MalformedRowError, parse_rows, write_number
+from spear_envs.data.rows import (
+    FileState,
+    MalformedRowError,
+    is_rows_file,
+    list_splits,
+    look_at,
+    parse_rows,
+    write_number,
+)
+from spear_envs.search.embedded import SPLITS, open_base
 from spear_envs.search.grading import normalize_answer
 
 BOUNDED = 20_000
-"""Larger sets are not enumerated."""
+"""Most questions of a set that is enumerated."""
 
 
 class Question(NamedTuple):
@@ -25,7 +36,7 @@ class Question(NamedTuple):
 
     question: str
     golden_answers: tuple[str, ...]
-    """Each of them is right."""
+    """Right answers, any of which counts."""
     subtask: str
     """The benchmark, or the number of hops: success is reported by it."""
     gold_passages: tuple[str, ...] = ()
@@ -216,7 +227,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark("musique", "dev", 2_417),
     Benchmark("bamboogle", "test", 125),
 )
-"""In the order of the paper's tables."""
+"""Benchmarks in the order of the paper's tables."""
 
 DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -282,3 +293,64 @@ def choose_panel(questions: Sequence[RawQuestion], size: int) -> list[RawQuestio
         for raw in questions
     ]
     return [questions[i] for i in sorted(sorted(range(len(keys)), key=keys.__getitem__)[:size])]
+
+
+MINI = "mini"
+"""The default data set."""
+EMBEDDED = {MINI: "standard", "mini-small": "small"}
+"""Embedded data sets, and the sizes of their knowledge bases."""
+
+
+def list_texts(dataset: str) -> tuple[list[dict[str, str]], list[str]]:
+    """Return all passages and all questions of an embedded data set."""
+    base = open_base(EMBEDDED[dataset])
+    return base.corpus, [asked.question for questions in base.questions.values() for asked in questions]
+
+
+def find_splits(dataset: str) -> tuple[str, ...]:
+    """Return the splits of a data set, in the order of ``SpearEnv.splits``.
+
+    Raises:
+        SpearError: the data set is unknown.
+    """
+    return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), DATASETS)
+
+
+def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> TaskSet:
+    """Open the questions of a split as tasks.
+
+    Args:
+        dataset: a name, or the path of a file of questions, which has the one split ``all``.
+        split: its name; by default the first.
+        panel: number of questions per benchmark, see :func:`choose_panel`.
+
+    Raises:
+        SpearError: the data set or split is unknown, or its file is missing or cannot be read.
+    """
+    splits = find_splits(dataset)
+    chosen = check_split(splits[0] if split is None else split, splits)
+    if is_rows_file(dataset):
+        dataset = os.path.abspath(dataset)
+        files = [Path(dataset)]
+    else:
+        files = [locate_file(path) for path in DATASETS[dataset][chosen]] if dataset in DATASETS else []
+    return _open_tasks(dataset, chosen, panel, look_at(files))
+
+
+@lru_cache(maxsize=16)
+def _open_tasks(dataset: str, split: str, panel: int | None, _state: FileState) -> TaskSet:
+    if dataset not in EMBEDDED:
+        return open_benchmark(dataset, split, panel)
+    if panel is not None:
+        raise SpearError(f"panel={panel!r}: {dataset} is small enough to be played in full; leave panel out.")
+    questions = tuple(
+        Question(
+            asked.question,
+            tuple(asked.golden_answers),
+            f"{asked.hops}hop",
+            tuple(asked.gold_passages),
+            tuple(asked.oracle_queries),
+        )
+        for asked in open_base(EMBEDDED[dataset]).questions[split]
+    )
+    return QuestionTaskSet(dataset, split, questions)

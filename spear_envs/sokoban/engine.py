@@ -168,15 +168,15 @@ class RememberingParser:
 
     @property
     def hint(self) -> str:
-        """As the parser's."""
+        """Return the hint of the parser."""
         return self._parser.hint
 
     def parse(self, response: str) -> ParsedResponse:
-        """As the parser's."""
+        """Parse as the parser does."""
         return self._remember(response) if len(response) <= _REMEMBERED else self._parser.parse(response)
 
     def respond(self, action: str, think: str = "") -> str:
-        """As the parser's."""
+        """Respond as the parser does."""
         return self._parser.respond(action, think)
 
 
@@ -188,7 +188,7 @@ class Moves(NamedTuple):
     words: str
     """The moves in their canonical form, joined by ", "."""
     problem: str
-    """Why the text is not understood; empty if it is."""
+    """Reason why the text is not understood; empty if it is."""
 
 
 _SINGLE = {word: Moves((code,), word, "") for word, code in ACTIONS.items()}
@@ -241,5 +241,5 @@ _MOVE_OFTEN = make_tool(f"(?P<directions>(?:{_WORD})(?:, (?:{_WORD}))*)")(move_o
 
 
 def find_tools(moves_per_turn: int) -> tuple[Tool, ...]:
-    """Return the tools of an environment with so many moves per turn."""
+    """Return the tools of an environment with this number of moves per turn."""
     return (move if moves_per_turn == 1 else _MOVE_OFTEN,)

@@ -78,7 +78,7 @@ class SokobanEnv(SpearEnv[Observation]):
         preset: ``"paper"`` or None; keywords that are given win over the preset.
         level: rows joined by newlines, in our symbols or XSB: the task set is exactly this level, its split is
             ``"level"``, and the keywords above are unused.
-        levels: a level file or a folder of them (Boxoban's ``.txt``, XSB, SOK) instead of generated levels. The split
+        levels: a level file or a folder with levels (Boxoban's ``.txt``, XSB, SOK) instead of generated ones. The split
             is ``"all"`` by default; folders of that name make the others, else the content of each level.
         number: of one level in that file: as in its ``; 12``, else counted from 1.
         sprites: ``"drawn"`` (default) or ``"gym-sokoban"``.
@@ -274,7 +274,7 @@ class SokobanEnv(SpearEnv[Observation]):
         return {"image": self._frame(), "text": text}
 
     def _frame(self) -> Image:
-        """The picture in the size of the set's largest level, with walls around a smaller one."""
+        """Return the picture in the size of the set's largest level, with walls around a smaller one."""
         frame = self.board.frame()
         height, width = (side * TILE for side in self._size)
         if frame.shape[:2] == (height, width):

@@ -16,11 +16,11 @@ class Modality(str, Enum):
     """The form in which the policy sees the board."""
 
     IMAGE = "image"
-    """As a picture; the text has messages only."""
+    """A picture; the text has messages only."""
     TEXT = "text"
-    """As symbols; observations are plain strings."""
+    """Symbols; observations are plain strings."""
     BOTH = "both"
-    """As a picture and as symbols."""
+    """A picture and symbols."""
 
 
 _RULES = """\
@@ -207,7 +207,7 @@ You are now at step {current_step} and your current observation is:
 
 
 def _space(observation: str) -> str:
-    """The board in its spaced form, as verl-agent shows it; a message below it stays."""
+    """Return the board in its spaced form, as verl-agent shows it; a message below it stays."""
     board, gap, message = observation.partition("\n\n")
     return format_spaced(compact_spaced(board)) + gap + message
 
@@ -240,7 +240,7 @@ class CompactBoardTemplate(StockTemplate):
         return inner
 
     def follow_up(self, context: PromptContext) -> str:
-        """As :meth:`render`."""
+        """Render as :meth:`render` does."""
         return self.render(context)
 
     def respond(self, action: str, think: str = "") -> str:

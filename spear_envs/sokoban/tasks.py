@@ -96,7 +96,7 @@ def make_task_set(recipe: Recipe, split: str) -> TaskSet:
 
 @lru_cache(maxsize=256)
 def make_level_set(text: str) -> TaskSet:
-    """Make a task set of one level, given by its rows, also in XSB; its id has a digest of them.
+    """Make a task set of one level, given by its rows, also in XSB; its id has their digest.
 
     Raises:
         LevelError: the level is malformed, already solved or cannot be solved.
@@ -145,9 +145,9 @@ class FileLevel:
     """One level of a file, in our symbols."""
 
     number: int
-    """As a line such as ``; 12`` before it says, else its place in the file from 1."""
+    """Number in a line such as ``; 12`` before it, else its place in the file from 1."""
     source: str
-    """Its file and number, for errors."""
+    """File and number, for errors."""
     text: str
 
 
@@ -194,7 +194,7 @@ def _find_boards(text: str) -> Iterator[tuple[int | None, str]]:
 
 
 def _list_files(path: Path, split: str) -> tuple[list[Path], bool]:
-    """The files of a split, and whether folders make the splits."""
+    """Return the files of a split, and whether folders make the splits."""
     if path.is_file():
         return [path], False
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""``spear data get|build|verify webshop``: fetching the official files and building a store of them."""
+"""``spear data get|build|verify webshop``: fetch the official files and build a store."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from spear_envs.data.cli import (
 )
 from spear_envs.data.progress import count_bytes, say, show_phases
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.goals import DrawMode, GoalKind
-from spear_envs.webshop.opening import PRICE_SEED, SIZES
+from spear_envs.webshop.catalogue import PRICE_SEED, SIZES
+from spear_envs.webshop.goals import GoalKind
+from spear_envs.webshop.products import CatalogueFiles, JsonReader, find_files
 from spear_envs.webshop.reward import RULE
-from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
+from spear_envs.webshop.stock import DrawMode
 from spear_envs.webshop.store import MANIFEST, Manifest, check_store
 from spear_sandbox.terminal import Console
 
@@ -149,7 +150,7 @@ def build(
         files = find_files(folder)
     else:
         assert items is not None and attributes is not None
-        files, folder = CatalogFiles(items, attributes, human_goals), items.parent
+        files, folder = CatalogueFiles(items, attributes, human_goals), items.parent
     out = out or folder / "store"
     console = Console()
     with show_phases(console) as report:

@@ -16,8 +16,8 @@ from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Criterion, Schedule
 from spear_envs.core.tasks import Task
 from spear_envs.core.tools import CallParser
-from spear_envs.webshop.goals import Goal
-from spear_envs.webshop.opening import MINI, open_catalog
+from spear_envs.webshop.catalogue import MINI, open_catalogue
+from spear_envs.webshop.goals import ALL, SPLITS, Goal, GoalTask, SplitScheme
 from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.prompts import (
     TOOL_RULES,
@@ -42,11 +42,10 @@ from spear_envs.webshop.shop import (
     read_action,
     write_page,
 )
-from spear_envs.webshop.tasks import ALL, SPLITS, GoalTask, SplitScheme
 
 _CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000
-"""Products; a larger catalogue has too many words for a word-level tokenizer."""
+"""Most products whose words make a lexicon; a larger catalogue has too many for a word-level tokenizer."""
 _PARSERS: Mapping[ResponseFormat, ResponseParser] = {
     ResponseFormat.TAGS: TagParser(),
     ResponseFormat.PLAIN: VerbatimParser(),
@@ -132,9 +131,11 @@ class WebShopEnv(SpearEnv[str]):
         self.anchor = choose_member(Anchor, anchor, "anchor")
         self.observation_mode = choose_member(ObservationMode, observation_mode, "observation_mode")
         parser = _PARSERS[choose_member(ResponseFormat, response_format, "response_format")]
-        self.catalog = open_catalog(catalog, goals=goals, title_nouns=title_nouns, price_seed=price_seed, draws=draws)
+        self.catalogue = open_catalogue(
+            catalog, goals=goals, title_nouns=title_nouns, price_seed=price_seed, draws=draws
+        )
         super().__init__(
-            self.catalog.make_tasks(split, goal_kind=goal_kind, split_scheme=split_scheme),
+            self.catalogue.make_tasks(split, goal_kind=goal_kind, split_scheme=split_scheme),
             max_turns=max_turns,
             parser=parser,
             response_format=response_format,
@@ -171,7 +172,7 @@ class WebShopEnv(SpearEnv[str]):
     def _start(self, task: Task) -> None:
         goal = task.goal if isinstance(task, GoalTask) else Goal.from_row(task.content)
         if self._shop is None:
-            self._shop = Shop(self.catalog, goal)
+            self._shop = Shop(self.catalogue, goal)
         else:
             self._shop.start(goal)
 
@@ -230,14 +231,14 @@ class WebShopEnv(SpearEnv[str]):
 
     def lexicon(self) -> Iterator[str]:
         """Yield every product and task of the catalogue in the compact form; nothing for a large catalogue."""
-        if len(self.catalog) > MOST_IN_LEXICON:
+        if len(self.catalogue) > MOST_IN_LEXICON:
             return
-        for number in range(len(self.catalog)):
-            product = self.catalog.product(number)
+        for number in range(len(self.catalogue)):
+            product = self.catalogue.product(number)
             pages = [list_results("", 1, 0, [product], ()), list_item("", product)]
             pages += [list_sub_page("", product, name) for name in ("description", "features")]
             yield from (compress_page(write_page(nodes, ObservationMode.TEXT_RICH)) for nodes in pages)
-        goals = self.catalog.goals(self._goal_kind)
+        goals = self.catalogue.goals(self._goal_kind)
         yield from (compress_task(goals.goal(position).instruction) for position in range(len(goals)))
 
     def _score(self) -> float:
@@ -262,4 +263,4 @@ class WebShopEnv(SpearEnv[str]):
 
     def expert_plan(self) -> list[str]:
         """Return actions that buy a product with score 1 within the turns left; empty if there are none."""
-        return plan_purchase(self.shop, self.catalog, self.max_turns - self.turn)
+        return plan_purchase(self.shop, self.catalogue, self.max_turns - self.turn)

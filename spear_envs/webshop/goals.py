@@ -1,109 +1,25 @@
-"""Goals: the product to buy, its price limit, and the instruction; written by people, or drawn from a product."""
+"""Goals: what to buy, lists of goals and their files, and the division of a list into the tasks of each split."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import lzma
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 
-from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.core.tasks import canonical_json
-from spear_envs.webshop.products import Product, read_number, read_texts
-from spear_envs.webshop.sources import read_json
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import NumberedTaskSet, Task, canonical_json
+from spear_envs.webshop.products import Product, read_json, read_number, read_texts
 
 NO_CEILING = 1_000_000.0
 """``price_upper`` of a goal whose text names no ceiling."""
-STEPS = tuple(10.0 * i for i in range(1, 100))
-
-
-class DrawMode(str, Enum):
-    """The source of a catalogue's random numbers."""
-
-    KEYED = "keyed"
-    """Each from the SHA-256 of seed, ASIN and instruction, independent of the catalogue's order and size."""
-    SEQUENTIAL = "sequential"
-    """All from ``random.Random(seed)``, prices first, in the order of the file, as in the original under a seed."""
-
-
-class Draws(Protocol):
-    """A source of prices and ceilings. The price of every product is drawn before the first ceiling."""
-
-    def draw_price(self, asin: str, prices: tuple[float, ...]) -> float:
-        """Return the price in dollars that the reward uses: the amount, or one drawn from the range."""
-
-    def draw_ceiling(self, asin: str, number: int, price: float) -> float:
-        """Draw ``price_upper`` for instruction ``number`` of a product: the larger of two of the next four tens."""
-
-
-def ceilings_above(price: float) -> tuple[float, ...]:
-    """Return the first four of 10, 20, …, 990 dollars above a price."""
-    first = max(0, int(min(price, 1_000.0) // 10))
-    return STEPS[first : first + 4]
-
-
-class KeyedDraws:
-    """One random number for each key (:attr:`DrawMode.KEYED`)."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def draw_price(self, asin: str, prices: tuple[float, ...]) -> float:
-        """See :class:`Draws`."""
-        if len(prices) == 1:
-            return prices[0]
-        low, high = prices
-        return low + (high - low) * self._unit(asin)
-
-    def draw_ceiling(self, asin: str, number: int, price: float) -> float:
-        """See :class:`Draws`."""
-        steps = ceilings_above(price)
-        # The larger element of each pair: step i is the larger one of i pairs.
-        larger = [step for i, step in enumerate(steps) for _ in range(i)]
-        return larger[int(self._unit(asin, number) * len(larger))] if larger else NO_CEILING
-
-    def _unit(self, *key: str | int) -> float:
-        """Return a number in [0, 1) with 53 random bits."""
-        digest = hashlib.sha256(canonical_json([self._seed, *key]).encode()).digest()
-        return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53
-
-
-class SequentialDraws:
-    """One generator for all (:attr:`DrawMode.SEQUENTIAL`)."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = Random(seed)
-
-    def draw_price(self, asin: str, prices: tuple[float, ...]) -> float:
-        """See :class:`Draws`."""
-        return prices[0] if len(prices) == 1 else self._random.uniform(*prices)
-
-    def draw_ceiling(self, asin: str, number: int, price: float) -> float:
-        """See :class:`Draws`."""
-        steps = ceilings_above(price)
-        return NO_CEILING if len(steps) < 2 else max(self._random.sample(steps, 2))
-
-
-def make_draws(mode: str | DrawMode, seed: int) -> Draws:
-    """Make the draws of a mode.
-
-    Raises:
-        SpearError: the mode is unknown.
-    """
-    kind = KeyedDraws if choose_member(DrawMode, mode, "draws") is DrawMode.KEYED else SequentialDraws
-    return kind(seed)
-
-
-ORDER_SEED = 233
-"""Seed of the shuffle that gives the canonical order, as in the original."""
 
 
 class GoalKind(str, Enum):
@@ -129,7 +45,7 @@ class Goal:
     price_upper: float
     """Ceiling in dollars; 1,000,000 if the text names none."""
     weight: float
-    """How rare its attributes are: mean of 1 / (number of goals with the attribute); 1 for human goals."""
+    """Rarity of its attributes: the mean of 1 / (number of goals with the attribute); 1 for human goals."""
     query: str
     category: str
     product_category: str
@@ -274,54 +190,6 @@ class ListedGoals:
         return digest.hexdigest()
 
 
-HumanInstruction = tuple[int, str, tuple[str, ...], tuple[str, ...]]
-"""Number among the product's instructions, text, attributes, option values."""
-
-
-def read_instructions(asin: str, rows: object) -> list[HumanInstruction]:
-    """Read the instructions of a product that name an attribute; dots at both ends of the text are dropped.
-
-    Raises:
-        SpearError: the entry has the wrong form.
-    """
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise SpearError(f"the instructions for {asin} must be a list of objects")
-    read = []
-    for number, row in enumerate(rows):
-        attributes = _read_list(row, asin, "instruction_attributes")
-        if not attributes:
-            continue
-        text = row.get("instruction")
-        if not isinstance(text, str):
-            raise SpearError(f"instruction {number} for {asin} must have a text under 'instruction'")
-        read.append((number, text.strip("."), attributes, _read_list(row, asin, "instruction_options")))
-    return read
-
-
-def _read_list(row: Mapping[str, Any], asin: str, name: str) -> tuple[str, ...]:
-    return read_texts(row.get(name), f"{name} of an instruction for {asin}")
-
-
-def make_human_goals(
-    products: Iterable[Product], instructions: Mapping[str, Any], draw_ceiling: Callable[[str, int], float]
-) -> ListedGoals:
-    """Make one goal for each instruction, in the canonical order.
-
-    Args:
-        products: the products with instructions, in the order of the file.
-        instructions: content of ``items_human_ins.json``; products that the catalogue lacks are skipped.
-
-    Raises:
-        SpearError: an entry has the wrong form.
-    """
-    goals: list[Goal] = []
-    for product in products:
-        for number, text, attributes, options in read_instructions(product.asin, instructions[product.asin]):
-            goals.append(make_goal(product, text, attributes, options, draw_ceiling(product.asin, number), weight=1.0))
-    Random(ORDER_SEED).shuffle(goals)
-    return ListedGoals(goals)
-
-
 def read_goals(path: Path) -> list[Goal]:
     """Read the goals of a file; the index of a goal is its row, from 0.
 
@@ -375,3 +243,191 @@ def read_prices(goals_file: Path) -> dict[str, float]:
     if not isinstance(prices, Mapping):
         raise SpearError(f"{path} must be an object of prices in dollars by ASIN.")
     return {asin: read_number(price, f"{path}: the price of {asin}") for asin, price in prices.items()}
+
+
+SPLITS = ("train", "eval", "test")
+"""The splits of a list of goals."""
+ALL = "all"
+"""Name of the full list."""
+TEST_GOALS, EVAL_GOALS = 500, 1_000
+"""The first 500 goals are the test split of the original, the next 1,000 its eval split."""
+LEAST_SHARE, MOST_SHARE = 100, 500
+"""Bounds of the number of goals in test and in eval under :attr:`SplitScheme.PRODUCT`."""
+
+
+class SplitScheme(str, Enum):
+    """The rule that divides a list of goals."""
+
+    ORIGINAL = "original"
+    """test 0-499, eval 500-1499, train the rest; a goal of an earlier split is left out of later ones."""
+    VERL_AGENT = "verl-agent"
+    """test 0-499, train the rest, no eval, nothing left out: for comparison with published numbers. A goal may be in
+    both."""
+    PRODUCT = "product"
+    """Splits share no product. test and eval have a tenth of the goals each, but 100 to 500 (a third each of
+    fewer than 300 goals)."""
+
+
+class Positions(Sequence[int]):
+    """Ascending positions: a range without a few. Only the missing ones take memory.
+
+    Args:
+        start, stop: the range.
+        without: positions left out.
+    """
+
+    def __init__(self, start: int, stop: int, without: Iterable[int] = ()) -> None:
+        self.start, self.stop = start, max(start, stop)
+        kept_out = sorted({position for position in without if start <= position < stop})
+        self.without = np.array(kept_out, dtype=np.int64)
+        # Number of kept positions before each one left out.
+        self._before = self.without - start - np.arange(len(kept_out))
+
+    def __len__(self) -> int:
+        return self.stop - self.start - len(self.without)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        size = len(self)
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(size))]
+        if not -size <= index < size:
+            raise IndexError(f"position {index} of {size}")
+        index %= size
+        return int(self.start + index + np.searchsorted(self._before, index, side="right"))
+
+
+def positions_to_json(positions: Sequence[int]) -> dict[str, Any]:
+    """Return a JSON object for :func:`positions_from_json`."""
+    if isinstance(positions, Positions):
+        return {"start": positions.start, "stop": positions.stop, "without": positions.without.tolist()}
+    return {"positions": list(positions)}
+
+
+def positions_from_json(value: Mapping[str, Any]) -> Sequence[int]:
+    """Read the positions of a JSON object.
+
+    Raises:
+        KeyError, TypeError: the object has another form.
+    """
+    if "positions" in value:
+        return tuple(value["positions"])
+    return Positions(value["start"], value["stop"], value["without"])
+
+
+def split_goals(source: GoalSource, scheme: SplitScheme) -> dict[str, Sequence[int]]:
+    """Return the positions of ``train``, ``eval`` and ``test`` in the canonical order.
+
+    A split is empty if the scheme lacks it or the list is too short.
+    """
+    total = len(source)
+    if scheme is SplitScheme.PRODUCT:
+        return _split_by_product(source)
+    test = Positions(0, min(TEST_GOALS, total))
+    if scheme is SplitScheme.VERL_AGENT:
+        return {"train": Positions(len(test), total), "eval": Positions(0, 0), "test": test}
+    held_out = min(TEST_GOALS + EVAL_GOALS, total)
+    return {
+        "train": Positions(held_out, total, source.find_twins(range(held_out))),
+        "eval": Positions(len(test), held_out, source.find_twins(test)),
+        "test": test,
+    }
+
+
+def _split_by_product(source: GoalSource) -> dict[str, Sequence[int]]:
+    total = len(source)
+    share = min(max(total // 10, LEAST_SHARE), MOST_SHARE, total // 3)
+    owners = source.owners()
+    numbers, counts = np.unique(owners, return_counts=True)
+
+    # An order that depends neither on the other products nor on the number of goals.
+    def rank(i: int) -> bytes:
+        return hashlib.sha256(source.owner_name(int(numbers[i])).encode()).digest()
+
+    room = {"test": share, "eval": share}
+    taken: dict[str, list[int]] = {"test": [], "eval": []}
+    for i in sorted(range(len(numbers)), key=rank):
+        split = next((split for split, left in room.items() if counts[i] <= left), None)
+        if split is not None:
+            room[split] -= int(counts[i])
+            taken[split].append(int(numbers[i]))
+    held_out = {split: tuple(np.flatnonzero(np.isin(owners, taken[split])).tolist()) for split in taken}
+    return {"train": Positions(0, total, held_out["test"] + held_out["eval"]), **held_out}
+
+
+def choose_split(splits: Mapping[str, Sequence[int]], split: str, scheme: SplitScheme, total: int) -> Sequence[int]:
+    """Return the positions of a split or of ``all``.
+
+    Raises:
+        SpearError: the split has no goals; the message names others.
+    """
+    if split == ALL:
+        return Positions(0, total)
+    positions = splits[split]
+    if len(positions):
+        return positions
+    full = ", ".join(repr(name) for name in SPLITS if len(splits[name]))
+    raise SpearError(
+        f"split={split!r} has no goals under split_scheme={scheme.value!r} with {total:,} goals in all:"
+        f" choose {full or 'another catalogue'}, or {ALL!r}."
+    )
+
+
+NAME = "webshop"
+BOUNDED = 100_000
+"""Most goals of a set that is enumerated."""
+
+
+@dataclass(frozen=True)
+class GoalTask(Task):
+    """A task with the goal that its content describes."""
+
+    goal: Goal
+
+
+def _read_key(task: Task) -> str:
+    assert isinstance(task, GoalTask)
+    return task.goal.key
+
+
+class GoalTaskSet(NumberedTaskSet):
+    """Goals of one split as tasks, made on demand.
+
+    Ids are ``webshop/<split>/<index within the split>``, five digits or more.
+
+    Args:
+        source: all goals, in canonical order.
+        positions: the positions of its goals in ``source``.
+        world: fingerprint of the rest that a score depends on: products, prices, tagger.
+    """
+
+    def __init__(self, source: GoalSource, split: str, positions: Sequence[int], world: str) -> None:
+        super().__init__(NAME, split, len(positions), digest=_read_key)
+        self.bounded = len(positions) <= BOUNDED
+        self._source = source
+        self._positions = positions
+        self._world = world
+
+    def _make_task(self, index: int) -> GoalTask:
+        goal = self._source.goal(self._positions[index])
+        return GoalTask(
+            id=self.id_of(index),
+            split=self.split,
+            subtask=goal.category or "other",
+            instruction=goal.instruction,
+            content=goal.to_row(),
+            goal=goal,
+        )
+
+    def _definition(self) -> Any:
+        positions = canonical_json(positions_to_json(self._positions)).encode()
+        return {
+            "name": NAME,
+            "split": self.split,
+            "goals": self._source.fingerprint,
+            "positions": hashlib.sha256(positions).hexdigest(),
+            "world": self._world,
+        }

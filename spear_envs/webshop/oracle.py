@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as combine
 
-from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.catalogue import Catalogue
 from spear_envs.webshop.goals import NO_CEILING, Goal
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import count_option_hits, score_purchase
@@ -27,7 +27,7 @@ _BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIO
 _BACK, _NEXT, _PREVIOUS, _BUY = (f"click[{name.lower()}]" for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 
 
-def plan_purchase(shop: Shop, stock: Catalog, turns: int) -> list[str]:
+def plan_purchase(shop: Shop, catalogue: Catalogue, turns: int) -> list[str]:
     """Plan actions that buy a product with score 1 from the present page.
 
     Queries come from the instruction: its words first, then its options and attributes, and the title of the wanted
@@ -42,8 +42,8 @@ def plan_purchase(shop: Shop, stock: Catalog, turns: int) -> list[str]:
     """
     if shop.page is Page.DONE:
         return []
-    planner = _Planner(shop, stock)
-    wanted = stock.number_of(shop.goal.asin)
+    planner = _Planner(shop, catalogue)
+    wanted = catalogue.number_of(shop.goal.asin)
     for numbers in ((wanted,), None):
         routes = (*planner.stay(), *planner.browse(numbers), *planner.restart(numbers, turns))
         fitting = [route for route in routes if len(route) <= turns]
@@ -78,12 +78,12 @@ def list_queries(goal: Goal) -> list[str]:
 class _Planner:
     """Ways to a purchase from the present page; each is a list of actions that ends with a score of 1."""
 
-    def __init__(self, shop: Shop, stock: Catalog) -> None:
+    def __init__(self, shop: Shop, catalogue: Catalogue) -> None:
         self._shop = shop
-        self._stock = stock
+        self._catalogue = catalogue
         self._goal = shop.goal
-        goal_number = stock.number_of(shop.goal.asin)
-        self._goal_nouns = [] if goal_number is None else stock.nouns(goal_number)
+        goal_number = catalogue.number_of(shop.goal.asin)
+        self._goal_nouns = [] if goal_number is None else catalogue.nouns(goal_number)
         self._bought: dict[int, list[str] | None] = {}
 
     def stay(self) -> Iterator[list[str]]:
@@ -107,7 +107,7 @@ class _Planner:
         start = [] if self._shop.page is Page.SEARCH else [_BACK]
         for query in list_queries(self._goal):
             head = [*start, f"search[{query}]"]
-            routes = [head + route for route in self._pick(self._stock.search(query.lower()), 1, numbers)]
+            routes = [head + route for route in self._pick(self._catalogue.search(query.lower()), 1, numbers)]
             shortest = min(routes, key=len, default=None)
             if shortest is not None and len(shortest) <= turns:
                 yield shortest
@@ -121,7 +121,7 @@ class _Planner:
                 if actions is not None:
                     pages = position // PAGE_SIZE + 1 - page
                     turning = [_NEXT] * pages if pages > 0 else [_PREVIOUS] * -pages
-                    yield [*turning, f"click[{self._stock.product(number).asin.lower()}]", *actions]
+                    yield [*turning, f"click[{self._catalogue.product(number).asin.lower()}]", *actions]
 
     def _buy_fresh(self, number: int) -> list[str] | None:
         if number not in self._bought:
@@ -130,13 +130,13 @@ class _Planner:
 
     def _buy(self, number: int, chosen: Mapping[str, str]) -> list[str] | None:
         """Choose the missing options and buy, on the page of a product; None if that cannot score 1."""
-        stock, goal = self._stock, self._goal
-        product = stock.product(number)
+        catalogue, goal = self._catalogue, self._goal
+        product = catalogue.product(number)
         choices = _choose_options(goal, product, chosen)
         if choices is None:
             return None
         score = score_purchase(
-            goal, product, stock.price(number), {**chosen, **choices}, stock.nouns(number), self._goal_nouns
+            goal, product, catalogue.price(number), {**chosen, **choices}, catalogue.nouns(number), self._goal_nouns
         )
         return [*(f"click[{value}]" for value in choices.values()), _BUY] if score.reward == 1.0 else None
 

@@ -1,16 +1,296 @@
-"""Products, read from records of ``items_shuffle*.json``, and their entries in a catalogue as bytes."""
+"""The official files and the products in them.
+
+The files may be larger than memory: :class:`JsonReader` reads one value after another from a sliding window of text.
+ijson would be shorter, but it cannot resume at a byte or say which byte is wrong, replaces lone surrogates, and refuses
+numbers of more than 64 bits and NaN; with its C back end it reads these files as fast as we do.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
+import lzma
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
+
+CHUNK = 1 << 18
+"""Bytes per read."""
+LONGEST_VALUE = 64 << 20
+"""Most characters of a value; a longer one means a broken file."""
+SPACE = " \t\n\r"
+"""White space between values."""
+IN_NUMBERS = "0123456789+-.eE"
+LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+SUFFIXES = (".json", ".json.xz")
+
+
+@dataclass(frozen=True)
+class CatalogueFiles:
+    """The files of a catalogue."""
+
+    items: Path
+    """``items_shuffle*.json[.xz]``: an array of products."""
+    attributes: Path
+    """``items_ins_v2*.json[.xz]``: attributes and instructions by ASIN."""
+    human: Path | None = None
+    """``items_human_ins.json[.xz]``: instructions written by people, by ASIN."""
+
+
+def find_files(folder: Path) -> CatalogueFiles:
+    """Find the official files in a folder or its subfolder ``raw``; a ``.json`` takes precedence over its ``.json.xz``.
+
+    Raises:
+        SpearError: products or attributes are missing, or there are several files of one kind.
+    """
+    places = [place for place in (folder, folder / "raw") if place.is_dir()]
+    for place in places:
+        items, attributes = _find_one(place, "items_shuffle*"), _find_one(place, "items_ins_v2*")
+        if items and attributes:
+            return CatalogueFiles(items, attributes, _find_one(place, "items_human_ins"))
+        if items or attributes:
+            missing = "items_ins_v2*.json" if items else "items_shuffle*.json"
+            raise SpearError(f"{place} lacks {missing}[.xz]: put it next to {(items or attributes).name}.")  # type: ignore[union-attr]
+    raise SpearError(
+        f"{folder} is not a catalogue: it has neither a store nor items_shuffle*.json[.xz] and items_ins_v2*.json[.xz]."
+        " 'spear data get webshop --size small|full' fetches the official ones."
+    )
+
+
+def _find_one(folder: Path, pattern: str) -> Path | None:
+    found: dict[str, Path] = {}
+    for suffix in SUFFIXES:
+        for path in sorted(folder.glob(pattern + suffix)):
+            found.setdefault(path.name.removesuffix(".xz"), path)
+    if len(found) > 1:
+        raise SpearError(
+            f"{folder} has several files {pattern}.json ({', '.join(found)}): keep one of them, or name the"
+            " files with 'spear data build webshop --items FILE --attributes FILE'."
+        )
+    return next(iter(found.values()), None)
+
+
+class JsonReader:
+    """A JSON text of any size, read value by value.
+
+    Args:
+        path: a JSON file; packed with xz if its name ends in ``.xz``.
+        offset: first byte to read, of the unpacked text.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self._base = offset  # byte position of the first character of the window
+        self._window = ""
+        self._at = 0
+        self._ended = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._scan = json.JSONDecoder().raw_decode
+        self._file: IO[bytes]
+        try:
+            if path.suffix == ".xz":
+                self._file = lzma.open(path)  # noqa: SIM115 - closed by __exit__
+                while offset > 0:
+                    offset -= len(self._file.read(min(offset, CHUNK))) or offset
+            else:
+                self._file = path.open("rb")
+                self._file.seek(offset)
+        except FileNotFoundError:
+            raise SpearError(f"{path} does not exist: check its name.") from None
+        except OSError as error:
+            raise SpearError(f"{path} cannot be read ({error.strerror}): check its permissions and its type.") from None
+
+    def __enter__(self) -> JsonReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def offset(self) -> int:
+        """Return the bytes of the unpacked text read so far."""
+        return self._base + len(self._window[: self._at].encode("utf-8", "surrogatepass"))
+
+    def peek(self) -> str:
+        """Return the next character that is not a space without taking it; empty at the end."""
+        while True:
+            while self._at < len(self._window) and self._window[self._at] in SPACE:
+                self._at += 1
+            if self._at < len(self._window):
+                return self._window[self._at]
+            if not self._read_on():
+                return ""
+
+    def take(self, expected: str) -> str:
+        """Take the next character that is not a space.
+
+        Raises:
+            SpearError: it is not one of ``expected``.
+        """
+        found = self.peek()
+        if not found or found not in expected:
+            wanted = " or ".join(expected)
+            self.fail(f"{wanted} expected, {found} found" if found else f"it ends where {wanted} is expected")
+        self._at += 1
+        return found
+
+    def take_value(self) -> tuple[Any, str]:
+        """Take a value; return it with its text.
+
+        Raises:
+            SpearError: it is cut short, or not JSON.
+        """
+        self.peek()
+        while True:
+            try:
+                value, end = self._scan(self._window, self._at)
+                if self._ended or not self._may_go_on(value, end):
+                    text = self._window[self._at : end]
+                    self._at = end
+                    return value, text
+            except json.JSONDecodeError as error:
+                rest = self._window[error.pos :]
+                if self._ended and _is_cut_short(error.msg, rest):
+                    self._at += len(self._window) - self._at
+                    self.fail("it ends within a value")
+                if self._ended or len(self._window) - self._at > LONGEST_VALUE:
+                    self._at = error.pos
+                    self.fail(error.msg)
+            except ValueError:
+                self.fail("a number has too many digits")
+            except RecursionError:
+                self.fail("it is nested too deeply")
+            self._read_on()
+
+    def take_end(self) -> None:
+        """Check that only spaces are left.
+
+        Raises:
+            SpearError: there is more.
+        """
+        if self.peek():
+            self.fail("there is more after its end")
+
+    def _may_go_on(self, value: Any, end: int) -> bool:
+        """Return whether a value that ends at ``end`` of the window may be the beginning of a longer one."""
+        # A window may end within "1.5", after the "1" or after the dot; the scanner then reads "1".
+        return isinstance(value, (int, float)) and not self._window[end : end + 64].lstrip(IN_NUMBERS)
+
+    def fail(self, problem: str) -> None:
+        """Raise a SpearError with the present position."""
+        raise SpearError(
+            f"{self.path}: broken JSON at byte {self.offset:,}: {problem}. Fetch the file again or repair it."
+        ) from None
+
+    def _read_on(self) -> bool:
+        """Extend the window, at least doubling it, so that long values take linear time; return False at the end."""
+        if self._ended:
+            return False
+        rest = self._window[self._at :]
+        self._base = self.offset
+        self._window, self._at = rest, 0
+        try:
+            data = self._file.read(max(CHUNK, len(rest)))
+            self._ended = not data
+            text = self._decoder.decode(data, final=self._ended)
+        except UnicodeDecodeError as error:
+            self._at = len(rest)
+            self.fail(f"it is not UTF-8 ({error.reason})")
+        except (lzma.LZMAError, EOFError) as error:
+            self._at = len(rest)
+            self.fail(f"the packed file is cut short or damaged ({error})")
+        if self._base == 0 and not rest:
+            text = text.removeprefix("\ufeff")
+        self._window = rest + text
+        return bool(text) or self._read_on()
+
+
+def _is_cut_short(problem: str, rest: str) -> bool:
+    """Return whether the text is an unfinished value; ``rest`` begins at the scanner's problem."""
+    if problem.startswith("Invalid \\u"):
+        return len(rest) < 6
+    return problem.startswith("Unterminated") or any(word.startswith(rest) for word in LITERALS)
+
+
+def iterate_array(reader: JsonReader, *, inside: bool = False) -> Iterator[tuple[Any, str]]:
+    """Yield the values of an array and their texts; ``inside`` if the reader has already read a value."""
+    if not inside:
+        reader.take("[")
+        if reader.peek() != "]":
+            yield reader.take_value()
+    while reader.take(",]") == ",":
+        yield reader.take_value()
+    reader.take_end()
+
+
+def iterate_object(reader: JsonReader) -> Iterator[tuple[str, Any, str]]:
+    """Yield the members of an object: key, value and the value's text."""
+    reader.take("{")
+    mark = reader.take("}") if reader.peek() == "}" else ","
+    while mark == ",":
+        if reader.peek() != '"':
+            reader.take('"')
+        key, _ = reader.take_value()
+        reader.take(":")
+        yield (key, *reader.take_value())
+        mark = reader.take(",}")
+    reader.take_end()
+
+
+def read_values(path: Path) -> Iterator[Any]:
+    """Yield the values of a JSON array.
+
+    Raises:
+        SpearError: the file is missing, truncated, or not a JSON array; the message has the byte position.
+    """
+    with JsonReader(path) as reader:
+        for value, _ in iterate_array(reader):
+            yield value
+
+
+def read_members(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the members of a JSON object.
+
+    Raises:
+        SpearError: the file is missing, truncated, or not a JSON object; the message has the byte position.
+    """
+    with JsonReader(path) as reader:
+        for key, value, _ in iterate_object(reader):
+            yield key, value
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        SpearError: the file is missing or broken; the message has the byte position.
+    """
+    with JsonReader(path) as reader:
+        value, _ = reader.take_value()
+        reader.take_end()
+        return value
+
+
+def read_attributes(path: Path, asins: Container[str]) -> dict[str, Mapping[str, Any]]:
+    """Read the entries of some products from ``items_ins_v2*.json``, which may have those of all products.
+
+    Raises:
+        SpearError: the file is not an object of objects.
+    """
+    entries = {}
+    for key, value in read_members(path):
+        if not isinstance(value, Mapping):
+            raise SpearError(f"{path}: the entry {key!r} must be an object.")
+        if key in asins:
+            entries[key] = value
+    return entries
+
 
 DEFAULT_PRICE = 100.0
 """Price in dollars of a product without one."""
@@ -26,7 +306,7 @@ class Product:
     """One product of the shop."""
 
     asin: str
-    """Its key, up to 10 characters."""
+    """Key of the product, up to 10 characters."""
     title: str
     """``name`` of the record, unchanged: HTML and other scripts included."""
     description: str
@@ -55,11 +335,6 @@ class Product:
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         first = self.bullets[0] if self.bullets else ""
         return f"{self.title} {self.description} {first} {options}".lower()
-
-
-def is_listed(asin: str) -> bool:
-    """Return whether the shop lists a product with this ASIN (readers of files skip repeated ones)."""
-    return asin != "nan" and len(asin) <= MAX_ASIN
 
 
 def parse_prices(pricing: str) -> tuple[float, ...]:
@@ -191,9 +466,6 @@ def _name_type(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-MOST_CHOICES = 1 << 32
-
-
 class Entry(NamedTuple):
     """A product of the catalogue."""
 
@@ -224,61 +496,3 @@ def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None) 
         instruction, wanted = None, []
     names = read_texts(wanted, f"product {product.asin}: instruction_attributes")
     return Entry(product, (), instruction, names)
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """Encode an entry as JSON in UTF-8; equal entries give equal bytes."""
-    product = entry.product
-    fields = [
-        product.asin,
-        product.title,
-        product.description,
-        product.bullets,
-        product.prices,
-        list(product.options.items()),
-        product.category,
-        product.query,
-        product.product_category,
-        product.attributes,
-        entry.nouns,
-        entry.instruction,
-        entry.wanted,
-    ]
-    # surrogatepass: JSON may contain a lone surrogate, which must be kept.
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-
-
-def decode_entry(data: bytes) -> Entry:
-    """Decode an entry of :func:`encode_entry`.
-
-    Raises:
-        ValueError: the bytes are something else.
-    """
-    fields = json.loads(data.decode("utf-8", "surrogatepass"))
-    asin, title, description, bullets, prices, options, *names, attributes, nouns, instruction, wanted = fields
-    category, query, product_category = names
-    product = Product(
-        asin,
-        title,
-        description,
-        tuple(bullets),
-        tuple(prices),
-        {name: tuple(values) for name, values in options},
-        category,
-        query,
-        product_category,
-        tuple(attributes),
-    )
-    return Entry(product, tuple(nouns), instruction, tuple(wanted))
-
-
-def count_choices(product: Product) -> int:
-    """Count the ways to choose one value of each group of options.
-
-    Raises:
-        SpearError: there are more ways than goals can be numbered.
-    """
-    count = math.prod(map(len, product.options.values()))
-    if count > MOST_CHOICES:
-        raise SpearError(f"product {product.asin}: its options make {count:,} goals: leave it out.")
-    return count

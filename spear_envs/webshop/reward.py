@@ -49,7 +49,7 @@ class Tagger(NamedTuple):
     """A finder of the nouns of titles."""
 
     name: str
-    """Its name in manifests and fingerprints: ``"rule"``, ``"spacy:MODEL"`` or ``"custom:module.function"``."""
+    """Name in manifests and fingerprints: ``"rule"``, ``"spacy:MODEL"`` or ``"custom:module.function"``."""
     tag_all: Callable[[Iterable[str]], list[tuple[str, ...]]]
     """Returns the nouns of each of several titles."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import Criterion
-from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.catalogue import Catalogue
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import NOTHING_BOUGHT, Score, list_criteria, score_purchase
@@ -207,7 +207,7 @@ class Played(NamedTuple):
     ok: bool
     """Whether it was a search, or a click on something that the page offers."""
     score: Score | None = None
-    """Of the purchase, if it was one."""
+    """Score of the purchase, or None after another action."""
 
 
 def read_action(action: str) -> tuple[str, str] | None:
@@ -227,11 +227,11 @@ class Shop:
     """One customer in the shop."""
 
     page: Page
-    """Where the customer is."""
+    """Page that the customer is on."""
     keywords: str | None
-    """Of the last search, in lower case; None on the search page."""
+    """Keywords of the last search, in lower case; None on the search page."""
     page_number: int
-    """Of the results, from 1."""
+    """Number of the page of results, from 1."""
     number: int | None
     """Number of the open product."""
     sub_page: str
@@ -243,10 +243,10 @@ class Shop:
     opened: set[str]
     """ASINs opened since the last visit to the search page."""
     score: Score | None
-    """Of the purchase, or None before it."""
+    """Score of the purchase, or None before it."""
 
-    def __init__(self, stock: Catalog, goal: Goal) -> None:
-        self._stock = stock
+    def __init__(self, catalogue: Catalogue, goal: Goal) -> None:
+        self._catalogue = catalogue
         self.start(goal)
 
     def start(self, goal: Goal) -> None:
@@ -255,7 +255,7 @@ class Shop:
         Raises:
             SpearError: the catalogue lacks the goal's product.
         """
-        number = self._stock.number_of(goal.asin)
+        number = self._catalogue.number_of(goal.asin)
         if number is None:
             raise SpearError(f"The goal's product {goal.asin!r} is not in the catalogue: take goals of this catalogue.")
         self.goal = goal
@@ -268,7 +268,7 @@ class Shop:
     @property
     def product(self) -> Product | None:
         """Return the open product, or None."""
-        return None if self.number is None else self._stock.product(self.number)
+        return None if self.number is None else self._catalogue.product(self.number)
 
     @property
     def shown(self) -> list[int]:
@@ -285,7 +285,7 @@ class Shop:
         if self.page is Page.SEARCH:
             return list_search(text)
         if self.page is Page.RESULTS:
-            products = map(self._stock.product, self.shown)
+            products = map(self._catalogue.product, self.shown)
             return list_results(text, self.page_number, len(self.hits), products, self.opened)
         product = self.product
         assert product is not None
@@ -332,7 +332,7 @@ class Shop:
         name, argument = read
         if name == "search":
             self.keywords = argument
-            self.hits = self._stock.search(argument)
+            self.hits = self._catalogue.search(argument)
             self._show_results(1)
             return Played(True)
         # The original lists the search button as clickable but ignores clicks on it.
@@ -351,7 +351,7 @@ class Shop:
             buttons = _RESULTS_BUTTONS if self.page_number == 1 else _LATER_RESULTS_BUTTONS
             found: dict[str, Any] = dict.fromkeys(buttons)
             for number in self.shown:
-                found[self._stock.product(number).asin.lower()] = number
+                found[self._catalogue.product(number).asin.lower()] = number
             return found
         if self.page is Page.ITEM:
             product = self.product
@@ -375,7 +375,7 @@ class Shop:
                 self._show_results(self.page_number - 1)
             else:
                 self.page, self.number, self.options = Page.ITEM, target, {}
-                self.opened.add(self._stock.product(target).asin)
+                self.opened.add(self._catalogue.product(target).asin)
         elif self.page is Page.SUB:
             self.page, self.sub_page = Page.ITEM, ""
         elif name == _PREVIOUS:
@@ -407,10 +407,10 @@ class Shop:
         self.score = score_purchase(
             self.goal,
             product,
-            self._stock.price(self.number),
+            self._catalogue.price(self.number),
             self.options,
-            self._stock.nouns(self.number),
-            self._stock.nouns(self._goal_number),
+            self._catalogue.nouns(self.number),
+            self._catalogue.nouns(self._goal_number),
         )
         self.page = Page.DONE
 
@@ -418,7 +418,7 @@ class Shop:
         """List the wishes of the goal and how the purchase meets them."""
         if self.score is None or self.number is None:
             return list_criteria(self.goal, None, 0.0, {}, NOTHING_BOUGHT)
-        return list_criteria(self.goal, self.product, self._stock.price(self.number), self.options, self.score)
+        return list_criteria(self.goal, self.product, self._catalogue.price(self.number), self.options, self.score)
 
     # ---------------------------------------------------------------- saving
 

@@ -8,33 +8,31 @@ reads everything.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import MANIFEST, check_manifest, read_manifest, write_manifest
-from spear_envs.webshop.catalog import Catalog, GoalTable, SplitKey, Splits, TableGoals
-from spear_envs.webshop.goals import GoalKind, GoalSource, ListedGoals, read_goals
-from spear_envs.webshop.products import MAX_ASIN, Entry, decode_entry
-from spear_envs.webshop.tasks import SplitScheme, positions_from_json
+from spear_envs.webshop.products import Entry, Product
+from spear_envs.webshop.stock import ASIN, GOAL_ARRAYS
 
 DICTIONARY_BYTES = 1 << 15
-"""The longest distance that the format can refer back."""
+"""Bytes of the dictionary: the longest distance that the format can refer back."""
 LEVEL = 4
-"""4% more bytes than level 6, in half the time."""
+"""Level of zlib: 4% more bytes than level 6, in half the time."""
 CHECKSUM_BYTES = 4
 RAW = -15
-"""No zlib header, which would cost a checksum of the dictionary for every record."""
+"""Window bits without a zlib header, which would cost a checksum of the dictionary for every record."""
 
 
 def make_dictionary(records: Sequence[bytes]) -> bytes:
@@ -70,27 +68,75 @@ class Packer:
         return record
 
 
+def encode_entry(entry: Entry) -> bytes:
+    """Encode an entry as JSON in UTF-8; equal entries give equal bytes."""
+    product = entry.product
+    fields = [
+        product.asin,
+        product.title,
+        product.description,
+        product.bullets,
+        product.prices,
+        list(product.options.items()),
+        product.category,
+        product.query,
+        product.product_category,
+        product.attributes,
+        entry.nouns,
+        entry.instruction,
+        entry.wanted,
+    ]
+    # surrogatepass: JSON may contain a lone surrogate, which must be kept.
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Decode an entry of :func:`encode_entry`.
+
+    Raises:
+        ValueError: the bytes are something else.
+    """
+    fields = json.loads(data.decode("utf-8", "surrogatepass"))
+    asin, title, description, bullets, prices, options, *names, attributes, nouns, instruction, wanted = fields
+    category, query, product_category = names
+    product = Product(
+        asin,
+        title,
+        description,
+        tuple(bullets),
+        tuple(prices),
+        {name: tuple(values) for name, values in options},
+        category,
+        query,
+        product_category,
+        tuple(attributes),
+    )
+    return Entry(product, tuple(nouns), instruction, tuple(wanted))
+
+
+def digest_entries(digests: Iterable[bytes]) -> str:
+    """Return the SHA-256 (hex) of the SHA-256 of all encoded entries, in order."""
+    whole = hashlib.sha256()
+    for digest in digests:
+        whole.update(digest)
+    return whole.hexdigest()
+
+
 FORMAT = "spear-webshop-store"
 VERSION = 1
-"""Increased whenever the files or their content change."""
+"""Version of the files and their content; increased whenever one changes."""
 RECORDS = "records.bin"
 DICTIONARY = "dictionary.bin"
 HUMAN = "human.jsonl"
 INDEX = "index"
 ARRAYS: Mapping[str, npt.DTypeLike] = {
-    "asins": f"S{MAX_ASIN}",
+    "asins": ASIN,
     "offsets": "<u8",
     "lengths": "<u4",
     "prices": "<f8",
-    "goal_numbers": "<u4",
-    "goal_ceilings": "<f8",
-    "goal_weights": "<f8",
-    "goal_starts": "<u4",
-    "goal_order": "<u4",
+    **{f"goal_{name}": kind for name, kind in GOAL_ARRAYS.items()},
 }
 """Arrays and their types: by product (in ascending order of ASINs), by request, and by goal."""
-KEPT_ENTRIES = 1_024
-"""Products that a process caches: up to 10 MB."""
 MEND = "build it again ('spear data build webshop')"
 
 
@@ -104,7 +150,7 @@ class Manifest:
     counts: dict[str, int]
     """Products, and goals by kind."""
     fingerprint: str
-    """Of the catalogue."""
+    """Fingerprint of the catalogue."""
     products: str
     """SHA-256 (hex) over all entries, in order."""
     goals: str
@@ -122,12 +168,13 @@ def write_array(folder: Path, name: str, values: npt.ArrayLike) -> None:
     np.ascontiguousarray(values, ARRAYS[name]).tofile(folder / f"{name}.bin")
 
 
-def map_array(path: Path, dtype: npt.DTypeLike) -> np.ndarray:
-    """Map a file of numbers as a read-only array, shared with other processes."""
+def map_array(folder: Path, name: str) -> np.ndarray:
+    """Map one of :data:`ARRAYS` as a read-only array, which other processes share."""
+    path = folder / f"{name}.bin"
     if not path.stat().st_size:
-        return np.zeros(0, dtype)
+        return np.zeros(0, ARRAYS[name])
     with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), ARRAYS[name])
 
 
 def finish_store(folder: Path, manifest: Manifest) -> None:
@@ -153,35 +200,25 @@ def read_store(folder: Path) -> Manifest:
     return manifest
 
 
-class StoreShelf:
-    """The records of a store, each read on demand.
+class Records:
+    """The entries in a store, each read on demand.
 
     Args:
         folder: of the store; its files must be complete.
-        fingerprint: of all entries.
     """
 
-    def __init__(self, folder: Path, fingerprint: str = "") -> None:
-        self.fingerprint = fingerprint
-        """SHA-256 (hex) over all entries, in order."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._asins = map_array(folder / "asins.bin", ARRAYS["asins"])
-        self._offsets = map_array(folder / "offsets.bin", ARRAYS["offsets"])
-        self._lengths = map_array(folder / "lengths.bin", ARRAYS["lengths"])
+        self._offsets, self._lengths = map_array(folder, "offsets"), map_array(folder, "lengths")
         self._packer = Packer((folder / DICTIONARY).read_bytes())
         # Read, not mapped: the kernel would map 64 KB around each record.
         self._records = os.open(folder / RECORDS, os.O_RDONLY | os.O_CLOEXEC)
-        self.entry = lru_cache(maxsize=KEPT_ENTRIES)(self.read_entry)
-        """As :meth:`read_entry`, cached."""
 
     def __del__(self) -> None:
         if hasattr(self, "_records"):
             os.close(self._records)
 
-    def __len__(self) -> int:
-        return len(self._asins)
-
-    def read_entry(self, number: int) -> Entry:
+    def read(self, number: int) -> Entry:
         """Read the entry of a product.
 
         Raises:
@@ -192,61 +229,6 @@ class StoreShelf:
             return decode_entry(self._packer.unpack(packed))
         except (SpearError, ValueError, IndexError, OverflowError) as error:
             raise SpearError(f"record {number} of the store {self._folder} is damaged ({error}): {MEND}.") from None
-
-    def asin(self, number: int) -> str:
-        """Return the ASIN of a product."""
-        return self._asins[number].decode("ascii")
-
-    def number_of(self, asin: str) -> int | None:
-        """Return the number of a product, or None."""
-        if not (asin.isascii() and asin.isprintable() and 0 < len(asin) <= MAX_ASIN):
-            return None
-        # In the array's type, or numpy would copy the array to compare.
-        key = np.array(asin.encode("ascii"), ARRAYS["asins"])
-        number = int(np.searchsorted(self._asins, key))
-        return number if number < len(self) and self._asins[number] == key else None
-
-
-def map_goal_table(folder: Path) -> GoalTable:
-    """Map the table of synthetic goals."""
-    return GoalTable(
-        **{
-            item.name: map_array(folder / f"goal_{item.name}.bin", ARRAYS[f"goal_{item.name}"])
-            for item in fields(GoalTable)
-        }
-    )
-
-
-def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
-    """Open the catalogue of a store.
-
-    Raises:
-        SpearError: the folder is not a store, or the store has another version or is incomplete or damaged.
-    """
-    manifest = manifest or read_store(folder)
-    shelf = StoreShelf(folder, manifest.products)
-
-    def find_goals(kind: GoalKind) -> GoalSource:
-        if not manifest.counts.get(kind.value):
-            raise SpearError(f"goal_kind={kind.value!r}: the store {folder} lacks such goals; {MEND} with them.")
-        if kind is GoalKind.HUMAN:
-            return ListedGoals(read_goals(folder / HUMAN))
-        return TableGoals(map_goal_table(folder), shelf, manifest.goals)
-
-    splits: dict[SplitKey, Splits] = {
-        (GoalKind(kind), SplitScheme(scheme)): {name: positions_from_json(value) for name, value in parts.items()}
-        for kind, schemes in manifest.splits.items()
-        for scheme, parts in schemes.items()
-    }
-    return Catalog(
-        shelf,
-        SearchIndex.open(folder / INDEX, MEND),
-        map_array(folder / "prices.bin", ARRAYS["prices"]),
-        find_goals,
-        tagger=manifest.tagger,
-        splits=splits,
-        fingerprint=manifest.fingerprint,
-    )
 
 
 def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> Manifest:

@@ -32,7 +32,7 @@ from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import open_index
 from spear_envs.search.tasks import read_questions
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.sources import find_files
+from spear_envs.webshop.products import find_files
 from spear_envs.webshop.store import check_store
 from tests.agents.test_trajectory import make_trajectory
 from tests.resilience.damage import EXAMPLES, damaged

@@ -16,7 +16,7 @@ import pytest
 
 from spear_agents.evaluation.records import EPISODES, read_last
 from spear_envs.bm25.index import SearchIndex
-from spear_envs.webshop.record_chunks import AttributeTable
+from spear_envs.webshop.build import AttributeTable
 from spear_envs.webshop.store import check_store
 from tests.resilience.full_disk import ROOM
 
@@ -43,10 +43,11 @@ EXPECTED: dict[str, Any] = {
 
 HEAVY = ("samples", "checkpoint")
 """They import torch and verl in the process of the scenario."""
+SLOW = (*HEAVY, "collect", "export")
 
 
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else []) for name in ROOM]
+    "scenario", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ROOM]
 )
 def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path: Path, scenario: str) -> None:
     try:
@@ -110,10 +111,10 @@ build_index([f"word{i} other" for i in range(100)], folder / "index", processes=
 """
 STORE = """
 from spear_envs.webshop.build import build_store
-from tests.spear_envs.webshop import catalogs
-records = [catalogs.make_record(f"B{i:03d}") for i in range(8)]
-entries = {record["asin"]: catalogs.make_entry("soft") for record in records}
-build_store(catalogs.write(folder / "raw", records, entries), folder / "store", processes=1)
+from tests.spear_envs.webshop import catalogues
+records = [catalogues.make_record(f"B{i:03d}") for i in range(8)]
+entries = {record["asin"]: catalogues.make_entry("soft") for record in records}
+build_store(catalogues.write(folder / "raw", records, entries), folder / "store", processes=1)
 """
 CASES = {
     "checkpoint": Case(CHECKPOINT, "manifest.json", check_checkpoint),
@@ -184,10 +185,10 @@ build.CHUNK_DOCUMENTS = 300
 build.build_index((f"word{i} number{i % 97} text" for i in range(9_000)), folder / "made", processes=1)
 """
 KILLED_BUILDS_STORE = """
-from spear_envs.webshop import build, record_chunks
+from spear_envs.webshop import build
 from tests.resilience.test_damaged_files import write_catalogue
-from spear_envs.webshop.sources import find_files
-record_chunks.CHUNK_RECORDS = 20
+from spear_envs.webshop.products import find_files
+build.CHUNK_RECORDS = 20
 if not (folder / "raw" / "complete").exists():
     (folder / "raw").mkdir(exist_ok=True)
     write_catalogue(folder / "raw", products=400)

@@ -205,16 +205,6 @@ def test_a_command_of_a_room_that_is_missing(capsys: pytest.CaptureFixture[str],
     assert code == 1 and f"comes with {room}, which is not installed: in a checkout, pip install ./agents" in err
 
 
-def test_help_of_the_installed_command_is_light() -> None:
-    program = (
-        "import sys\nfrom spear_envs.cli import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n"
-        "    print(sorted(sys.modules.keys() & {'torch', 'ray', 'verl', 'rich', 'spear_agents', 'spear_training'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.endswith("[]\n")
-
-
 ANNOUNCING = """
 from itertools import count
 from tests.spear_envs.corridor import CorridorEnv

@@ -42,7 +42,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:
-    """The decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
+    """Return the decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
 
     A relative path is also resolved in the evaluation's ``folder`` and those above it. Raises SpearError if the
     tokenizer is missing or cannot be read.
@@ -151,7 +151,7 @@ def describe_response(response: str) -> dict[str, str]:
 
 
 def finite(value: Any) -> float | None:
-    """A number that JSON can hold, or None."""
+    """Return a number that JSON can hold, or None."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
@@ -179,14 +179,14 @@ def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, p
 
 
 def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:
-    """The model's tokens and their log-probabilities, where known."""
+    """Return the model's tokens and their log-probabilities, where known."""
     if turn.served is None:
         return turn.response_ids, turn.log_probs
     return turn.served.token_ids or (), turn.served.log_probs or ()
 
 
 def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[float]) -> list[Any] | None:
-    """Pieces of the response with their log-probabilities; None if these are not known."""
+    """Return the pieces of the response with their log-probabilities; None if these are not known."""
     if not log_probs or len(log_probs) != len(token_ids):
         return None
     coloured = []
@@ -199,7 +199,7 @@ def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[floa
 
 
 def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
-    """Whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
+    """Return whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
     try:
         return all(
             decoder.decode(list(ids), skip_special_tokens=False).startswith(turn.response)
@@ -211,7 +211,7 @@ def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
 
 
 def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
-    """Data URLs of pictures: before each response, and after the last. Empty if the environment does not draw."""
+    """Return data URLs of pictures before each response and after the last; empty if the environment does not draw."""
     if trajectory.began is not None:
         notes.append(
             f"Began before turn {trajectory.began + 1} of an earlier episode, whose responses are not in this record: "
@@ -248,7 +248,7 @@ SHOWN_SETTINGS = {"env_id": "environment", "env_kwargs": "keywords"} | {
 def describe_sources(
     rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One mapping for each source, and each step of a training's source.
+    """Return one mapping for each source, and each step of a training's source.
 
     Rows of the list of episodes that do not count are ignored. Each mapping has ``name``, ``source``, ``step``,
     ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and ``parts``: all episodes first, then each
@@ -389,7 +389,7 @@ class Run:
                 self._entries += _scan(source)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping for each episode, its number ``i`` among them.
+        """Return one mapping for each episode, its number ``i`` among them.
 
         ``counts`` is False if the same sample of a task was played again later: after a fault, or as a further trial of
         a policy that learns within a task.
@@ -413,7 +413,7 @@ class Run:
             raise SpearError(f"{source.path}, byte {entry.offset}: a value is of another type ({error})") from error
 
     def search(self, text: str) -> list[int]:
-        """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
+        """Return the numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
         words = text.lower().split()
         with self._lock:
             entries = list(self._entries)
@@ -437,7 +437,7 @@ class Run:
         return digest.hexdigest()
 
     def read_trainings(self) -> list[dict[str, Any]]:
-        """The metrics of each training: its ``name``, ``steps``, and ``metrics`` with a value or None for each step."""
+        """Return for each training its ``name``, its ``steps``, and ``metrics`` with a value or None for each step."""
         trainings = []
         for folder in self._find_trainings():
             history = read_history(folder)
@@ -450,7 +450,7 @@ class Run:
         return trainings
 
     def summarise(self) -> dict[str, Any]:
-        """The initial data of the page."""
+        """Return the initial data of the page."""
         rows = self.rows()
         with self._lock:
             settings = {source.name: source.settings for source in self._sources.values()}
@@ -550,7 +550,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
 
 
 def _name_job(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Key shared by rows of which only the last counts; validations of a training repeat their seeds."""
+    """Return the key shared by rows of which only the last counts; validations of a training repeat their seeds."""
     return row["source"], row["step"], row["task"], row["seed"]
 
 

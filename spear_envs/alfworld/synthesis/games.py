@@ -143,12 +143,12 @@ class SyntheticGame:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of sentence and problem."""
+        """Return the SHA-256 (hex) of sentence and problem."""
         return hashlib.sha256(f"{self.sentence}\0{self.problem}".encode()).hexdigest()
 
     @property
     def pddl_params(self) -> Mapping[str, Any]:
-        """The node of this name in ``traj_data.json``."""
+        """Return the node of this name in ``traj_data.json``."""
         lit = self.task_type is TaskType.LOOK
         return {
             "object_target": self.wanted,
@@ -162,7 +162,7 @@ class SyntheticGame:
 def _choose_task(
     task_type: TaskType, layout: Layout, objects: Sequence[PlacedObject], dice: Dice
 ) -> tuple[str, str] | None:
-    """Kinds of the object and of its target; None if nothing suits the task."""
+    """Return kinds of the object and of its target; None if nothing suits the task."""
     copies = Counter(item.kind for item in objects if item.kind != layout.room.lamp and not item.loose)
     least = 2 if task_type is TaskType.PICK2 else 1
     wanted = [kind for kind in sorted(copies) if copies[kind] >= least and has_ability(kind, task_type)]

@@ -31,7 +31,7 @@ class RoomSize(str, Enum):
     """How much there is in a room."""
 
     STANDARD = "standard"
-    """As many receptacles as in official games: 16 to 40."""
+    """16 to 40 receptacles, as in official games."""
     SMALL = "small"
     """9 to 15 receptacles and fewer objects, so that a room can be searched within 20 turns."""
 
@@ -56,7 +56,7 @@ class RoomKind:
     first_scene: int
 
     def counts(self, size: RoomSize) -> Mapping[str, tuple[int, int]]:
-        """Receptacle kind -> (least, most) in rooms of a size."""
+        """Return the (least, most) number of each kind of receptacle in rooms of a size."""
         return self.receptacles if size is RoomSize.STANDARD else self.small
 
 
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """Such as ``kitchen-7``."""
+        """Return the name, such as ``kitchen-7``."""
         return f"{self.room.name}-{self.scene}"
 
 
@@ -177,7 +177,7 @@ _SHARED_SPOT = 0.15
 
 
 def rooms_of(task_type: TaskType) -> tuple[RoomKind, ...]:
-    """Room kinds for tasks of this type."""
+    """Return room kinds for tasks of this type."""
     return _ROOMS_OF[task_type]
 
 
@@ -315,7 +315,7 @@ SLENDER = _CUTLERY | _kinds("CreditCard KeyChain Pen Pencil Watch")
 """Objects that may lie in a container, such as a fork in a cup."""
 
 LAMP_STANDS = _kinds("CoffeeTable Desk Dresser Shelf SideTable TVStand")
-"""Where a lamp may stand."""
+"""Receptacles that a lamp may stand on."""
 
 TREATMENTS: Mapping[TaskType, tuple[str, str]] = MappingProxyType(
     {
@@ -328,7 +328,7 @@ TREATMENTS: Mapping[TaskType, tuple[str, str]] = MappingProxyType(
 
 
 def has_ability(kind: str, task_type: TaskType) -> bool:
-    """Whether an object of this kind can be treated as the task type wants; True if it needs none."""
+    """Return whether an object of this kind can be treated as the task type wants; True if it needs none."""
     treatment = TREATMENTS.get(task_type)
     return treatment is None or kind in ABILITIES[treatment[0]]
 
@@ -352,7 +352,7 @@ class PlacedObject:
     kind: str
     identifier: str
     place: Receptacle
-    """Its location is that of this receptacle."""
+    """Receptacle at the location of the object."""
     loose: bool = False
     """It is at the location but not in a receptacle, so it cannot be taken."""
     second: Receptacle | None = None

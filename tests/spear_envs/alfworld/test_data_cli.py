@@ -88,14 +88,6 @@ class TestGet:
         assert len(site.requests) == asked  # the archives are there; unpacking mends
         assert broken.read_text() != "{"
 
-    def test_from_a_folder(self, data: Path, games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for name, raw in make_archives(games, "json_2.1.2").items():
-            (tmp_path / name).write_bytes(raw)
-        code, _, err = run(capsys, "get", "alfworld", "--from", tmp_path)
-        assert (code, err) == (0, "")
-        assert len(list((data / "json_2.1.2").rglob("traj_data.json"))) == 4
-        assert {path.name for path in (data / "archives").glob("*.zip")} == {one.name for one in data_cli.ARCHIVES}
-
     def test_archives_that_unpack_side_by_side(
         self, data: Path, games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -137,18 +129,6 @@ class TestVerify:
         assert "valid_unseen: There are no official games of the split" in out
         assert "train, left out: 1 × marked as not solvable" in out
         assert out.count("trial_1/game.tw-pddl: its grammar has no rule") == 1  # those of this test are too short
-
-    def test_a_whole_split(
-        self, data: Path, official_games: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        counts = data_cli.OFFICIAL_COUNTS["valid_seen"]
-        monkeypatch.setattr(data_cli, "OFFICIAL_COUNTS", {"valid_seen": counts})
-        code, out, err = run(capsys, "verify", "alfworld", "--dir", official_games)
-        assert (code, err) == (0, ""), err
-        row = next(line for line in out.splitlines() if "valid_seen" in line)
-        assert [cell.strip() for cell in row.strip("│").split("│")] == [
-            "valid_seen", "140", *map(str, counts.values()), "f70a7d8b824d"
-        ]  # fmt: skip
 
     def test_a_game_that_cannot_be_won(
         self, data: Path, official_games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

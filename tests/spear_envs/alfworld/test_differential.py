@@ -55,13 +55,13 @@ def change_nothing(data: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("change", [change_nothing, make_release_2_1_1, patch_release_2_1_1])
 def test_the_small_game(peer: TextWorldPlay, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     data, rng = change(make_data()), random.Random(change.__name__)
-    check(compare_play(peer, data, run_errands, rng, 60, change.__name__), 60)
+    check(compare_play(peer, data, run_errands, rng, 30, change.__name__), 30)
 
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_goals_of_every_form(peer: TextWorldPlay, goal: str) -> None:
     data, rng = make_data(write_problem(goal)), random.Random(goal)
-    check(compare_play(peer, data, run_errands, rng, 25, goal), 1)
+    check(compare_play(peer, data, run_errands, rng, 12, goal), 1)
 
 
 def test_the_small_game_made_odd(peer: TextWorldPlay) -> None:
@@ -73,7 +73,7 @@ def test_the_small_game_made_odd(peer: TextWorldPlay) -> None:
     text = write_problem(facts=facts).replace("Spoon_bar_1", "odd_plus_spoon").replace("Egg_bar_1", "%s.*[e]$^#g_bar_1")
     text = text.replace("DeskLamp_bar_1", "12'\"&<lamp>,_bar_1").replace("Cabinet_bar_2", "ca\\nbi/net:_bar_2")
     text = text.replace("(atLocation agent1 loc_bar_0)", "(atLocation agent1 loc_bar_2)")
-    check(compare_play(peer, make_data(text), run_errands, random.Random(3), 70, "odd"), 70)
+    check(compare_play(peer, make_data(text), run_errands, random.Random(3), 35, "odd"), 35)
 
 
 @pytest.mark.parametrize("task_type", [TaskType.HEAT, TaskType.PICK2])
@@ -130,14 +130,6 @@ def test_the_releases_speak_as_the_constants_say() -> None:
     assert read(data) == WORDING_2_1_2
     assert read(make_release_2_1_1(data)) == WORDING_2_1_1
     assert read(patch_release_2_1_1(data)) == replace(WORDING_2_1_2, sinks=WORDING_2_1_1.sinks)
-
-
-def test_the_sentence_is_cut_out_and_put_in() -> None:
-    grammar = make_data()["grammar"]
-    sentence, frame = split_grammar(grammar)
-    assert sentence == "put a hot apple in fridge."
-    other = replace_sentence(grammar, 'say "é" \\ and go.')
-    assert split_grammar(other) == ('say "é" \\ and go.', frame)
 
 
 @pytest.mark.parametrize(

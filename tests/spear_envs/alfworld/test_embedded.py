@@ -16,13 +16,12 @@ from spear_envs.alfworld.gamefile import SUBTASKS, load_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.pddl import GameError
-from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
+from spear_envs.alfworld.prompts import CompactHouseholdTemplate
 from spear_envs.alfworld.synthesis.games import make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import SPLITS, EmbeddedGame, EmbeddedTaskSet, list_embedded
 from spear_envs.core.prompts import PromptContext
 from spear_envs.core.tasks import check_disjoint
-from tests.spear_envs.alfworld.small import start
 from tests.spear_envs.alfworld.synthetic import describe_game, describe_layout, open_synthetic
 
 SIZES = {
@@ -141,19 +140,6 @@ def show(observation: str, *history: tuple[str, str], commands: tuple[str, ...] 
     return PromptContext("put a hot apple in fridge.", observation, commands, history, turn, 50)
 
 
-def test_the_task_stands_in_the_prompt_once() -> None:
-    game = start()
-    prompt = HouseholdTemplate().render(show(game.opening, commands=game.admissible))
-    assert prompt.count("put a hot apple in fridge.") == 1
-    assert "-= Welcome" not in prompt
-    assert "you see a cabinet 2, a cabinet 1," in prompt
-    assert "'go to fridge 1'" in prompt
-    assert "'help'" not in prompt
-    assert "'look'" in prompt
-    assert "<think>" in prompt
-    assert "steps" not in prompt.rpartition("Your task")[2]  # no history, no count of steps
-
-
 def play_noisily(env: Any, episodes: int) -> Iterator[tuple[str, str]]:
     """Prompts and responses of episodes of an expert that errs."""
     template, rng = env.templates["compact"], random.Random(0)
@@ -199,16 +185,3 @@ def test_the_lexicon_has_the_names_of_all_splits() -> None:
                 game = env.play.game
                 things = (*game.receptacles, *game.object_types)
                 assert {f" {game.names[thing]}" for thing in things} <= known
-
-
-def test_prompts_without_lists_state_the_commands_once() -> None:
-    game = start()
-    template = HouseholdTemplate(name="unlisted", lists=False)
-    prompt = template.render(show(game.opening, commands=game.admissible))
-    assert "'go to fridge 1'" not in prompt
-    assert "take THING from PLACE" in prompt
-    assert "<think>" in prompt
-    later = template.follow_up(
-        show("You arrive at fridge 1. The fridge 1 is closed.", commands=game.admissible, turn=2)
-    )
-    assert later == "You arrive at fridge 1. The fridge 1 is closed."

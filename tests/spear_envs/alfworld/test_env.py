@@ -13,7 +13,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
-from tests.spear_envs.alfworld.small import make_data, write_problem
+from tests.spear_envs.alfworld.small import make_data
 
 OWN_KEYS = {"goal_conditions_met", "goal_conditions", "goal_condition_success"}
 HEAT = "alfworld/embedded/train/00003"
@@ -82,25 +82,6 @@ def test_what_does_nothing_counts_as_a_call() -> None:
     assert info["reward_terms"]["tool_call"] == pytest.approx(0.6)
 
 
-def test_the_spear_reward() -> None:
-    env = make(response_format="tags", mu=0.5)
-    env.reset(options={"task": HEAT})
-    plan = env.expert_plan()
-    rewards = [env.step(env.parser.respond(command))[1] for command in plan]
-    assert rewards[:-1] == [0.0] * (len(plan) - 1)
-    assert rewards[-1] == pytest.approx(1 + 0.5 * 0.1 * len(plan) + 0.1)
-
-
-def test_fifty_turns_end_an_episode() -> None:
-    env = make()
-    env.reset(options={"task": HEAT})
-    steps = [env.step("look") for _ in range(50)]
-    assert [step[3] for step in steps] == [False] * 49 + [True]
-    assert steps[-1][1] == pytest.approx(-1 + 0.1)
-    assert steps[-1][4]["reward_terms"]["tool_call"] == 1.0  # ten calls saturate the term
-    assert steps[-1][4]["score"] == 0.0
-
-
 def test_aliases_are_rewritten_before_they_are_played() -> None:
     for aliases, accepted in (("none", False), ("paper", True)):
         env = make(aliases=aliases)
@@ -149,18 +130,6 @@ def test_a_state_goes_over_to_another_environment() -> None:
     assert [env.step(command) for command in plan[3:]] == rest
 
 
-def test_the_expert_plans_from_any_state() -> None:
-    env = make()
-    env.reset(options={"task": HEAT})
-    plan = env.expert_plan()
-    for command in (*plan[:4], "go to garbagecan 1"):
-        env.step(command)
-    for command in env.expert_plan():
-        *_, info = env.step(command)
-    assert info["won"]
-    assert env.expert_plan() == []
-
-
 @needs_logic
 def test_one_game_is_a_task_set(tmp_path: Path) -> None:
     path = write_small(tmp_path)
@@ -173,14 +142,6 @@ def test_one_game_is_a_task_set(tmp_path: Path) -> None:
         *_, info = env.step(command)
     assert info["won"]
     assert make(game=str(path)).reset(seed=2)[1]["task_id"] == info["task_id"]
-
-
-@needs_logic
-def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
-    env = make(game=write_small(tmp_path, make_data(write_problem("(and)"))), reward="native")
-    _, info = env.reset()
-    assert (info["won"], info["score"]) == (True, 1.0)
-    assert env.step("look")[1:3] == (1.0, True)
 
 
 @pytest.mark.parametrize(

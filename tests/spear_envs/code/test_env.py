@@ -1,5 +1,3 @@
-import json
-import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +15,9 @@ from tests.spear_envs.code.conftest import Subprocess, call, make, make_asking, 
 
 
 def test_contract(isolated: Callable[..., Outcome]) -> None:
-    check_spear_env("spear/CodeInterpreter-v0", dataset="mini-small", split="valid", prelude="none", max_turns=4)
+    check_spear_env(
+        "spear/CodeInterpreter-v0", dataset="mini-small", split="valid", prelude="none", max_turns=4, resets=100
+    )
 
 
 @pytest.mark.slow
@@ -55,14 +55,6 @@ def test_each_run_is_a_process_of_its_own(tmp_path: Path) -> None:
     observation, *_, info = env.step(call("print(x)"))
     assert observation.endswith("NameError: name 'x' is not defined\nErrors occurred! Check your code.")
     assert (info["tool_calls"], info["action_ok"], info["return_code"]) == (2, True, 1), "it was executed all the same"
-
-
-@pytest.mark.parametrize(("text", "right"), [("042", True), ("$42$", True), ("43", False), ("forty-two", False)])
-def test_a_response_without_a_call_is_final(tmp_path: Path, text: str, right: bool) -> None:
-    env = make_asking(tmp_path)
-    _, reward, terminated, _, info = env.step(f"\\boxed{{{text}}}")
-    assert terminated and info["won"] is right and info["score"] == float(right) and info["answer"] == text
-    assert reward == pytest.approx((1.0 if right else -1.0) + 0.1)
 
 
 @pytest.mark.parametrize("response", ["", "It is 42.", "<think>\\boxed{42}", "\\boxed{42"])
@@ -153,13 +145,6 @@ def test_a_sandbox_that_fails_is_a_fault(tmp_path: Path, kind: FaultKind) -> Non
     assert env.step(call("print(1)"))[4]["fault"] is None
 
 
-def test_a_run_that_was_not_carried_out_is_a_fault(tmp_path: Path) -> None:
-    runner = Subprocess()
-    runner.outcome = make_outcome(status=RunStatus.ERROR, return_code=None)
-    *_, truncated, info = make_asking(tmp_path, sandbox=runner).step(call("print(1)"))
-    assert truncated and info["fault"] == "sandbox_unavailable"
-
-
 def test_what_a_person_must_mend_is_no_fault(tmp_path: Path) -> None:
     runner = Subprocess()
     runner.fault = ValueError("the token is not right")
@@ -176,16 +161,6 @@ def test_nobody_answers_at_the_address(tmp_path: Path) -> None:
     assert env.step("\\boxed{42}")[4]["won"], "an answer needs no sandbox"
 
 
-def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_path: Path) -> None:
-    from spear_sandbox.pool.local import IsolationRefusedError
-
-    runner = Subprocess()
-    runner.fault = IsolationRefusedError("No isolation holds here: do this.")
-    env = make_asking(tmp_path, sandbox=runner)
-    observation, *_, truncated, info = env.step(call("print(1)"))
-    assert truncated and info["fault"] == "sandbox_unavailable" and "do this" in observation
-
-
 def test_an_executor_of_one_s_own(tmp_path: Path) -> None:
     class Asynchronous:
         async def run(self, code: str, **kwargs: Any) -> Outcome:
@@ -196,21 +171,6 @@ def test_an_executor_of_one_s_own(tmp_path: Path) -> None:
 
     env = make_asking(tmp_path, sandbox=Asynchronous(), prelude="none")
     assert env.step(call("four"))[0] == "4"
-
-
-@pytest.mark.parametrize(
-    ("grader", "response", "right"),
-    [
-        ("strict", "\\boxed{42}", True),
-        ("strict", "\\boxed{042}", False),
-        ("strict", "\\boxed{42}" + "." * 100, False),
-        ("integer", "\\boxed{042}" + "." * 100, True),
-        ("integer", "\\boxed{84/2}", False),
-    ],
-)
-def test_graders(tmp_path: Path, grader: str, response: str, right: bool) -> None:
-    *_, info = make_asking(tmp_path, grader=grader).step(response)
-    assert info["won"] is right and info["grader"] == grader
 
 
 def test_presets_and_limits() -> None:
@@ -227,18 +187,6 @@ def test_the_anchor_is_the_task_and_what_came_back(tmp_path: Path) -> None:
     assert other.step(call("print(2 - 1)"))[4]["anchor"] != same
     mini = make()
     assert mini.reset(options={"task": mini.tasks[0].id})[1]["anchor"] != start
-
-
-def test_states_lead_on_to_the_same() -> None:
-    env = make(split="test", sandbox=Subprocess())
-    env.reset(options={"task": "code/mini/test/00002"})
-    env.step(env.parser.respond(env.expert_plan()[0]))
-    state = pickle.loads(pickle.dumps(env.get_state()))
-    plan = env.expert_plan()
-    step = env.step(env.parser.respond(plan[0]))
-    env.reset(seed=3)
-    env.set_state(state)
-    assert env.expert_plan() == plan and env.step(env.parser.respond(plan[0])) == step and step[4]["won"]
 
 
 def test_the_expert_posts_the_code_and_boxes_what_it_printed() -> None:
@@ -308,29 +256,10 @@ class TestInTheSandbox:
         assert env.step(call("import sys\nsys.exit(3)"))[4]["return_code"] == 3
         assert env.step(call("import os\nos._exit(0)"))[0].startswith("Empty stdout!")
 
-    def test_lines_of_a_traceback_are_those_of_the_code(self, tmp_path: Path) -> None:
-        env = make_asking(tmp_path, sandbox=None, feedback="helpful")
-        observation, *_ = env.step(call("print('before')\ndef f():\n    return 1 / 0\n\nf()"))
-        lines = [line.strip() for line in observation.splitlines() if set(line.strip()) - set("~^")]
-        assert lines == [
-            "before",
-            "Traceback (most recent call last):",
-            'File "/tmp/main.py", line 5, in <module>',
-            "f()",
-            'File "/tmp/main.py", line 3, in f',
-            "return 1 / 0",
-            "ZeroDivisionError: division by zero",
-            "Errors occurred! Check your code.",
-        ]
-
     @pytest.mark.parametrize("code", ["a\0b", "print('\ud800')", "'" + "x" * 100_000, "print(" * 500, "\ufeffx"])
     def test_strange_code_is_answered(self, tmp_path: Path, code: str) -> None:
         *_, info = make_asking(tmp_path, sandbox=None).step(call(code))
         assert info["fault"] is None and info["tool_calls"] == 1
-
-    def test_too_much_memory(self, tmp_path: Path) -> None:
-        env = make_asking(tmp_path, sandbox=None, memory_mb=64)
-        assert "MemoryError" in env.step(call("x = bytearray(10 ** 9)"))[0]
 
     def test_many_episodes_at_once(self) -> None:
         def play(number: int) -> bool:
@@ -340,15 +269,8 @@ class TestInTheSandbox:
                 *_, info = env.step(env.parser.respond(env.expert_plan()[0]))
             return info["won"]
 
-        with ThreadPoolExecutor(16) as threads:
-            assert all(threads.map(play, range(32)))
-
-
-def test_what_a_policy_wrote_is_kept_as_json(tmp_path: Path) -> None:
-    env = make_asking(tmp_path)
-    env.step(call("print('é 北京 😀')"))
-    state = env.get_state()
-    assert json.loads(json.dumps(state["world"]))["calls"][0][1] == "é 北京 😀"
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(play, range(12)))
 
 
 @pytest.fixture(scope="module")
@@ -365,12 +287,6 @@ def test_code_is_run_over_there(tmp_path: Path, service: RunningService) -> None
     observation, *_, info = env.step(call("print('before')\n1 / 0"))
     assert 'File "/tmp/main.py", line 2' in observation and observation.startswith("before\n")
     assert (info["return_code"], info["tool_calls"], info["fault"]) == (1, 2, None)
-
-
-def test_a_run_without_end_is_told_from_a_fault(tmp_path: Path, service: RunningService) -> None:
-    env = make_asking(tmp_path, sandbox=service.url, time_limit=1, feedback="helpful")
-    observation, *_, info = env.step(call("print(1, flush=True)\nwhile True: pass"))
-    assert observation == "1\nTime limit of 1 s exceeded." and info["fault"] is None
 
 
 def test_the_expert_wins(service: RunningService) -> None:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
 from spear_envs.code.grammar import find_last_box, read_last_box
-from spear_envs.code.opening import open_tasks
-from spear_envs.code.tasks import EMBEDDED, SPLITS, Problem, normalize_text, open_problems
+from spear_envs.code.tasks import EMBEDDED, SPLITS, Problem, normalize_text, open_problems, open_tasks
 from spear_envs.code.verifying import Verifier
 from spear_envs.core.tasks import check_disjoint
 from spear_sandbox.protocol import Outcome
@@ -124,13 +123,6 @@ class TestMathVerify:
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
         pytest.importorskip("math_verify", reason="needs the extra 'sandbox'")
-
-    def test_all_graders_agree_on_integers(self) -> None:
-        pairs = [(gold, gold + shift) for gold in (0, 2, 73, 999, 10_007, -5) for shift in (0, 1, -1)]
-        for gold, answer in pairs:
-            response = f"So it is \\boxed{{{answer}}}."
-            verdicts = {is_right(find_answer(response, grader), str(gold), grader) for grader in Grader}
-            assert verdicts == {gold == answer}, (gold, answer)
 
     @pytest.mark.parametrize(
         ("gold", "answer", "right"),

@@ -161,30 +161,6 @@ def test_any_text_is_read(text: str) -> None:
         assert not (parsed.action is None and parsed.format_ok)
 
 
-PIECES = (
-    "<tool_call>",
-    "</tool_call>",
-    "<code>",
-    "</code>",
-    "```python\n",
-    "\n```\n",
-    "<think>",
-    "</think>",
-    "\\boxed{",
-)
-
-
-@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=12))
-def test_any_order_of_tags_is_read(pieces: list[str]) -> None:
-    text = "".join(pieces)
-    parsed = parse_response(text)
-    if parsed.kind in (ResponseKind.CALL, ResponseKind.ANSWER):
-        assert parsed.content.strip("\r\n") in text or "think>" in text  # thoughts within code are taken out
-        assert not parsed.problem
-    else:
-        assert parsed.problem
-
-
 @given(st.text(), st.text(alphabet="abc ,."))
 def test_what_is_written_is_read(code: str, think: str) -> None:
     if "</tool_call>" in json.dumps(code, ensure_ascii=False):

@@ -15,16 +15,15 @@ from spear_envs.code.grammar import (
     FILE_NAME,
     CodeParser,
     Prelude,
-    find_fence,
     make_program,
     read_call,
     strip_fences,
     write_answer,
     write_call,
 )
-from spear_envs.code.opening import Feedback, render_feedback, truncate_middle
 from spear_envs.code.prompts import make_templates
-from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.code.runs import Feedback, render_feedback, truncate_middle
+from spear_envs.core.prompts import PromptContext
 from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 from tests.spear_envs.code.conftest import Subprocess, make, make_outcome
 
@@ -60,33 +59,10 @@ def test_fences(code: str, stripped: str) -> None:
     assert strip_fences(code) == stripped
 
 
-def test_where_a_fence_is() -> None:
-    text = "a\n```python\nb\n```\nc"
-    found = find_fence(text)
-    assert found is not None
-    begin, end, behind = found
-    assert (text[begin:end], text[behind:]) == ("b\n", "\nc")
-    assert find_fence("```") is None and find_fence("```python\nx") == (10, -1, -1)
-
-
-@given(st.text(alphabet=st.sampled_from("`\n py")))
-def test_code_without_a_fence_stays(text: str) -> None:
-    stripped = strip_fences(text)
-    assert stripped in text
-    if "```" not in text:
-        assert stripped == text
-
-
 @pytest.mark.parametrize("piece", ["```python\n", "```\n", "`", "```py", "\n```python", "``` \n"])
 def test_fences_take_linear_time(piece: str) -> None:
     start = time.process_time()
     strip_fences(piece * (600_000 // len(piece)))
-    assert time.process_time() - start < 1
-
-
-def test_blanks_behind_a_fence_take_linear_time() -> None:
-    start = time.process_time()
-    strip_fences("```python\nx\n```" + " " * 600_000 + "x")
     assert time.process_time() - start < 1
 
 
@@ -239,10 +215,6 @@ def test_the_helpful_way(outcome: Outcome, text: str) -> None:
     assert render_feedback(outcome, Feedback.HELPFUL, 30.0) == text
 
 
-def test_the_limit_is_said_as_it_is() -> None:
-    assert render_feedback(late(), Feedback.HELPFUL, 2.5) == "Time limit of 2.5 s exceeded."
-
-
 def test_the_middle_is_cut_out() -> None:
     text = "a" * 9_000 + "b" * 9_000
     cut = truncate_middle(text)
@@ -250,27 +222,7 @@ def test_the_middle_is_cut_out() -> None:
     assert truncate_middle("x" * 16_384) == "x" * 16_384
 
 
-@given(st.text(), st.integers(16, 60))
-def test_what_is_cut_and_what_is_left_are_all(text: str, limit: int) -> None:
-    cut = truncate_middle(text, limit)
-    if len(text) <= limit:
-        assert cut == text
-        return
-    head, tail = limit - limit // 2, limit // 2
-    note = f"\n... [{len(text) - limit:,} characters cut] ...\n"
-    assert cut == text[:head] + note + text[-tail:]
-
-
 FIRST = PromptContext("What is $\\frac{1}{2}$ of {4}?", "What is $\\frac{1}{2}$ of {4}?", None, (), 1, 8)
-
-
-def test_all_templates() -> None:
-    templates = make_templates(CodeParser(), 30.0)
-    assert set(templates) == {"default", "budget", "retool", "compact", "tools"}
-    for name, template in templates.items():
-        assert isinstance(template, PromptTemplate) and template.name == name and template.system() is None
-        assert isinstance(template, RunningTemplate) == (name == "retool")
-        assert FIRST.instruction in template.render(FIRST), "braces stay as they are"
 
 
 # What the chat template of Qwen2.5-Instruct writes for a message of the role `tool`, and for one of the role `user`.

@@ -1,7 +1,6 @@
 import copy
 import pickle
 import random
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -115,13 +114,6 @@ def test_mu_follows_its_schedule(mu: Any, step: int, weight: float) -> None:
         set_training_step(gym.make("CartPole-v1"), step)
 
 
-def test_plain_format_takes_the_bare_action() -> None:
-    env = CorridorEnv(response_format="plain")
-    env.reset(seed=3)
-    *_, last = [env.step(f" {action}\n") for action in env.expert_plan()]
-    assert last[4]["won"] and last[4]["reward_terms"]["format"] == 0.1
-
-
 @pytest.mark.parametrize("reward", ["spear", "native"])
 def test_a_fault_truncates_without_reward(reward: str) -> None:
     env = ShakyCorridorEnv(reward=reward)
@@ -147,15 +139,6 @@ def test_extras_of_an_environment() -> None:
     assert reward == pytest.approx(0.8 + 0.1)
 
 
-def test_info_is_new_at_every_step() -> None:
-    env = CorridorEnv()
-    infos = [env.reset(seed=1)[1], *(step[4] for step in play(env, ["x", "x"]))]
-    infos[0]["reward_terms"]["outcome"] = 5.0
-    infos[0]["admissible_actions"].clear()
-    assert infos[1]["reward_terms"]["outcome"] == -1.0 and infos[1]["admissible_actions"]
-    assert all(info["task_fingerprint"] == env.tasks.fingerprint for info in infos)
-
-
 @pytest.mark.parametrize("action", [None, 3, b"left", ["left"]])
 def test_a_response_must_be_text(action: Any) -> None:
     env = CorridorEnv()
@@ -163,20 +146,6 @@ def test_a_response_must_be_text(action: Any) -> None:
     with pytest.raises(TypeError, match="not " + type(action).__name__):
         env.step(action)
     assert env.turn == 0
-
-
-def test_a_step_is_cheap() -> None:
-    env = gym.make("tests/Corridor-v0", max_turns=10**6)
-    env.reset(seed=1)
-    env.unwrapped._door = -1  # type: ignore[attr-defined]  # out of reach
-    best = float("inf")
-    for _ in range(5):
-        start = time.process_time()
-        for _ in range(500):
-            env.step(LEFT)
-            env.step(RIGHT)
-        best = min(best, time.process_time() - start)
-    assert 1000 / best > 33_000  # fifty times what gym-sokoban draws in a second
 
 
 def test_a_fault_at_the_start_is_raised_and_leaves_no_episode() -> None:
@@ -244,18 +213,6 @@ def test_the_seed_draws_the_task() -> None:
 def test_bad_keywords_name_the_mend(keywords: dict[str, Any], mend: str) -> None:
     with pytest.raises(SpearError, match=mend):
         CorridorEnv(**keywords)
-
-
-def test_render() -> None:
-    env = CorridorEnv(render_mode="ansi")
-    observation, _ = env.reset(seed=1)
-    assert env.render() == observation
-    observation, *_ = env.step("nonsense")
-    assert env.render() == observation
-    silent = CorridorEnv()
-    silent.reset(seed=1)
-    with pytest.warns(UserWarning, match="render_mode='ansi'"):
-        assert silent.render() is None
 
 
 @given(st.text() | st.sampled_from(MALFORMED))
@@ -334,20 +291,6 @@ def test_a_damaged_state_is_refused_and_nothing_is_lost(damage: Any) -> None:
         fresh.set_state(state)
     with pytest.raises(ResetNeeded):
         fresh.step(LEFT)
-
-
-def test_a_copy_goes_on_where_the_environment_stands() -> None:
-    env = gym.make("tests/Corridor-v0", max_turns=np.int64(7), disable_env_checker=True).unwrapped
-    assert type(env.max_turns) is int  # type: ignore[attr-defined]
-    env.reset(seed=1)
-    env.step(LEFT)
-    env.set_training_step(3)  # type: ignore[attr-defined]
-    copied = pickle.loads(pickle.dumps(env))
-    assert freeze(copied.get_state()) == freeze(env.get_state())  # type: ignore[attr-defined]
-    assert (copied.training_step, copied.max_turns, copied.spec) == (3, 7, env.spec)
-    assert freeze(copied.step(RIGHT)) == freeze(env.step(RIGHT))
-    with pytest.raises(SpearError, match="whole number"):
-        copied.set_training_step("a")
 
 
 def test_distinct_tool_calls_pay_for_what_is_new() -> None:

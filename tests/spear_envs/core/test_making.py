@@ -12,11 +12,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, require_whole
+from spear_envs.core.errors import EnvFault, SpearError, require_whole
 from spear_envs.core.machine import import_file, make_command
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.registration import ENVIRONMENTS
-from tests.spear_envs.corridor import CorridorEnv
 
 CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
 
@@ -28,11 +27,6 @@ def test_an_environment_of_a_split(env_id: str) -> None:
         env = make_env(env_id, split)
         assert env.tasks.split == split and env.unwrapped is env
     assert make_env(env_id).tasks.split == splits[0]
-
-
-def test_keywords() -> None:
-    env: Any = make_env(CORRIDOR, keywords={"length": 5, "split": "test"})
-    assert env.tasks.split == "test"
 
 
 @pytest.mark.parametrize(
@@ -58,19 +52,6 @@ def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: d
 def test_splits_of_nothing(env_id: str) -> None:
     with pytest.raises(SpearError, match="Choose one of spear/ALFWorld-v0"):
         find_splits(env_id)
-
-
-def test_every_entry_is_registered() -> None:
-    for entry in ENVIRONMENTS:
-        spec = gym.spec(entry.id)
-        assert spec.entry_point == entry.entry_point
-        assert spec.max_episode_steps is None
-
-
-def test_specs_can_be_pickled_and_made_from() -> None:
-    spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
-    assert isinstance(spec.make().unwrapped, CorridorEnv)
-    assert gym.make_vec(spec, num_envs=2).num_envs == 2
 
 
 TRACE = """
@@ -138,14 +119,6 @@ def test_a_file_may_have_dataclasses_and_neighbours(tmp_path: Path, monkeypatch:
     with pytest.raises(ZeroDivisionError):
         import_file(tmp_path / "broken.py", "broken_of_test")
     assert "broken_of_test" not in sys.modules
-
-
-def test_unknown_task_reads_as_a_sentence() -> None:
-    error = UnknownTaskError("Unknown task 'a': the ids …")
-    assert str(error) == "Unknown task 'a': the ids …"
-    assert isinstance(error, SpearError) and isinstance(error, KeyError)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert str(UnknownTaskError()) == ""
 
 
 def test_faults_have_a_kind_and_survive_pickling() -> None:

@@ -1,14 +1,12 @@
 """Responses, spaces of text, and prompt templates."""
 
-import pickle
 import time
 
 import gymnasium as gym
 import pytest
 from gymnasium.error import CustomSpaceError
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
-from gymnasium.vector.utils import batch_space, create_shared_memory
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.vector.utils import create_shared_memory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,21 +154,6 @@ def test_a_native_thought_is_no_part_of_a_bare_action(response: str) -> None:
     assert PlainParser().parse(response) == ("up", True, "", "n", "action", "n")
 
 
-@given(anything)
-def test_strict_form_means_exactly_one_of_each_tag(response: str) -> None:
-    parsed = TagParser().parse(response)
-    if parsed.format_ok and parsed.native is None:
-        assert all(response.count(tag) == 1 for tag in ("<think>", "</think>", "<action>", "</action>"))
-
-
-def test_tag_names_are_parameters() -> None:
-    parsed = TagParser("search").parse("<think>a</think><search>who?</search>")
-    assert parsed.action == "who?"
-    assert parsed.think == "a"
-    assert "<search>" in TagParser("search").hint
-    assert "there is no <search>…</search>" in TagParser("search").parse("<think>a</think><action>up</action>").problem
-
-
 def test_length_limit() -> None:
     fits = TagParser().respond("up", "x" * (MAX_RESPONSE_LENGTH - 36))
     assert len(fits) <= MAX_RESPONSE_LENGTH
@@ -215,18 +198,6 @@ def test_samples_depend_on_the_seed_alone() -> None:
     assert first.sample() == PINNED
 
 
-def test_equality_pickling_and_batching() -> None:
-    space = PermissiveText(50)
-    assert space == PermissiveText(50)
-    assert space != PermissiveText(51)
-    assert space != gym.spaces.Text(50)
-    again = pickle.loads(pickle.dumps(space))
-    assert again == space and "é\n" in again
-    assert ("a b", "é") in batch_space(space, 2)
-    assert repr(space) == "PermissiveText(0, 50)"
-    assert not space.is_np_flattenable
-
-
 @pytest.mark.parametrize("space", [PermissiveText(9), gym.spaces.Dict(text=PermissiveText(9))])
 def test_shared_memory_would_garble_texts_and_is_refused(space: gym.Space) -> None:
     with pytest.raises(CustomSpaceError, match="shared_memory=False"):
@@ -239,13 +210,6 @@ def test_any_text_can_be_flattened(text: str) -> None:
     flat = flatten(space, text)
     assert flat in flatten_space(space) and len(flat) == flatdim(space)
     assert unflatten(space, flat) == text
-
-
-def test_gymnasium_flattens_observations() -> None:
-    env = FlattenObservation(gym.make("spear_envs:spear/Sokoban-v1", modality="text"))
-    observation, _ = env.reset(seed=0)
-    assert observation in env.observation_space
-    assert "#" in unflatten(env.unwrapped.observation_space, observation)
 
 
 def make_context(turn: int = 1, **more: object) -> PromptContext:
@@ -269,29 +233,8 @@ def test_templates_keep_the_protocol(template: PromptTemplate) -> None:
     assert TagParser().parse(template.respond("left", "hm")).action == "left"
 
 
-def test_default_template_has_all_slots() -> None:
-    text = DefaultTemplate("Rules.").render(make_context(4, history=[("P__D", "right"), ("_P_D", "left")]))
-    assert text.startswith("Rules.\n\nYour task: Walk to the door.")
-    assert "You have taken 3 of at most 12 steps." in text
-    assert "[Observation 2: 'P__D', Action 2: 'right']\n[Observation 3: '_P_D', Action 3: 'left']" in text
-    assert "This is step 4. You see:\n_P_D" in text
-    assert "You may: 'left', 'right', 'help'" in text
-    assert text.endswith(TagParser().hint)
-
-
-def test_follow_up_leaves_out_what_the_conversation_shows() -> None:
-    text = DefaultTemplate("Rules.").follow_up(make_context(4, history=[("P__D", "right")]))
-    assert "Rules." not in text and "P__D" not in text and "task" not in text
-
-
 def test_actions_may_be_hidden_or_unlisted() -> None:
     template = DefaultTemplate(hidden_actions=frozenset({"help"}))
     assert "You may: 'left', 'right'\n" in template.render(make_context())
     assert "You may" not in template.render(make_context(admissible_actions=None))
     assert "You may" in template.render(make_context(admissible_actions=[]))
-
-
-def test_the_form_of_the_response_is_the_parsers() -> None:
-    template = DefaultTemplate(parser=PlainParser())
-    assert template.render(make_context()).endswith("Give the bare action, nothing else.")
-    assert template.respond("left", "hm") == "left"

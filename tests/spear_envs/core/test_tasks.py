@@ -1,5 +1,4 @@
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -81,19 +80,6 @@ def test_a_subset_has_each_subtask_in_its_share(counts: dict[str, int], data: st
     assert {shuffled[i].id for i in choose_subset(shuffled, size)} == {tasks[i].id for i in positions}
 
 
-def test_128_of_alfworld_s_140_games() -> None:
-    """The first 128 by path had 12 of its 24 games of two objects."""
-    counts = {"pick": 35, "clean": 27, "cool": 25, "heat": 16, "look": 13, "pick2": 24}
-    tasks = ListTaskSet(make_mixture(counts))
-    found = Counter(tasks[position].subtask for position in choose_subset(tasks, 128))
-    assert found == {"pick": 32, "clean": 25, "cool": 23, "heat": 14, "look": 12, "pick2": 22}
-
-
-def test_a_subset_of_a_generated_set_is_its_beginning() -> None:
-    assert list(choose_subset(make_generated(10**6), 3)) == [0, 1, 2]
-    assert choose_subset(make_generated(10), -1) == range(10) == choose_subset(make_generated(10), 11)
-
-
 @given(st.integers(1, 2000), st.data())
 def test_ids_lead_to_tasks(length: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, length - 1))
@@ -117,11 +103,6 @@ def test_unknown_ids_name_the_mend(tasks: TaskSet, task_id: str) -> None:
     assert "'toy/train/00000000' to 'toy/train/00000999'" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert task_id not in tasks
-
-
-def test_a_near_id_is_suggested() -> None:
-    with pytest.raises(UnknownTaskError, match="Did you mean 'toy/train/00000000'"):
-        ListTaskSet([make_task(0)]).get("toy/train/0000000")
 
 
 def test_generated_tasks_are_cached_and_the_cache_is_bounded() -> None:
@@ -149,10 +130,10 @@ def test_threads_share_a_set() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(lambda i: tasks[i * 7 % len(tasks)], range(20_000)))
+            made = list(pool.map(lambda i: tasks[i * 7 % len(tasks)], range(4_000)))
     finally:
         sys.setswitchinterval(before)
-    assert [task.content["n"] for task in made] == [i * 7 % len(tasks) for i in range(20_000)]
+    assert [task.content["n"] for task in made] == [i * 7 % len(tasks) for i in range(4_000)]
 
 
 def test_generated_fingerprint_covers_parameters_length_and_tasks() -> None:
@@ -162,19 +143,6 @@ def test_generated_fingerprint_covers_parameters_length_and_tasks() -> None:
     assert first.fingerprint != make_generated(1001, {"size": 1}).fingerprint
     other = GeneratedTaskSet("toy", "train", 1000, lambda i: make_task(i, content={"n": -i}), {"size": 1})
     assert first.fingerprint != other.fingerprint
-
-
-def test_fingerprint_does_not_depend_on_the_hash_seed() -> None:
-    program = (
-        "from spear_envs.core.tasks import *;"
-        "print(ListTaskSet([Task('a/b/1','b','s','i',{k: [k] for k in ('x','y','é')})]).fingerprint)"
-    )
-    prints = {
-        subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True)
-        .stdout.strip()
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(prints) == 1
 
 
 def test_drawing_is_one_call_of_the_generator() -> None:
@@ -220,16 +188,6 @@ def test_disjoint_splits() -> None:
         check_disjoint(train, test, leak)
     twice = ListTaskSet([make_task(0), make_task(1, content={"n": 0})])
     assert check_disjoint(twice, test) == 7  # the same content twice in one split is not a leak
-
-
-def test_disjointness_by_a_digest_of_ones_own() -> None:
-    def digest(task: Task) -> str:
-        return str(abs(task.content["n"]))
-
-    train = ListTaskSet([make_task(0, content={"n": 4})], digest=digest)
-    test = ListTaskSet([make_task(0, "test", {"n": -4})], digest=digest)
-    with pytest.raises(SpearError, match="overlap"):
-        check_disjoint(train, test)
 
 
 def test_only_a_sample_of_a_generated_set_is_compared() -> None:

@@ -12,8 +12,7 @@ from spear_envs.code.grammar import CodeParser, read_call
 from spear_envs.code.prompts import TOOLS as CODE_TOOLS
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import make_env
-from spear_envs.core.parsing import PlainParser
-from spear_envs.core.tools import ACT, CallError, CallParser, make_tool, write_call
+from spear_envs.core.tools import ACT, CallError, make_tool, write_call
 from tests.spear_envs.corridor import CORRIDOR
 
 ALL: dict[str, dict[str, Any]] = {
@@ -157,9 +156,3 @@ def test_code_of_any_kind_survives_a_call(code: str) -> None:
     parsed = CodeParser().parse(CODE_TOOLS[0].write({"code": code}))
     assert parsed.action is not None and read_call(parsed.action) == code
     assert CODE_TOOLS[0].read(parsed.action) == {"code": code}
-
-
-def test_prompts_ask_for_a_call() -> None:
-    parser = CallParser((ACT,), PlainParser())
-    assert "Call act" in parser.hint
-    assert parser.parse(" up ") == PlainParser().parse(" up ") and parser.respond("up") == "up"

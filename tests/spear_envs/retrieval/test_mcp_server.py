@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from spear_envs.retrieval.mcp_server import make_mcp_server
 from spear_envs.retrieval.retriever import FaultKind, Passage, Retriever, RetrieverFault, find_documents
-from spear_envs.search.opening import open_retriever
+from spear_envs.search.retrievers import open_retriever
 from tests import commands
 
 QUERY = "historian Jurol Knaklofae taught"

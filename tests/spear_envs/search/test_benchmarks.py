@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.search.data_cli import SOURCES
-from spear_envs.search.opening import open_tasks
-from spear_envs.search.tasks import BENCHMARKS, RawQuestion, choose_panel, open_benchmark, read_questions
+from spear_envs.search.tasks import BENCHMARKS, RawQuestion, choose_panel, open_benchmark, open_tasks, read_questions
 from tests.spear_envs.data import hub
 from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
 from tests.spear_envs.data.server import Site, cut, page, ranged, status, whole
@@ -126,17 +124,6 @@ def test_bad_lines_are_named(tmp_path: Path, content: bytes, words: str) -> None
     assert "bad.jsonl" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl.xz", "x.jsonl.gz", "x.parquet", "none.jsonl", "x.csv"])
-def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
-    if name == "x.parquet":
-        pytest.importorskip("pyarrow", reason="needs the extra 'search'")
-    if name != "none.jsonl":
-        (tmp_path / name).write_bytes(b"something else")
-    with pytest.raises(SpearError, match=name.replace(".", r"\.")) as caught:
-        list(read_questions(tmp_path / name))
-    assert "\n" not in str(caught.value)
-
-
 def test_panels_are_the_same_ones_and_nest() -> None:
     questions = [RawQuestion(str(i), f"question {i}?", ("x",), "nq") for i in range(200)]
     panel = choose_panel(questions, 20)
@@ -194,16 +181,6 @@ def test_training_questions_keep_their_benchmarks(tmp_path: Path, monkeypatch: p
     write_parquet(folder / "train.parquet", rows)
     assert {asked.subtask for asked in open_benchmark("nq_hotpotqa", "train").questions} == {"nq", "hotpotqa"}
     assert len(open_benchmark("nq_hotpotqa", "train", panel=1)) == 2
-
-
-def test_a_parquet_file_with_broken_text_is_refused(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    offsets = pa.py_buffer(np.array([0, 1], np.int32).tobytes())
-    question = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(b"\xff"))
-    parquet.write_table(pa.table({"question": question, "golden_answers": [["a"]]}), tmp_path / "x.parquet")
-    with pytest.raises(SpearError, match="cannot be read"):
-        list(read_questions(tmp_path / "x.parquet"))
 
 
 def test_real_questions_of_the_seven_benchmarks(shared: Path) -> None:

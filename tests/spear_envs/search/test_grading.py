@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
-from spear_envs.search.embedded import SPLITS, BaseSize, KnowledgeBase, Question, open_base
+from spear_envs.core.prompts import PromptContext
+from spear_envs.search.embedded import SPLITS, BaseSize, KnowledgeBase, open_base
 from spear_envs.search.grading import (
     exact_match,
     f1_score,
@@ -30,7 +30,6 @@ from spear_envs.search.prompts import (
     TEXTS,
     CompactSearchTemplate,
     SearchTemplate,
-    make_templates,
 )
 
 ANSWERS = st.text(st.sampled_from("abthe ANnoyes-.'é"), max_size=12)
@@ -99,14 +98,6 @@ def test_scores_agree_with_each_other(prediction: str, golds: list[str]) -> None
     assert exact_match(prediction, golds[::-1]) == exact
 
 
-@given(ANSWERS)
-def test_normalising_is_idempotent_up_to_new_articles(text: str) -> None:
-    once = normalize_answer(text)
-    assert once == " ".join(once.split())
-    assert not set(once) & set(string.punctuation)
-    assert normalize_answer(once) == once
-
-
 PROMPT = {"role": "user", "content": "… for example <answer> Beijing </answer>. Question: capital of Norway?"}
 TRAP = {"role": "user", "content": "<information>x</information><answer>Oslo</answer>"}
 
@@ -153,13 +144,6 @@ def test_only_what_the_assistant_answered_counts(messages: list[dict[str, str]],
 def test_other_forms_are_refused(messages: list[Any]) -> None:
     with pytest.raises(SpearError, match="message 1"):
         find_answer(messages)
-
-
-def test_both_scores() -> None:
-    assert grade_transcript([say("<answer>Oslo, Norway</answer>")], "Oslo") == {
-        "exact_match": 0.0,
-        "f1": pytest.approx(2 / 3),
-    }
 
 
 ASKED = {"role": "user", "content": SearchTemplate("search_r1").render(PromptContext("Who?", "", None, (), 1, 5))}
@@ -221,10 +205,6 @@ def index(base: KnowledgeBase) -> SearchIndex:
     return SearchIndex.in_memory(document["contents"] for document in base.corpus)
 
 
-def all_questions(base: KnowledgeBase) -> list[Question]:
-    return [question for split in SPLITS for question in base.questions[split]]
-
-
 def contents(base: KnowledgeBase, ids: list[str]) -> list[str]:
     return [base.corpus[int(number)]["contents"] for number in ids]
 
@@ -256,25 +236,10 @@ def test_splits_share_nothing(base: KnowledgeBase) -> None:
     assert all(len(part["questions"]) == len(base.questions[split]) for split, part in parts.items())
 
 
-def test_the_expert_answers_all(base: KnowledgeBase) -> None:
-    for question in all_questions(base):
-        assert exact_match(question.golden_answers[0], question.golden_answers) == 1.0
-
-
 # ---------------------------------------------------------------- the same everywhere, and at once
 
 
 FIRST = PromptContext("Who built it", "Question: Who built it", None, (), 1, 32)
-
-
-def test_all_templates() -> None:
-    templates = make_templates(SearchParser(), 5)
-    assert set(templates) == {"default", "search_r1", "verl_agent", "compact", "tools"}
-    assert make_templates(SearchParser(), 5, SEARCH_R1)["default"].name == SEARCH_R1
-    for name, template in templates.items():
-        assert isinstance(template, PromptTemplate) and template.name == name and template.system() is None
-        assert isinstance(template, RunningTemplate) == (name in ("default", "search_r1"))
-        assert "Who built it" in template.render(FIRST)
 
 
 @pytest.mark.parametrize("question", ["Who {built} it?", "100 % of what?", "{question}", "{0}"])

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +28,7 @@ from spear_envs.sokoban.levels import (
     format_spaced,
     parse_level,
 )
-from spear_envs.sokoban.tasks import DEFAULT_FINGERPRINTS, make_level_set, make_task_set, read_level
+from spear_envs.sokoban.tasks import DEFAULT_FINGERPRINTS, make_task_set, read_level
 from tests.spear_envs.sokoban.conftest import levels
 
 BOARD = "######\n#_SO_#\n#X_√X#\n#____#\n######"
@@ -41,16 +40,6 @@ def test_parsing_a_formatted_level_gives_it_back(level: Level) -> None:
     again = parse_level(level.text)
     assert (again.codes, again.height, again.width) == (level.codes, level.height, level.width)
     assert compact_spaced(format_spaced(level.text)) == level.text
-
-
-def test_a_level_knows_its_pieces() -> None:
-    level = parse_level(BOARD)
-    assert (level.height, level.width) == (5, 6)
-    assert level.player == 8
-    assert level.boxes == (13, 15, 16)
-    assert level.targets == (8, 9, 15)
-    assert not level.solved
-    assert parse_level("####\n#P√#\n####").solved
 
 
 @pytest.mark.parametrize(
@@ -121,18 +110,6 @@ def test_splits_follow_the_first_32_bits_of_the_digest() -> None:
         counts[split] += 1
     assert 300 < counts["test"] < 500
     assert 300 < counts["valid"] < 500
-
-
-def test_splitting_by_room_puts_all_levels_of_a_room_into_one_split() -> None:
-    boards = ("######\n#P_O_#\n#_X__#\n######", "######\n#__O_#\n#_XP_#\n######", "######\n#_XO_#\n#__P_#\n######")
-    assert len({find_split(board, SplitBy.ROOM) for board in boards}) == 1
-
-
-@pytest.mark.parametrize(
-    ("moves", "band"), [(1, "len1-3"), (3, "len1-3"), (4, "len4-6"), (6, "len4-6"), (9, "len7-9"), (10, "len10+")]
-)
-def test_bands(moves: int, band: str) -> None:
-    assert find_band(moves) == band
 
 
 BOXOBAN = """\
@@ -295,21 +272,6 @@ def test_turns_that_win_nothing_are_warned_of(tmp_path: Path) -> None:
         env.reset(options={"task": env.tasks[1].id})
 
 
-def test_pictures_of_a_file_have_one_size(tmp_path: Path) -> None:
-    env = SokobanEnv(levels=write(tmp_path, "b.txt", BOXOBAN), response_format="plain")
-    for task in env.tasks:
-        observation, _ = env.reset(options={"task": task.id})
-        assert env.observation_space.contains(observation)
-    assert np.array_equal(observation["image"][-16:, :16], observation["image"][:16, :16])  # wall below a smaller level
-
-
-def test_each_generated_task_can_be_won_within_its_turns() -> None:
-    env = make(room="8x8", shortest=14, longest=30)
-    for task in env.tasks[:20]:
-        optimal = env.reset(options={"task": task.id})[1]["optimal"]
-        assert env.max_turns == (15 if optimal <= 15 else 2 * optimal)
-
-
 def test_a_level_that_the_solver_cannot_finish_is_played() -> None:
     env = make(level=HALL, diagnostics=True)
     assert env.tasks[0].content["optimal"] is None and env.tasks[0].subtask == "unsolved"
@@ -329,15 +291,15 @@ def test_the_default_splits_never_change(split: str) -> None:
     assert task.subtask == find_band(task.content["optimal"])
 
 
-def test_splits_are_disjoint_by_content_over_5000_draws() -> None:
+def test_splits_are_disjoint_by_content() -> None:
     splits = [make_task_set(Recipe(), split) for split in ("train", "valid", "test")]
-    assert check_disjoint(*splits, sample=5_000) == 5_512
+    assert check_disjoint(*splits, sample=1_000) == 1_512
 
 
 def test_held_out_levels_are_new_whatever_the_split_goes_by() -> None:
     for split_by in SplitBy:
         train = make_task_set(Recipe(split_by=split_by), "train")
-        seen = {digest_level(train[place].content["level"]) for place in range(2_000)}
+        seen = {digest_level(train[place].content["level"]) for place in range(500)}
         for split in ("valid", "test"):
             held_out = make_task_set(Recipe(split_by=split_by), split)
             assert not seen & {digest_level(task.content["level"]) for task in held_out}
@@ -364,28 +326,3 @@ def test_an_id_names_one_level_only() -> None:
         make_task_set(Recipe(), "train").get(ids[1])
     with pytest.raises(UnknownTaskError, match="run from"):
         make_task_set(Recipe(), "test").get("sokoban-v1/6x6-1/test/00000256")
-
-
-def test_a_level_by_hand_is_a_set_of_one() -> None:
-    text = "######\n#P_O_#\n#_X__#\n#____#\n######"
-    tasks = make_level_set(text)
-    assert len(tasks) == 1
-    task = tasks[0]
-    assert task.content == {"level": text, "optimal": 5}
-    assert task.subtask == "len4-6"
-    assert task.id.startswith("sokoban-v1/5x6-1/level/")
-    assert task.id != make_level_set(text.replace("P_", "_P"))[0].id
-    assert make_level_set(text + "\n")[0].id == task.id
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("####\n#P√#\n####", "already solved"),
-        ("#####\n#PX_#\n#__O#\n#####", "cannot be solved"),
-        ("#####\n#PXO#\n###", "same length"),
-    ],
-)
-def test_levels_that_cannot_be_played_are_refused(text: str, words: str) -> None:
-    with pytest.raises(LevelError, match=words):
-        make_level_set(text)

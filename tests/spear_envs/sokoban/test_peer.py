@@ -13,7 +13,7 @@ from spear_envs.sokoban.sprites import read_peer_tiles
 from tests.spear_envs.sokoban.peer import open_peer
 
 SIZES = [Recipe(6, 6, 1, 1, 15), Recipe(6, 6, 2, 1, 20), Recipe(7, 7, 2, 1, 20)]
-STEPS = 8_000  # for each size; benchmarks/sokoban.py takes 50,000
+STEPS = 3_000  # for each size; benchmarks/sokoban.py takes 50,000
 
 
 def read_peer(env: Any) -> list[int]:
@@ -54,12 +54,12 @@ def to_array(level: Level) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: recipe.name)
 def test_dynamics_equal_the_peers(peer: type[Any], recipe: Recipe) -> None:
-    """State, float64 reward, win, moved, pushed and boxes on target of 8,000 random steps a size.
+    """State, float64 reward, win, moved, pushed and boxes on target of 3,000 random steps a size.
 
     Random play seldom brings boxes home, so every fourth episode, not counted, follows the solver half of the time.
     """
     rng = np.random.default_rng(7)
-    levels = make_levels(peer, recipe, 100)
+    levels = make_levels(peer, recipe, 40)
     steps = wins = episodes = 0
     while steps < STEPS:
         level = levels[int(rng.integers(len(levels)))]
@@ -80,7 +80,7 @@ def test_dynamics_equal_the_peers(peer: type[Any], recipe: Recipe) -> None:
             if done:
                 wins += 1
                 break
-    assert wins > 10
+    assert wins > 3
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from spear_envs.sokoban.engine import ACTIONS, Board
 from spear_envs.sokoban.generate import (
-    CELL_BITS,
     Recipe,
     draw_held_out,
     draw_room,
@@ -16,7 +15,6 @@ from spear_envs.sokoban.generate import (
     make_dice,
     make_level,
     measure_backward,
-    measure_pushes,
     parse_room,
 )
 from spear_envs.sokoban.levels import (
@@ -25,7 +23,6 @@ from spear_envs.sokoban.levels import (
     LevelError,
     SplitBy,
     digest_level,
-    digest_room,
     find_split,
     parse_level,
 )
@@ -78,48 +75,11 @@ def test_the_solver_agrees_with_plain_search_from_any_position(number: int, move
     assert (None if words is None else len(words)) == count_moves(position)
 
 
-@given(levels, actions)
-def test_one_move_changes_the_distance_by_one_at_most(level: Level, moves: list[int]) -> None:
-    board, left = Board(level), level.optimal
-    for move in moves[:12]:
-        if board.won:
-            break
-        board.step(move)
-        words = find_solution(parse_level(board.text()))
-        if words is None:
-            break  # a push may lose everything
-        assert left is not None
-        assert len(words) >= left - 1
-        if not board.pushed:
-            assert len(words) <= left + 1
-        left = len(words)
-
-
 def test_lost_positions_have_no_solution() -> None:
     assert find_solution(parse_level("######\n#X_P_#\n#__O_#\n#____#\n######")) is None  # in a corner
     assert find_solution(parse_level("######\n#_X_P#\n#____#\n#__O_#\n######")) is None  # along a wall
     # Two boxes side by side along a wall with the targets in it: found only by searching.
     assert find_solution(parse_level("######\n#OXXO#\n#_P__#\n######")) is None
-
-
-def test_backward_layers_hold_every_start_by_its_distance() -> None:
-    grid = [int(c == "_") for c in "#######____#######"]
-    layers = measure_backward(grid, 6, [10], 9)
-    states = [{(state >> CELL_BITS, state & 511) for state in layer} for layer in layers]
-    assert states[0] == {(1 << 10, 7), (1 << 10, 8), (1 << 10, 9)}
-    assert states[1] == {(1 << 9, 8)}
-    assert states[2] == {(1 << 9, 7), (1 << 8, 7)}
-    assert states[3:] == [set()]
-
-
-def test_push_distances_know_where_no_box_comes_back_from() -> None:
-    codes = parse_level("######\n#P_O_#\n#_X__#\n#____#\n######")
-    pushes = measure_pushes(codes.codes, 6, codes.targets)
-    assert pushes[9] == 0
-    assert pushes[8] == 1
-    assert pushes[14] == 2
-    assert 7 not in pushes  # the corner
-    assert 19 not in pushes
 
 
 def test_searches_stop_at_their_budget() -> None:
@@ -136,7 +96,7 @@ SIZES = [Recipe(), Recipe(boxes=2, shortest=6, longest=15), Recipe(7, 7, 2, 8, 2
 
 @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: recipe.name)
 def test_reported_lengths_are_those_of_the_forward_solver(recipe: Recipe) -> None:
-    for number in range(1_000):
+    for number in range(250):
         level = make_level(recipe, "length", number)
         words = find_solution(level)
         assert words is not None
@@ -175,15 +135,6 @@ def test_held_out_lists_are_disjoint_and_without_twins() -> None:
     assert not digests["valid"] & digests["test"]
 
 
-def test_splitting_by_room_keeps_rooms_apart() -> None:
-    recipe = Recipe()
-    lists = draw_held_out(recipe, 64)
-    rooms = {split: {digest_room(level.text) for level in levels} for split, levels in lists.items()}
-    train = {digest_room(make_level(recipe, "train", number, split="train").text) for number in range(2_000)}
-    assert not rooms["valid"] & rooms["test"]
-    assert not train & (rooms["valid"] | rooms["test"])
-
-
 def test_rooms_are_closed_and_connected() -> None:
     for number in range(200):
         grid = draw_room(make_dice("room", number), 7, 9)
@@ -196,32 +147,9 @@ def test_rooms_are_closed_and_connected() -> None:
         assert reached == cells
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"height": 4}, "between 5 and 10"),
-        ({"width": 11}, "between 5 and 10"),
-        ({"boxes": 5}, "between 1 and 4"),
-        ({"boxes": 0}, "between 1 and 4"),
-        ({"shortest": 9, "longest": 8}, "shortest <= longest"),
-        ({"shortest": 0}, "shortest <= longest"),
-    ],
-)
-def test_recipes_out_of_range_are_refused(values: dict[str, int], words: str) -> None:
-    with pytest.raises(LevelError, match=words):
-        Recipe(**values)
-
-
 def test_room_texts() -> None:
     assert parse_room("6x7") == (6, 7)
     assert parse_room("10X5") == (10, 5)
     for text in ("6", "6x", "x6", "6x6x6", "six", "-6x6", "6 x 6", "٦x٦"):
         with pytest.raises(LevelError, match="6x6"):
             parse_room(text)
-
-
-def test_a_search_that_would_take_too_long_is_refused_instead() -> None:
-    with pytest.raises(LevelError, match="budget of 50 states"):
-        make_level(Recipe(10, 10, 4, 10, 30), 0, budget=50)
-    with pytest.raises(LevelError, match="no 5x5 level"):
-        make_level(Recipe(5, 5, 1, 40, 50), 0, budget=20_000)

@@ -65,19 +65,19 @@ def buy_wrong_option(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
 def buy_first_hit(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
     """Another product: the first on the first page that was not asked for."""
     yield env.expert_plan()[0]
-    wrong = next(n for n in env.shop.shown if env.catalog.product(n).asin != env.shop.goal.asin)
-    yield f"click[{env.catalog.product(wrong).asin}]"
+    wrong = next(n for n in env.shop.shown if env.catalogue.product(n).asin != env.shop.goal.asin)
+    yield f"click[{env.catalogue.product(wrong).asin}]"
     yield "click[Buy Now] please"
 
 
 def buy_too_dear(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
     """All that was asked for, at too high a price."""
     yield env.expert_plan()[0]
-    goal, catalog = env.shop.goal, env.catalog
+    goal, catalogue = env.shop.goal, env.catalogue
     while True:
         for number in env.shop.shown:
-            product = catalog.product(number)
-            if set(goal.attributes) <= set(product.attributes) and catalog.price(number) > goal.price_upper:
+            product = catalogue.product(number)
+            if set(goal.attributes) <= set(product.attributes) and catalogue.price(number) > goal.price_upper:
                 yield f"click[{product.asin.lower()}]"
                 yield from (f"click[{option[1]}]" for option in goal.options)
                 yield "click[buy now]"

@@ -9,10 +9,10 @@ import pytest
 from spear_envs import cli
 from spear_envs.data import RemoteFile
 from spear_envs.webshop import data_cli
-from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.catalogue import open_catalogue
 from tests.spear_envs.data.server import Site, page, serve, whole
-from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop import catalogues
+from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
 RECORDS = [make_record(f"B{i:03d}") for i in range(12)]
 ENTRIES = {record["asin"]: make_entry("soft") for record in RECORDS}
@@ -78,8 +78,8 @@ def test_get_build_verify_and_play(
     assert code == 0, err
     assert "12 products; goals: 12 synthetic, 3 human" in out and "prices keyed from seed 7" in out
     assert "nouns by rule" in out
-    catalog = open_catalog(size)
-    assert f"fingerprint {catalog.fingerprint}" in out and len(catalog.goals("human")) == 3
+    catalogue = open_catalogue(size)
+    assert f"fingerprint {catalogue.fingerprint}" in out and len(catalogue.goals("human")) == 3
     code, out, _ = run(capsys, "verify", "webshop", "--size", size)
     assert code == 0 and out.count("is as it should be") == 3 + 1, "three files and the store"
     store = data / size / "store"
@@ -105,15 +105,15 @@ def test_get_from_a_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_build_from_files_at_hand(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = catalogs.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
+    files = catalogues.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
     common = ["--items", files.items, "--attributes", files.attributes, "--processes", 1]
     code, out, err = run(capsys, "build", "webshop", *common)
     assert code == 0 and "goals: 12 synthetic" in out and "human" not in out, err
-    assert len(open_catalog(tmp_path / "files")) == 12
+    assert len(open_catalogue(tmp_path / "files")) == 12
     more = ["--human-goals", files.human, "--out", tmp_path / "out", "--limit", 4, "--draws", "sequential"]
     code, out, err = run(capsys, "build", "webshop", *common, *more)
     assert code == 0 and "4 products; goals: 4 synthetic, 1 human" in out, err
-    assert "prices sequential from seed 42" in out and len(open_catalog(tmp_path / "out")) == 4
+    assert "prices sequential from seed 42" in out and len(open_catalogue(tmp_path / "out")) == 4
     for words, status, message in (
         ([], 2, "Give either --size"),
         (["--items", files.items], 2, "Give either --size"),

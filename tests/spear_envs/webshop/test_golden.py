@@ -1,6 +1,5 @@
 """The original on 1,000 real products: episodes, prices, goals and splits as recorded."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ import pytest
 
 from spear_envs.core.tasks import check_disjoint
 from spear_envs.webshop.build import build_store
-from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.catalogue import Catalogue, open_catalogue
 from spear_envs.webshop.env import WebShopEnv
-from spear_envs.webshop.goals import write_goals
-from spear_envs.webshop.opening import open_catalog
-from spear_envs.webshop.sources import CatalogFiles, find_files
+from spear_envs.webshop.products import find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed
 
 
@@ -109,12 +106,12 @@ def folder(official: Path, golden: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module", params=["memory", "store"])
-def catalog(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def catalogue(folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     if request.param == "memory":
-        return open_catalog(folder, draws="sequential", price_seed=42)
+        return open_catalogue(folder, draws="sequential", price_seed=42)
     store = tmp_path_factory.mktemp("built") / "store"
     build_store(find_files(folder), store, draws="sequential", price_seed=42, processes=1)
-    return open_catalog(store)
+    return open_catalogue(store)
 
 
 def row_of(goal: Any, index: int) -> dict[str, Any]:
@@ -126,10 +123,10 @@ def expected_row(row: dict[str, Any]) -> dict[str, Any]:
     return row if row["goal_options"] else {**row, "goal_options": None}  # {} and [] mean the same
 
 
-def test_prices(catalog: Catalog, golden: Path) -> None:
+def test_prices(catalogue: Catalogue, golden: Path) -> None:
     prices = read_packed(golden / "prices.json.xz")
-    assert len(prices) == len(catalog) == 1_000
-    found = {catalog.product(number).asin: catalog.price(number) for number in range(len(catalog))}
+    assert len(prices) == len(catalogue) == 1_000
+    found = {catalogue.product(number).asin: catalogue.price(number) for number in range(len(catalogue))}
     assert found == prices
     assert list(found) == sorted(found)
 
@@ -137,54 +134,35 @@ def test_prices(catalog: Catalog, golden: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "file", "count"), [("synthetic", "goals.jsonl.xz", 6_910), ("human", "human/goals.jsonl.xz", 147)]
 )
-def test_goals(catalog: Catalog, golden: Path, kind: str, file: str, count: int) -> None:
-    source = catalog.goals(kind)
+def test_goals(catalogue: Catalogue, golden: Path, kind: str, file: str, count: int) -> None:
+    source = catalogue.goals(kind)
     rows = read_packed(golden / file)
     assert len(source) == len(rows) == count
     for index, row in enumerate(rows):
         assert row_of(source.goal(index), index) == expected_row(row)
 
 
-def test_splits(catalog: Catalog) -> None:
+def test_splits(catalogue: Catalogue) -> None:
     sizes = {
-        scheme: [len(catalog.make_tasks(split, split_scheme=scheme)) for split in ("test", "eval", "train")]
+        scheme: [len(catalogue.make_tasks(split, split_scheme=scheme)) for split in ("test", "eval", "train")]
         for scheme in ("original", "product")
     }
     # Three goals occur in two splits with the same product, text and options.
     assert sizes == {"original": [500, 1_000, 5_407], "product": [500, 500, 5_910]}
-    assert len(catalog.make_tasks("train", split_scheme="verl-agent")) == 6_410
-    sets = [catalog.make_tasks(split) for split in ("test", "eval", "train")]
+    assert len(catalogue.make_tasks("train", split_scheme="verl-agent")) == 6_410
+    sets = [catalogue.make_tasks(split) for split in ("test", "eval", "train")]
     assert check_disjoint(*sets) == 6_907
-    assert [task.goal for task in catalog.make_tasks("test")] == [catalog.goals().goal(i) for i in range(500)]
-    keys = Counter(catalog.goals().goal(position).key for position in range(6_910))
+    assert [task.goal for task in catalogue.make_tasks("test")] == [catalogue.goals().goal(i) for i in range(500)]
+    keys = Counter(catalogue.goals().goal(position).key for position in range(6_910))
     assert sum(count - 1 for count in keys.values()) == 9
 
 
 def test_a_goals_file_with_prices_beside_it(official: Path, golden: Path) -> None:
-    catalog = open_catalog(official, goals=golden / "goals.jsonl.xz", price_seed=7)
-    tasks = catalog.make_tasks()
+    catalogue = open_catalogue(official, goals=golden / "goals.jsonl.xz", price_seed=7)
+    tasks = catalogue.make_tasks()
     rows = read_packed(golden / "goals.jsonl.xz")
     assert len(tasks) == 6_910 and tasks[17].id == "webshop/all/00017"
     assert tasks[17].instruction == rows[17]["instruction_text"]
     prices = read_packed(golden / "prices.json.xz")
-    assert all(catalog.price(catalog.number_of(asin) or 0) == price for asin, price in prices.items())
-    assert len(catalog.make_tasks("test")) == 500
-
-
-def test_goals_written_are_those_recorded(catalog: Catalog, golden: Path, tmp_path: Path) -> None:
-    source = catalog.goals()
-    write_goals((source.goal(position) for position in range(len(source))), tmp_path / "goals.jsonl")
-    lines = (tmp_path / "goals.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == read_packed(golden / "goals.jsonl.xz")
-
-
-def test_memory_and_store_are_one_catalogue(folder: Path, tmp_path: Path) -> None:
-    files = find_files(folder)
-    build_store(CatalogFiles(files.items, files.attributes), tmp_path / "store", processes=2)
-    built, loaded = open_catalog(tmp_path / "store"), open_catalog(folder)
-    assert built.fingerprint == loaded.fingerprint
-    for scheme in ("original", "product"):
-        for split in ("train", "eval", "test", "all"):
-            one, other = (catalog.make_tasks(split, split_scheme=scheme) for catalog in (built, loaded))
-            assert one.fingerprint == other.fingerprint and list(one) == list(other)
-    assert built.search("red dress with pockets") == loaded.search("red dress with pockets")
+    assert all(catalogue.price(catalogue.number_of(asin) or 0) == price for asin, price in prices.items())
+    assert len(catalogue.make_tasks("test")) == 500

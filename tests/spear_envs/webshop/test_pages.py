@@ -14,15 +14,11 @@ from spear_envs.core.parsing import MAX_RESPONSE_LENGTH
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.prompts import (
-    LONGEST_WITH_HISTORY,
-    ShopTemplate,
     VerbatimParser,
-    strip_instruction,
 )
 from spear_envs.webshop.shop import (
     Mark,
     ObservationMode,
-    add_message,
     list_item,
     write_page,
 )
@@ -62,21 +58,6 @@ def test_white_space(raw: str, field: str | None) -> None:
     assert shown == (["a", "b"] if field is None else ["a", field, "b"])
 
 
-def test_white_space_in_lines() -> None:
-    assert write_page([(Mark.TEXT, "\t\f"), (Mark.TEXT, " \n"), (Mark.BUTTON, "")], RICH) == " \n"
-
-
-def test_messages_are_one_more_field_or_line() -> None:
-    assert add_message("a [SEP] b", "no", TEXT) == "a [SEP] b [SEP] no"
-    assert add_message("a\nb\n", "no", RICH) == "a\nb\nno\n"
-
-
-@given(st.lists(st.tuples(st.sampled_from(Mark), st.text())))
-def test_any_text_can_be_written(nodes: list[tuple[Mark, str]]) -> None:
-    assert write_page(nodes, TEXT).count(" [SEP] ") <= max(0, len(nodes) - 1) + sum(" [SEP] " in t for _, t in nodes)
-    assert isinstance(write_page(nodes, RICH), str)
-
-
 @pytest.mark.parametrize(
     ("url", "clicked"),
     [
@@ -106,21 +87,6 @@ def make_context(observation: str, **values: Any) -> PromptContext:
         "max_turns": 15,
     }
     return PromptContext(**{**fields, **values})
-
-
-def test_view_of_verl_agent() -> None:
-    seen = f"Instruction: [SEP] {TASK} [SEP] Back to Search [SEP]  [SEP] Next >"
-    assert strip_instruction(seen, TASK) == "'Back to Search' [SEP] '' [SEP] 'Next >'"
-    assert strip_instruction(seen, f" {TASK} ") == strip_instruction(seen, TASK)
-    last = "Thank you for shopping with us! [SEP] Your code:"
-    assert strip_instruction(last, TASK) == last
-
-
-def test_overlong_history_is_left_out() -> None:
-    history = [("x" * LONGEST_WITH_HISTORY, "click[a]")]
-    assert ShopTemplate().render(make_context("x", turn=2, history=history)) == ShopTemplate().render(
-        make_context("x", turn=2)
-    )
 
 
 def test_compact_needs_to_see_what_is_chosen() -> None:

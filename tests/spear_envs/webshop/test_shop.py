@@ -105,11 +105,6 @@ def test_options_are_chosen_replaced_kept_and_cleared(shop: Shop) -> None:
     assert shop.options == {}
 
 
-def test_value_of_two_groups_belongs_to_the_last(shop: Shop) -> None:
-    play(shop, "search[sofa]", "click[b000000001]", "click[blue]", "click[red]")
-    assert shop.options == {"trim": "blue", "color": "red"}
-
-
 def test_buttons_and_options_of_the_same_name(shop: Shop) -> None:
     play(shop, "search[sofa]", "click[b000000001]")
     clickables = list(shop.list_clickables())
@@ -133,27 +128,6 @@ def test_purchase_without_options(shop: Shop) -> None:
     assert shop.observe().endswith(f"{1 / 3} [SEP] Reward Details [SEP] None")
     for action in ("search[lamp]", "click[back to search]", "click[buy now]"):
         assert not shop.play(action).ok
-
-
-def test_anchor_tells_what_the_text_hides(shop: Shop) -> None:
-    play(shop, "search[lamp]", "click[a000000003]")
-    seen, anchor = shop.observe(), shop.anchor
-    play(shop, "click[large]")
-    assert shop.observe() == seen and shop.anchor != anchor
-    assert shop.anchor == ("item", "lamp", 1, "A000000003", "", (("size", "large"),))
-    hash(shop.anchor)
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["x" * 10_000, "lamp " * 2_000, "[[", "]]]", "沙发", "🛋", "<r>", "<a> soft", "<c>", "<q> lamp", "\u202e", "\0"],
-)
-def test_strange_queries_are_plain_text(shop: Shop, query: str) -> None:
-    played = shop.play(f"search[{query}]")
-    assert played.ok == ("[" not in query)
-    if played.ok:
-        assert len(shop.hits) <= 50
-        assert shop.observe() and shop.list_actions()
 
 
 steps = st.lists(
@@ -195,11 +169,3 @@ def test_admissible_actions_do_something_and_states_come_back(choices: list[int 
 def other_plays(shop: Shop, state: dict[str, Any], action: str) -> bool:
     shop.restore(state)
     return shop.play(action).ok
-
-
-@given(st.text())
-def test_any_text_may_be_played(text: str) -> None:
-    shop = Shop(STOCK, make_goal(PRODUCTS[3]))
-    for action in (text, f"search[{text}]", f"click[{text}]", f"{text}[lamp]"):
-        shop.play(action)
-        assert shop.observe() and isinstance(shop.list_actions(), list)

@@ -31,7 +31,7 @@ from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games
 
 
 @given(synthetic_games)
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_games_are_open_and_won_by_the_expert(made: SyntheticGame) -> None:
     play = Interpreter(open_synthetic(made))
     assert not play.won
@@ -44,7 +44,7 @@ def test_games_are_open_and_won_by_the_expert(made: SyntheticGame) -> None:
 
 
 @given(synthetic_games)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_games_are_well_formed(made: SyntheticGame) -> None:
     game = open_synthetic(made)
     layouts = [list_layouts(room, made.size)[i] for room in rooms_of(made.task_type) for i in LAYOUTS[made.split]]

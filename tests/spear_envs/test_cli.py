@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
+from tests.commands import run_main as run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,14 +53,6 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     found = {name: EntryPoint(name, value, cli.COMMAND_GROUP) for name, value in points.items()}
     monkeypatch.setattr(cli, "_find_commands", lambda: found)
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(list(args))
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
 
 
 def spawn(*args: str, **more: Any) -> subprocess.Popen[str]:

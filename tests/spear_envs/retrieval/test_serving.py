@@ -21,13 +21,13 @@ pytest.importorskip("httpx", reason="needs the extra 'search'")
 
 import httpx
 
-from spear_envs import cli
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.retriever import RetrieverFault, find_documents
 from spear_envs.retrieval.service import serve
 from spear_sandbox.web.listening import bind_socket
+from tests.commands import run_main
 from tests.spear_envs.retrieval.service import (
     ScriptedIndex,
     make_documents,
@@ -94,11 +94,7 @@ def test_requests_under_way_are_answered_after_the_signal(corpus: str) -> None:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """The command in this process, for starts that fail: code, standard output and error."""
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["retriever", "serve", *arguments])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+    return run_main(capsys, "retriever", "serve", *arguments)
 
 
 class TestFailedStarts:

@@ -45,17 +45,6 @@ def test_a_mirror_replaces_the_publisher(folder: Path, site: Site) -> None:
     assert json.loads((folder / "lock.json").read_text())["files"] == {PATH: SHA256}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [status(404), page("Sign in"), whole(BODY[::-1]), whole(BODY + b"!")],
-    ids=["404", "page", "other", "long"],
-)
-def test_a_wrong_file_never_gets_its_name(folder: Path, site: Site, answer: Any) -> None:
-    with pytest.raises(SpearError, match="could not be downloaded"):
-        get(folder, site, answer)
-    assert not (folder / PATH).exists() and not (folder / "lock.json").exists()
-
-
 def test_what_is_pinned_counts_more_than_what_a_mirror_says(folder: Path, site: Site) -> None:
     with pytest.raises(SpearError, match="instead of 000000000000"):
         get(folder, site, ranged(BODY), sha256="0" * 64)

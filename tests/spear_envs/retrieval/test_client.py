@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import multiprocessing
@@ -123,15 +122,14 @@ def test_a_search_sends_the_contract_and_reads_documents(monkeypatch: pytest.Mon
     assert json.loads(body) == {"queries": ["à 北京"], "topk": 3, "return_scores": True}
 
 
-def test_connections_are_used_again_by_all_clients_and_loops() -> None:
+def test_connections_are_used_again_by_all_clients() -> None:
     with serve(answer_rows) as server:
         for _ in range(3):
-            find_documents(make_client(server), "a", 1)
-            assert asyncio.run(make_client(server).search_async(["b", "c"], 1))[1][0].score == 1.0
-        assert len(server.requests) == 6 and server.connections == 1
+            assert make_client(server).search(["b", "c"], 1)[1][0].score == 1.0
+        assert len(server.requests) == 3 and server.connections == 1
 
 
-def test_answers_of_many_threads_and_of_a_loop_do_not_mix() -> None:
+def test_answers_of_many_threads_do_not_mix() -> None:
     found: dict[str, str] = {}
     with serve(answer_rows) as server:
         client = make_client(server)
@@ -142,12 +140,6 @@ def test_answers_of_many_threads_and_of_a_loop_do_not_mix() -> None:
         threads = [threading.Thread(target=ask, args=(f"t{i}",)) for i in range(24)]
         for thread in threads:
             thread.start()
-
-        async def ask_many() -> list[str]:
-            rows = await asyncio.gather(*(client.search_async([f"l{i}"], 1) for i in range(24)))
-            return [json.loads(row[0][0].raw)["id"] for row in rows]
-
-        assert asyncio.run(ask_many()) == [f"l{i}" for i in range(24)]
         for thread in threads:
             thread.join()
     assert found == {f"t{i}": f"t{i}" for i in range(24)}
@@ -294,27 +286,6 @@ def test_a_server_that_comes_back_is_asked_again() -> None:
             find_documents(client, str(i), 1)
             time.sleep(0.06)
         assert len(one.requests) >= 2
-
-
-def test_a_cancelled_search_closes_its_connection() -> None:
-    seen = threading.Event()
-
-    def wait_for_the_end(*_: Any) -> bytes:
-        seen.set()
-        time.sleep(0.5)
-        return reply(200, {})
-
-    async def work(client: RetrieverClient) -> None:
-        task = asyncio.create_task(client.search_async(["a"], 1))
-        await asyncio.to_thread(seen.wait, 10)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    with serve(wait_for_the_end, answer_rows) as server:
-        asyncio.run(work(make_client(server)))
-        assert find_documents(make_client(server), "b", 1)[0]["id"] == "b"
-        assert server.connections == 2
 
 
 def search_in_child(client: RetrieverClient, pipe: Any) -> None:

@@ -151,6 +151,7 @@ def test_what_does_not_belong_together_is_refused(
         (shorter, "59 vectors of 32 dimensions"),
         (by_distance, "is not an index of type Flat"),
         (graph, "is not an index of type Flat"),
+        (shifted, "do not find themselves"),
     ):
         faiss.write_index(wrong, str(path))
         change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
@@ -162,19 +163,6 @@ def describe_file(path: Path) -> dict[str, Any]:
     from spear_envs.data.files import digest_file
 
     return {"bytes": path.stat().st_size, "sha256": digest_file(path)}
-
-
-def test_shifted_rows_are_found_by_probes(make_corpus: MakeCorpus, build_index: Build) -> None:
-    corpus = make_corpus(200)
-    index = build_index(corpus, "Flat")
-    path = index / "dense" / INDEX
-    vectors = faiss.read_index(str(path)).reconstruct_n(0, 200)
-    shifted = faiss.IndexFlatIP(32)
-    shifted.add(np.roll(vectors, 1, axis=0))
-    faiss.write_index(shifted, str(path))
-    change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
-    with pytest.raises(SpearError, match="do not find themselves"):
-        open_index("dense", corpus, index)
 
 
 def test_damaged_parts_are_refused(make_corpus: MakeCorpus, build_index: Build) -> None:

@@ -145,6 +145,14 @@ def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
     assert "+50.0 [" in spear and "(GRPO, seeds 0 of both)" in spear
 
 
+def test_two_calls_share_the_work(tmp_path: Path) -> None:
+    first, second = (Ablation(tmp_path / "out", tmp_path / "results", [SMALL], Console(quiet=True)) for _ in range(2))
+    with first.claim(SMALL, "trial") as mine, second.claim(SMALL, "trial") as free:
+        assert mine and not free
+    with second.claim(SMALL, "trial") as free:
+        assert free
+
+
 @pytest.mark.nightly
 def test_an_arm_runs_through_verl_and_is_recorded(tmp_path: Path) -> None:
     warm_start = replace(SOKOBAN.warm_start, episodes=30, epochs=1, panel_tasks=0)

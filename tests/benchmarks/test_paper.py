@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from benchmarks.paper import jobs as paper_jobs
 from benchmarks.paper.__main__ import paper
 from benchmarks.paper.jobs import Choice, Flavour, Job, read_table
-from benchmarks.paper.tables import format_cell, gather, make_cells, make_markdown
+from benchmarks.paper.tables import format_cell, gather, make_cells, make_latex, make_markdown
 from spear_agents.cli import evaluate
 from spear_agents.evaluation.baselines import Method
 from spear_agents.shortcuts import load
@@ -201,6 +201,21 @@ class TestGathering:
         result, reason = job.read()
         assert result is None
         assert "temperature=0.5" in reason and job.find_panel().digest[:12] in reason
+
+    def test_the_papers_figures_stand_below_ours(self, tmp_path: Path) -> None:
+        gathered = gather(Choice(("grpo",), seeds=1, out=tmp_path))
+        text, latex = make_markdown(gathered), make_latex(gathered)
+        assert "| RL | GRPO | 0 |" + " – |" * 9 in text
+        assert "|  | *GRPO, paper* |  | *85.3* | *53.7* |" in text
+        assert "4 of 4 evaluations are missing" in text
+        assert r"\textcolor{gray}{72.8}" in latex and latex.count(r"\midrule") == 2
+        assert r"RL & GRPO & --" in latex
+
+    def test_an_evaluation_without_a_panel_never_enters(self, tmp_path: Path) -> None:
+        job, *_ = list_tiny(tmp_path, "grpo")
+        words = ["spear/WebShop-v0", "--engine", "expert", "--tasks", "4", "--out", str(job.evaluation)]
+        assert CliRunner().invoke(evaluate, words).exit_code == 0
+        assert "no panel" in job.read()[1]
 
     def test_a_fault_makes_the_evaluation_run_again(self, played: Path, tmp_path: Path) -> None:
         shutil.copytree(played / "tiny", tmp_path / "tiny")

@@ -35,9 +35,9 @@ def run(variables: dict[str, str]) -> list[str]:
     return [line for line in out.buffer.getvalue().decode().splitlines() if line]
 
 
-def ask_line(line: str) -> list[str]:
+def ask_line(line: str, breaks: str = " \t\n\"'><=;|&(:") -> list[str]:
     """The same as our script for bash asks: with the line, and with the marks at which bash cuts words."""
-    found = run({"COMP_LINE": line, "COMP_WORDBREAKS": " \t\n\"'><=;|&(:"})
+    found = run({"COMP_LINE": line, "COMP_WORDBREAKS": breaks})
     return [word.removeprefix("plain,") for word in found]
 
 
@@ -105,6 +105,10 @@ def test_what_is_offered_for_an_environment() -> None:
 )
 def test_bash_is_given_the_part_that_it_replaces(line: str, offered: list[str]) -> None:
     assert ask_line(line) == offered
+
+
+def test_where_bash_does_not_cut_at_marks_it_is_given_the_whole_word() -> None:
+    assert ask_line("spear eval spear/WebShop-v0 --split=te", breaks=" ") == ["--split=test"]
 
 
 def test_a_fault_while_completing_stays_out_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,13 @@ def test_a_registration_that_is_missing_or_has_another_name(
     assert "silent does not register 'silent/Corridor-v0': end it with register_env(" in capsys.readouterr().err
 
 
+def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    write("a_colon", "def _start(self, task: Task) -> None:", "def _start(self, task: Task) -> None")
+    with pytest.raises(SystemExit):
+        main(["check", "a_colon/Corridor-v0", "--module", "a_colon"])
+    assert "--module a_colon cannot be imported: SyntaxError" in capsys.readouterr().err
+
+
 def run_python(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 

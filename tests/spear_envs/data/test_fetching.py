@@ -5,6 +5,7 @@ import io
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ class TestTrouble:
         fail(pinned(site.put("/f", status(503, Retry_After="100000"))), tmp_path)
         assert time.monotonic() - start < 5
         assert len(site.requests) == 3
+
+    def test_a_transfer_that_stalls_is_resumed(
+        self, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stall(handler: Any) -> None:
+            handler.say(200, BODY[:100_000], length=len(BODY), ETag='"v1"')
+            time.sleep(1)
+
+        monkeypatch.setattr(transfer, "Patience", lambda: replace(QUICK, read_timeout=0.3))
+        assert get(describe(site.put("/f", stall, ranged(BODY))), tmp_path) == BODY
+        assert site.ranges() == [None, "bytes=100000-"]
 
     def test_nobody_listens(self, site: Site, tmp_path: Path) -> None:
         message = fail(pinned("http://127.0.0.1:9/f"), tmp_path)

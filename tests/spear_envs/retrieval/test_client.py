@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -306,6 +308,38 @@ def test_a_client_works_in_child_processes(method: str) -> None:
         child.join(10)
         assert child.exitcode == 0 and pid != os.getpid() and found == "child"
         assert find_documents(client, "parent again", 1)[0]["id"] == "parent again"
+
+
+FORK = """
+import os, threading, time, httpx
+from spear_envs.retrieval.client import share_session
+
+real, begun = httpx.AsyncClient, threading.Event()
+
+def make_slowly(**settings):
+    begun.set()
+    time.sleep(1)
+    return real(**settings)
+
+httpx.AsyncClient = make_slowly
+threading.Thread(target=share_session).start()
+begun.wait()
+httpx.AsyncClient = real
+child = os.fork()
+share_session()
+os._exit(0) if child == 0 else print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_while_the_session_is_being_made_does_not_hang() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "0\n", done.stderr
+
+
+def test_without_httpx_the_extra_is_named() -> None:
+    program = "import sys; sys.modules['httpx'] = None; from spear_envs.retrieval.client import share_session as s; s()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "SpearError" in done.stderr and "pip install 'spear-envs[retriever]'" in done.stderr
 
 
 def health(fingerprint: str | None) -> bytes:

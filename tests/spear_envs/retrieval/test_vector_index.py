@@ -103,6 +103,14 @@ def test_types_are_told_apart(name: str, vectors: Vectors, tmp_path: Path) -> No
                 VectorIndex(tmp_path / "index", parse_type(other))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_lists_are_not_read_ahead_by_threads(vectors: Vectors, tmp_path: Path) -> None:
+    index = write("IVF4,Flat", vectors, tmp_path)
+    before = len(os.listdir("/proc/self/task"))
+    index.find(vectors[:50], 5)
+    assert len(os.listdir("/proc/self/task")) < before + 16  # faiss would start 32
+
+
 def test_exact_vectors_must_be_as_many(vectors: Vectors, tmp_path: Path) -> None:
     write("IVF4,PQ4", vectors, tmp_path)
     (tmp_path / "exact").write_bytes(b"1234")

@@ -173,7 +173,7 @@ class Ablation:
 
     @contextmanager
     def claim(self, scenario: Scenario, name: str) -> Iterator[bool]:
-        """Whether this call may work on it; another cannot as long as the block lasts."""
+        """Yield whether this call may work on it; another cannot as long as the block lasts."""
         path = self.out / scenario.name / f".{name}.claim"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:

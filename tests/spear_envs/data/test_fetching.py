@@ -4,6 +4,7 @@ import hashlib
 import io
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -153,11 +154,14 @@ class TestTrouble:
     ) -> None:
         def stall(handler: Any) -> None:
             handler.say(200, BODY[:100_000], length=len(BODY), ETag='"v1"')
-            time.sleep(1)
+            came.wait(20)
 
+        came = threading.Event()
+        start = time.monotonic()
         monkeypatch.setattr(transfer, "Patience", lambda: replace(QUICK, read_timeout=0.3))
         assert get(describe(site.put("/f", stall, ranged(BODY))), tmp_path) == BODY
-        assert site.ranges() == [None, "bytes=100000-"]
+        came.set()
+        assert site.ranges() == [None, "bytes=100000-"] and time.monotonic() - start < 15
 
     def test_nobody_listens(self, site: Site, tmp_path: Path) -> None:
         message = fail(pinned("http://127.0.0.1:9/f"), tmp_path)
@@ -310,7 +314,7 @@ def test_a_killed_download_goes_on(site: Site, tmp_path: Path, root: Path) -> No
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, url, str(tmp_path)], cwd=root)
     part = tmp_path / "items.json.part"
     for _ in range(300):
-        if part.exists() and part.stat().st_size == 100_000:
+        if part.exists() and part.stat().st_size > 90_000:
             break
         time.sleep(0.05)
     process.kill()

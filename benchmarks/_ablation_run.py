@@ -157,12 +157,12 @@ class Ablation:
     def _work_on(self, scenario: Scenario, deadline: float) -> bool:
         """Do the next thing of a scenario; whether there was one that no other call is at."""
         if read_result(self.results, scenario, WARM_START) is None:
-            with self._claim(scenario, WARM_START) as free:
+            with self.claim(scenario, WARM_START) as free:
                 if free:
                     self._make_warm_start(scenario)
                 return free
         for trial in self._find_open(scenario):
-            with self._claim(scenario, trial.name) as free:
+            with self.claim(scenario, trial.name) as free:
                 if free and read_result(self.results, scenario, trial.name) is None:
                     try:
                         self._do(trial, deadline)
@@ -172,8 +172,8 @@ class Ablation:
         return False
 
     @contextmanager
-    def _claim(self, scenario: Scenario, name: str) -> Iterator[bool]:
-        """Whether this call may work on it; another cannot as long as the block lasts."""
+    def claim(self, scenario: Scenario, name: str) -> Iterator[bool]:
+        """Yield whether this call may work on it; another cannot as long as the block lasts."""
         path = self.out / scenario.name / f".{name}.claim"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:

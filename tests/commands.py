@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
+from spear_envs import cli
+
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0
 
@@ -49,6 +53,14 @@ def run_command(group: str, *args: str, verb: str = "serve", **variables: str) -
     finally:
         process.kill()
         process.communicate()
+
+
+def run_main(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    """``spear ARGS`` in this process: exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*map(str, args)])
+    out, err = capsys.readouterr()
+    return int(caught.value.code or 0), out, err
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

@@ -207,7 +207,7 @@ _recall_word = remember_words(REMEMBERED_WORDS)
 
 def tokenize(text: str) -> list[str]:
     """Return the tokens of a text in order, case kept."""
-    pattern: Any = _ASCII_TOKEN if text.isascii() else _compile_unicode()
+    pattern: Any = _ASCII_TOKEN if text.isascii() else compile_unicode()
     if len(text) > MAX_TOKEN // 2:
         return list(_cut_tokens(text, pattern))
     return [token for token in pattern.findall(text) if token]
@@ -245,7 +245,7 @@ def _normalize(token: str) -> str:
 
 
 @cache
-def _compile_unicode() -> Any:
+def compile_unicode() -> Any:
     """Compile the token pattern for any script, whose first group is the token; on demand, since it is slow."""
     letter = rf"[[\p{{Word_Break=ALetter}}\p{{Word_Break=Hebrew_Letter}}]--[{_LATER_LETTERS}]]"
     extend = r"[\p{Word_Break=Extend}\p{Word_Break=Format}\p{Word_Break=ZWJ}]*"

@@ -259,7 +259,7 @@ def build_index(
     with explain_build(f"the search index {folder}"), hold_folder(work):
         chunks = []
         documents = 0
-        for path, size in map_in_order(_write_chunk, _list_jobs(_cut_chunks(texts), work), processes):
+        for path, size in map_in_order(index_chunk, _list_jobs(_cut_chunks(texts), work), processes):
             chunks.append(path)
             documents += size
             if on_progress is not None:
@@ -300,7 +300,7 @@ def _name_chunk(chunk: list[str], work: Path) -> Path:
     return work / f"{digest.hexdigest()}.chunk"
 
 
-def _write_chunk(job: Job) -> tuple[Path, int]:
+def index_chunk(job: Job) -> tuple[Path, int]:
     """Index a chunk; return the file and its number of documents."""
     path, size, chunk = job
     if chunk:

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from spear_sandbox.terminal import Console
 
 
-# Raised by the standard library for damaged, encrypted (RuntimeError) and unknown archives.
+# Raised by the standard library for damaged, encrypted and unknown (RuntimeError) archives.
 _BROKEN = (
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,
     RuntimeError,
 )
 

@@ -182,7 +182,7 @@ class _Ticket:
             self.future.set_exception(error)
 
 
-class _Entry:
+class Entry:
     """A waiting or running query, and the requests that wait for it."""
 
     __slots__ = ("depth", "hits", "query", "tickets")
@@ -215,8 +215,8 @@ class MicroBatcher:
         self._limits = limits
         self._cache = cache
         self._counts = counts
-        self._entries: dict[tuple[str, int], _Entry] = {}
-        self._queue: deque[_Entry] = deque()
+        self._entries: dict[tuple[str, int], Entry] = {}
+        self._queue: deque[Entry] = deque()
 
     @property
     def pending(self) -> int:
@@ -295,16 +295,16 @@ class MicroBatcher:
                 raise CallerGoneError("the client has disconnected.")
         ticket.future.result()
 
-    def _join(self, query: str, depth: int, ticket: _Ticket) -> _Entry:
+    def _join(self, query: str, depth: int, ticket: _Ticket) -> Entry:
         entry = self._entries.get((query, depth))
         if entry is None:
-            entry = self._entries[query, depth] = _Entry(query, depth)
+            entry = self._entries[query, depth] = Entry(query, depth)
             self._queue.append(entry)
         entry.tickets.append(ticket)
         ticket.missing += 1
         return entry
 
-    def _leave(self, entries: list[_Entry], ticket: _Ticket) -> None:
+    def _leave(self, entries: list[Entry], ticket: _Ticket) -> None:
         for entry in entries:
             if ticket in entry.tickets:
                 entry.tickets.remove(ticket)
@@ -329,8 +329,8 @@ class MicroBatcher:
             if self._is_on_loop:  # the loop does other work before the next window
                 break
 
-    def _take_window(self) -> list[_Entry]:
-        window: list[_Entry] = []
+    def _take_window(self) -> list[Entry]:
+        window: list[Entry] = []
         while self._queue and len(window) < self._limits.window:
             entry = self._queue.popleft()
             if entry.tickets:
@@ -339,7 +339,7 @@ class MicroBatcher:
                 self._counts.skipped.inc()
         return window
 
-    def _compute(self, window: list[_Entry], worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+    def _compute(self, window: list[Entry], worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         """Search for a window, on the worker; deliver each batch when it is done."""
         batches = self._plan(window)
         for left, batch in zip(range(len(batches) - 1, -1, -1), batches, strict=True):
@@ -355,7 +355,7 @@ class MicroBatcher:
                 logger.debug("results came after the end of the service")
                 return
 
-    def _plan(self, window: list[_Entry]) -> list[list[_Entry]]:
+    def _plan(self, window: list[Entry]) -> list[list[Entry]]:
         try:
             lengths = self._retriever.lengths([entry.query for entry in window])
             return plan_batches(window, lengths, self._limits)
@@ -363,7 +363,7 @@ class MicroBatcher:
             logger.exception("the lengths of %d queries cannot be found; each is searched alone", len(window))
             return [[entry] for entry in window]
 
-    def _search(self, batch: list[_Entry]) -> list[Sequence[Passage] | Exception]:
+    def _search(self, batch: list[Entry]) -> list[Sequence[Passage] | Exception]:
         """Return the hits of each entry; if the batch fails, the errors of those that also fail alone."""
         try:
             hits = self._retriever.search([entry.query for entry in batch], batch[0].depth)
@@ -382,7 +382,7 @@ class MicroBatcher:
 
     def _deliver(
         self,
-        batch: list[_Entry],
+        batch: list[Entry],
         results: list[Sequence[Passage] | Exception],
         skipped: int,
         done: Worker | None,
@@ -415,21 +415,21 @@ class MicroBatcher:
             if self._queue:
                 self._wake(loop)
 
-    def _keep(self, entry: _Entry, hits: Sequence[Passage]) -> None:
+    def _keep(self, entry: Entry, hits: Sequence[Passage]) -> None:
         size = ENTRY_BYTES + sys.getsizeof(entry.query) + sum(passage.held_bytes for passage in hits)
         with suppress(ValueError):  # larger than the whole cache
             self._cache[entry.query, entry.depth] = hits, size
 
 
-def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[_Entry]]:
+def plan_batches(window: Sequence[Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[Entry]]:
     """Plan batches of one depth and similar lengths, within the limits of queries and tokens.
 
     A query longer than the limit of tokens has its own batch.
     """
-    batches: list[list[_Entry]] = []
+    batches: list[list[Entry]] = []
     order = sorted(zip(window, lengths, strict=True), key=lambda pair: (pair[0].depth, pair[1]))
     for _, pairs in groupby(order, key=lambda pair: pair[0].depth):
-        batch: list[_Entry] = []
+        batch: list[Entry] = []
         for entry, length in pairs:
             if len(batch) >= limits.batch_queries or (len(batch) + 1) * length > limits.batch_tokens:
                 if batch:

@@ -162,11 +162,11 @@ def encode_corpus(
     if on_rows is not None:
         on_rows(min(len(done) * SHARD_ROWS, len(corpus)))
 
-    def list_jobs(first: int) -> Iterator[_Job]:
+    def list_jobs(first: int) -> Iterator[ShardJob]:
         for number in range(first, len(starts)):
             yield folder, number, list(corpus.texts(starts[number], starts[number] + SHARD_ROWS)), source
 
-    for path in map_in_order(_write_shard, list_jobs(len(done)), processes):
+    for path in map_in_order(write_shard, list_jobs(len(done)), processes):
         done.append(path)
         if on_rows is not None:
             on_rows(min(len(done) * SHARD_ROWS, len(corpus)))
@@ -174,10 +174,10 @@ def encode_corpus(
     return VectorFiles(tuple(done), len(corpus), width)
 
 
-_Job = tuple[Path, int, list[str], EncoderSource]
+ShardJob = tuple[Path, int, list[str], EncoderSource]
 
 
-def _write_shard(job: _Job) -> Path:
+def write_shard(job: ShardJob) -> Path:
     """Encode a window; the name of its file has the number and the checksum."""
     folder, number, texts, source = job
     encoder = source.open()

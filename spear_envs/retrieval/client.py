@@ -351,8 +351,8 @@ class BadReplyError(Exception):
 class RetrieverClient(Retriever):
     """A retriever over HTTP: our service, Search-R1's, or a compatible one.
 
-    All clients of a process share one pool of connections. A client may be used from any thread, event loop and forked
-    child, and may be pickled. :class:`Asker` takes the servers in turn.
+    All clients of a process share one pool of connections. A client may be used from any thread and forked child,
+    and may be pickled. :class:`Asker` takes the servers in turn.
 
     A server whose first answer is invalid will never give a valid one, so that ends the run; after a valid answer an
     invalid one is a fault of that search.
@@ -407,10 +407,6 @@ class RetrieverClient(Retriever):
             RetrieverRefusal: the service refused the request or the token, or is not a retrieval service.
         """
         return self._asker.run(self._find(queries, k))
-
-    async def search_async(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Do the same without blocking, on any event loop."""
-        return await asyncio.wrap_future(share_session().submit(self._find(queries, k)))
 
     def describe(self) -> dict[str, Any]:
         """Return kind and addresses."""

@@ -9,6 +9,7 @@ import base64
 import html
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,13 +48,13 @@ class AnyIndex(Settings):
 
     rerank: Rerank | None = None
 
+    @abstractmethod
     def open(self, folder: Path) -> Retriever:
         """Open the index, without reranking; paths begin at ``folder``.
 
         Raises:
             SpearError: it cannot be opened.
         """
-        raise NotImplementedError
 
 
 class Remote(AnyIndex):

@@ -28,7 +28,6 @@ from spear_envs.core.making import require_spear_env
 from spear_envs.core.prompts import IMAGE, PromptContext
 from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
 from spear_envs.core.tasks import Task, TaskSet, check_disjoint
-from spear_envs.testing.report import ContractError
 from spear_envs.testing.trace import (
     MALFORMED,
     choose_response,
@@ -47,6 +46,10 @@ VECTOR_STEPS = 30
 WARM_UP_RESETS = 256
 MEMORY_TOLERANCE = 128 * 1024
 """Bytes by which Python's memory may grow after many resets: noise of caches and the interpreter."""
+
+
+class ContractError(SpearError):
+    """An environment that breaks the contract."""
 
 
 @dataclass

@@ -1,17 +1,59 @@
-"""Running all checks on one environment."""
+"""Running all checks on one environment, and their results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
 from spear_envs.core.errors import SpearError, describe_error
 from spear_envs.core.making import explain_unknown
-from spear_envs.testing.checks import CHECKS, Subject
-from spear_envs.testing.report import CheckReport, CheckResult
+from spear_envs.testing.checks import CHECKS, ContractError, Subject
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check."""
+
+    name: str
+    passed: bool
+    """Whether the environment keeps this part of the contract."""
+    seconds: float
+    """Wall time."""
+    detail: str
+    """A summary of the check, or the problem."""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The outcome of all checks of one environment."""
+
+    env_id: str
+    kwargs: Mapping[str, Any]
+    results: tuple[CheckResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Return whether all checks passed."""
+        return all(result.passed for result in self.results)
+
+    @property
+    def failed_names(self) -> list[str]:
+        """Return the names of the checks that failed."""
+        return [result.name for result in self.results if not result.passed]
+
+    def raise_on_failure(self) -> None:
+        """Raise if a check failed.
+
+        Raises:
+            ContractError: a check failed; the message lists all failures and their reasons.
+        """
+        if not self.passed:
+            found = "; ".join(f"{result.name}: {result.detail}" for result in self.results if not result.passed)
+            raise ContractError(f"{self.env_id} breaks the contract of spear_envs: {found}")
 
 
 def check_spear_env(

@@ -146,13 +146,10 @@ def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
 
 
 def test_two_calls_share_the_work(tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    first, second = (Ablation(tmp_path / "out", tmp_path / "results", [SMALL], console) for _ in range(2))
-    with first._claim(SMALL, "trial") as mine:
-        assert mine
-        with second._claim(SMALL, "trial") as free:
-            assert not free
-    with second._claim(SMALL, "trial") as free:
+    first, second = (Ablation(tmp_path / "out", tmp_path / "results", [SMALL], Console(quiet=True)) for _ in range(2))
+    with first.claim(SMALL, "trial") as mine, second.claim(SMALL, "trial") as free:
+        assert mine and not free
+    with second.claim(SMALL, "trial") as free:
         assert free
 
 

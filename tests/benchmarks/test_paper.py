@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -112,14 +113,6 @@ class TestPlan:
         plan = make_plan(compose((*heavy.words, "model.path=null")), {}, 0.0)
         assert heavy.cost.tokens == 350 * plan.step["tokens"] + 500 * 15 * (4096 + 1024)
 
-    def test_the_authors_ppo_costs_less(self) -> None:
-        costs = [
-            Choice(("ppo",), ("qwen2.5_7b",), ("alfworld",), 1, flavour).list_jobs()[0].cost.tokens
-            for flavour in (Flavour.PAPER, Flavour.OFFICIAL)
-        ]
-        # 150 steps of 128 episodes instead of 200 of 256.
-        assert costs[1] < 0.4 * costs[0]
-
     def test_an_unknown_name_names_those_there_are(self) -> None:
         with pytest.raises(SpearError, match="'grpo_spear'"):
             Choice(("gpro_spear",)).list_jobs()
@@ -183,15 +176,6 @@ class TestGathering:
         assert "1 of 2" in listed
         assert missing.command in make_markdown(gathered)
 
-    def test_the_papers_figures_stand_below_ours(self, tmp_path: Path) -> None:
-        gathered = gather(Choice(("grpo",), seeds=1, out=tmp_path))
-        text, latex = make_markdown(gathered), make_latex(gathered)
-        assert "| RL | GRPO | 0 |" + " – |" * 9 in text
-        assert "|  | *GRPO, paper* |  | *85.3* | *53.7* |" in text
-        assert "4 of 4 evaluations are missing" in text
-        assert r"\textcolor{gray}{72.8}" in latex and latex.count(r"\midrule") == 2
-        assert r"RL & GRPO & --" in latex
-
     def test_the_published_games_stand_beside_the_papers_figures(
         self, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -217,6 +201,15 @@ class TestGathering:
         result, reason = job.read()
         assert result is None
         assert "temperature=0.5" in reason and job.find_panel().digest[:12] in reason
+
+    def test_the_papers_figures_stand_below_ours(self, tmp_path: Path) -> None:
+        gathered = gather(Choice(("grpo",), seeds=1, out=tmp_path))
+        text, latex = make_markdown(gathered), make_latex(gathered)
+        assert "| RL | GRPO | 0 |" + " – |" * 9 in text
+        assert "|  | *GRPO, paper* |  | *85.3* | *53.7* |" in text
+        assert "4 of 4 evaluations are missing" in text
+        assert r"\textcolor{gray}{72.8}" in latex and latex.count(r"\midrule") == 2
+        assert r"RL & GRPO & --" in latex
 
     def test_an_evaluation_without_a_panel_never_enters(self, tmp_path: Path) -> None:
         job, *_ = list_tiny(tmp_path, "grpo")
@@ -249,7 +242,13 @@ class TestGathering:
 
 
 class TestRunning:
-    def test_a_job_that_fails_is_named_and_the_others_count(self, played: Path, tmp_path: Path) -> None:
+    def test_a_job_that_fails_is_named_and_the_others_count(
+        self, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "torch.py").write_text("raise ImportError('no torch')")  # so that it fails at once
+        monkeypatch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        )
         shutil.copytree(played / "tiny", tmp_path / "tiny")
         job, *_ = list_tiny(tmp_path, "io")
         job.start.mkdir()  # no policy

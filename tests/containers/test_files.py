@@ -12,9 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.containers.engine import ROOT, PipSettings
+from tests.containers.engine import ROOT
 
-ROOTS = {"sandbox", "envs", "train-cpu", "gpu"}
 DISTRIBUTIONS = {"./sandbox": "sandbox", ".": "", "./agents": "agents", "./training": "training"}
 """What pip is given for each of the four, and the folder of its pyproject.toml."""
 COMMANDS = {"sandbox": "spear_sandbox.cli:sandbox", "retriever": "spear_envs.retrieval.cli:retriever"}
@@ -72,26 +71,6 @@ def read_installs() -> dict[str, list[str]]:
 
 
 class TestDockerfile:
-    @pytest.mark.parametrize("name", sorted(ROOTS))
-    def test_an_image_is_the_base_an_environment_and_a_user(self, name: str) -> None:
-        stage = read_stages()[name]
-        assert stage[0] == f"FROM runtime AS {name}"
-        assert [line for line in stage if line.startswith("COPY")] == [
-            next(line for line in stage if line.startswith("COPY --from=") and line.endswith(" /opt/spear /opt/spear"))
-        ]
-        user = stage.index("USER 10001:10001")
-        assert not [line for line in stage[user:] if line.startswith(("COPY", "RUN", "ADD"))]
-        installed = [line for line in stage if "apt-get" in line]
-        assert bool(installed) is (name == "gpu"), "only Triton needs a compiler where it runs"
-
-    def test_every_stage_begins_with_the_base_or_with_one_before(self) -> None:
-        known = {"${BASE}"}
-        for name, (first, *_) in read_stages().items():
-            assert first.split()[1] in known
-            known.add(name)
-        text = (ROOT / "Dockerfile").read_text("utf-8")
-        assert "\nARG BASE=python:3.11-slim-bookworm\n" in text and text.endswith("\nFROM envs\n")
-
     def test_everything_that_is_installed_is_pinned(self) -> None:
         installs = [(name, command) for name, commands in read_installs().items() for command in commands]
         for name, command in installs:
@@ -140,42 +119,6 @@ class TestDockerfile:
                     wanted |= {canonicalize_name(requirement.name)} - seen
         assert locked == seen - {"spear-sandbox"}
 
-    def test_a_distribution_comes_with_those_that_it_needs(self, projects: dict[str, dict[str, Any]]) -> None:
-        """In one call of pip, which has no index to take them from; and the extras that it is asked for are there."""
-        stages = {}
-        for name, commands in read_installs().items():
-            given = re.findall(r"(?:^|[\s'])(\.(?:/\w+)?)(?:\[(.*?)\])?(?=[\s']|$)", "\n".join(commands))
-            for place, extras in given:
-                known = {*projects[place].get("optional-dependencies", {}), ""}
-                assert set(extras.split(",")) <= known, f"{name}: {place}"
-            if given:
-                stages[name] = [place for place, _ in given]
-        order = list(DISTRIBUTIONS)
-        assert stages == {
-            "sandbox-packages": order[:1],
-            "envs-packages": order[:3],
-            "train-packages": order,
-            "gpu-packages": order,
-        }
-
-    def test_an_image_has_the_code_of_what_it_has_the_packages_of(self) -> None:
-        stages = {name: "\n".join(stage) for name, stage in read_stages().items()}
-        assert (
-            "pip wheel -q --no-build-isolation --no-deps -w /wheel ./sandbox . ./agents ./training" in stages["wheel"]
-        )
-        assert "/wheel/spear_sandbox-*.whl" in stages["sandbox-environment"]
-        for name in ("envs", "train", "gpu"):
-            assert "/wheel/*.whl" in stages[f"{name}-environment"]
-            assert ("rm /wheel/spear_training-*.whl" in stages[f"{name}-environment"]) is (name == "envs")
-
-    def test_what_stands_in_for_the_checkout_is_as_there(self) -> None:
-        """Links and README files of the stage that installs the distributions without their sources."""
-        (made,) = (line for line in read_stages()["packages"] if line.startswith("RUN "))
-        assert "in sandbox agents training; do" in made and "ln -s ../VERSION ../LICENSE $room" in made
-        for folder in ("sandbox", "agents", "training"):
-            for name in ("VERSION", "LICENSE"):
-                assert (ROOT / folder / name).readlink().as_posix() == f"../{name}"
-
     def test_the_label_has_the_version(self) -> None:
         (version,) = re.findall(r'image\.version="(.+?)"', "\n".join(read_stages()["runtime"]))
         assert version == (ROOT / "VERSION").read_text("utf-8").strip()
@@ -210,17 +153,6 @@ class TestDockerfile:
 
 
 class TestCompose:
-    def test_its_images_are_stages_with_the_arguments_that_these_know(self, compose: dict[str, Any]) -> None:
-        stages, text = read_stages(), (ROOT / "Dockerfile").read_text("utf-8")
-        known = set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
-        for service in compose["services"].values():
-            build = service["build"]
-            assert build["target"] in stages and service["image"] == f"spear-{build['target']}"
-            assert build["context"] == "." and set(build["args"]) <= known
-            assert service["pull_policy"] == "build", "no registry has these names"
-            assert service["mem_limit"] and service["pids_limit"]
-            assert build["args"]["BASE"] == "${BASE:-python:3.11-slim-bookworm}"
-
     def test_ports_are_published_on_loopback_only(self, compose: dict[str, Any]) -> None:
         ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
         assert {name for name, found in ports.items() if found} == {"sandbox", "retriever"}
@@ -251,10 +183,6 @@ class TestCompose:
             assert f"127.0.0.1:{port}/health" in services[name]["healthcheck"]["test"][-1]
             assert services[name]["ports"] == [f"127.0.0.1:${{SPEAR_{name.upper()}_PORT:-{port}}}:{port}"]
 
-    def test_what_is_mounted_is_declared(self, compose: dict[str, Any]) -> None:
-        mounts = [mount for service in compose["services"].values() for mount in service.get("volumes", [])]
-        assert {mount.partition(":")[0] for mount in mounts} == set(compose["volumes"])
-
     @pytest.mark.parametrize("service", sorted(COMMANDS))
     def test_its_arguments_are_the_commands(self, compose: dict[str, Any], service: str) -> None:
         module, _, name = COMMANDS[service].partition(":")
@@ -276,24 +204,3 @@ class TestCompose:
         command, *arguments = compose["services"]["trainer"]["command"]
         assert command == "train" and arguments[-2] == "--out"
         assert compose_words(arguments[:-2]).config.env.kwargs["sandbox"] == "http://sandbox:8080"
-
-
-class TestPipSettings:
-    def test_the_environment_wins_and_folders_are_found(self) -> None:
-        settings = PipSettings.parse(
-            ":env:.find-links='/srv/wheels'\n"
-            ":env:.disable-pip-version-check='1'\n"
-            "global.cert='/etc/ssl/certs/ca-certificates.crt'\n"
-            "global.extra-index-url='file:///srv/index/simple https://index.example.org/simple'\n"
-            "global.find-links='/srv/old'\n"
-        )
-        assert settings.folders == ("/srv/index", "/srv/wheels")
-        assert settings.text.splitlines() == [
-            "[global]",
-            "cert = /etc/ssl/certs/ca-certificates.crt",
-            "extra-index-url = file:///srv/index/simple https://index.example.org/simple",
-            "find-links = /srv/wheels",
-        ]
-
-    def test_a_machine_without_settings(self) -> None:
-        assert PipSettings.parse("") == PipSettings("[global]\n", ())

@@ -113,11 +113,6 @@ def test_the_sandboxs_image_has_what_its_programs_may_import_and_no_environment(
     assert done.returncode == 0 and done.stdout.startswith("Usage: spear-sandbox "), done.stdout + done.stderr
 
 
-def test_the_sandboxs_image_says_how_it_fares(engine: Engine, sandbox_image: str) -> None:
-    found = inspect(engine, sandbox_image)
-    assert "/health" in json.dumps(found.get("Healthcheck") or found.get("HealthCheck") or found["Config"])
-
-
 def test_an_environment_keeps_the_contract_in_the_image(engine: Engine, envs_image: str) -> None:
     done = engine.run(HARDENED, envs_image, "check", "spear/Sokoban-v1", timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -59,11 +59,6 @@ def test_nothing_is_overwritten(crowded: Environment) -> None:
     assert tops == {name: {name.replace("-", "_")} for name in FOLDERS}
 
 
-def test_their_package_is_theirs_and_ours_is_ours(crowded: Environment) -> None:
-    code = "import agents, spear_agents; print(agents.Agent.__module__, spear_agents.__name__)"
-    assert crowded.run("-c", code).stdout.split() == ["agents.agent", "spear_agents"]
-
-
 def test_every_command_has_its_help(crowded: Environment) -> None:
     code = "from spear_envs.cli import SUMMARIES; print(*SUMMARIES)"
     commands = crowded.run("-c", code).stdout.split()

@@ -113,12 +113,6 @@ def test_missing_rooms_are_one_line(light: Environment) -> None:
         assert line.startswith(f"Error: 'spear {command}' comes with spear-") and line.endswith(mend)
 
 
-def test_old_names_are_pythons_own_error(light: Environment) -> None:
-    for name in ("sandbox", "agents", "training"):
-        done = light.run("-c", f"import {name}", check=False)
-        assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: No module named '{name}'"
-
-
 def test_a_strict_type_checker_sees_our_types(light: Environment) -> None:
     light.install("mypy")
     script = light.folder / "user.py"

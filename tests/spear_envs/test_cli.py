@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
+from tests.commands import run_main as run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,14 +53,6 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     found = {name: EntryPoint(name, value, cli.COMMAND_GROUP) for name, value in points.items()}
     monkeypatch.setattr(cli, "_find_commands", lambda: found)
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(list(args))
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
 
 
 def spawn(*args: str, **more: Any) -> subprocess.Popen[str]:
@@ -196,21 +189,6 @@ def test_services_bring_what_they_serve_with() -> None:
     for command, requirement in cli.SERVICES.items():
         assert {"fastapi", "uvicorn"} <= read_extra(requirement)
         assert cli.find_requirement("fastapi", command) == requirement != cli.find_requirement("fastapi")
-
-
-def read_commands(folder: str) -> set[str]:
-    """Names of the commands that the distribution in a folder brings."""
-    text = (ROOT / folder / "pyproject.toml").read_text("utf-8")
-    listed = text.partition('[project.entry-points."spear.commands"]\n')[2].partition("\n[")[0]
-    return set(re.findall(r"^([\w-]+) = ", listed, re.M))
-
-
-def test_every_command_is_summarised_and_upper_rooms_are_named() -> None:
-    rooms = {folder: read_commands(folder) for folder in (".", "sandbox", "agents", "training")}
-    assert set().union(*rooms.values()) == set(cli.SUMMARIES)
-    assert {name for name, wanted in cli.ABSENT.items() if wanted == "./agents"} == rooms["agents"]
-    assert {name for name, wanted in cli.ABSENT.items() if wanted == "./agents ./training"} == rooms["training"]
-    assert all(len(line) < 65 for line in cli.SUMMARIES.values()), "one line of the list at 80 columns"
 
 
 @pytest.mark.usefixtures("commands")

@@ -8,12 +8,13 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from spear_envs import SpearError, cli
+from spear_envs import SpearError
 from spear_envs.alfworld.tasks import OFFICIAL_COUNTS
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.registration import ENVIRONMENTS
 from spear_envs.data.cli import Collection
 from spear_envs.listing import find_collections, list_envs
+from tests.commands import run_main
 from tests.spear_envs.alfworld.game_files import write_trial
 from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
@@ -29,11 +30,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["envs", *args])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+    return run_main(capsys, "envs", *args)
 
 
 def write_alfworld(data: Path) -> None:

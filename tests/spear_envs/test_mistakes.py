@@ -82,7 +82,7 @@ def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.C
     write("a_colon", "def _start(self, task: Task) -> None:", "def _start(self, task: Task) -> None")
     with pytest.raises(SystemExit):
         main(["check", "a_colon/Corridor-v0", "--module", "a_colon"])
-    assert "--module a_colon cannot be imported: SyntaxError: expected ':' (a_colon.py, line" in capsys.readouterr().err
+    assert "--module a_colon cannot be imported: SyntaxError" in capsys.readouterr().err
 
 
 def run_python(program: str) -> str:
@@ -97,14 +97,6 @@ def test_importing_changes_no_global_state() -> None:
         "import gymnasium; before = look(); import spear_envs; print(look() == before)"
     )
     assert run_python(program).strip() == "True"
-
-
-def test_the_prefix_registers_without_an_import() -> None:
-    program = (
-        "import gymnasium; env = gymnasium.make('spear_envs:spear/Sokoban-v1');"
-        "env.reset(seed=0); print(env.unwrapped.task.id.split('/')[0])"
-    )
-    assert run_python(program).strip() == "sokoban-v1"
 
 
 OPENED = "I look.\n</think>\n\n"

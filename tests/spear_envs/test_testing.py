@@ -11,6 +11,7 @@ from spear_envs import SpearError, register_env
 from spear_envs.core import ActionResult, CompactTemplate, ListTaskSet, PermissiveText, Task
 from spear_envs.testing import ContractError, check_spear_env, checks
 from spear_envs.testing.checks import CHECKS, Subject
+from spear_envs.testing.trace import find_difference
 from tests.spear_envs.corridor import CorridorEnv, load_tasks
 
 
@@ -22,8 +23,8 @@ def test_a_sound_environment_passes() -> None:
     assert all(result.seconds >= 0 and result.detail for result in report.results)
 
 
-@pytest.mark.parametrize("keywords", [{"response_format": "plain"}, {"reward": "native"}, {"split": "test"}])
-def test_it_passes_with_other_keywords_and_behind_a_module(keywords: dict[str, Any]) -> None:
+def test_it_passes_with_other_keywords_and_behind_a_module() -> None:
+    keywords: dict[str, Any] = {"response_format": "plain", "reward": "native", "split": "test"}
     report = check_spear_env("tests.spear_envs.corridor:tests/Corridor-v0", resets=50, **keywords)
     assert report.passed and report.kwargs == keywords
 
@@ -228,6 +229,11 @@ def test_a_picture_with_a_place_and_luck_in_the_world_pass() -> None:
     assert "keys" in CHECKS["info"](Subject("tests/Painted-v0"))
     with pytest.raises(SpearError, match="derive what _start draws from the task"):
         CHECKS["group"](Subject("tests/Lucky-v0"))
+
+
+def test_traces_differ_where_one_has_more() -> None:
+    assert find_difference({"a": [1, 2]}, {"a": [1, 2]}) == ""
+    assert find_difference({"a": [1]}, {"a": [1, 2]}) == "/a: [1] and [1, 2]"
 
 
 class Rooted(CorridorEnv):

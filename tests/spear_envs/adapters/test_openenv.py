@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -241,6 +243,14 @@ def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
         command.process.terminate()
         out, err = command.process.communicate(timeout=60)
         assert (command.process.returncode, out, err) == (0, "", "")
+
+
+def test_it_is_not_ready_without_its_packages() -> None:
+    code = "import sys; sys.modules['websockets'] = None; from spear_envs.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "spear/Sokoban-v1", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install 'spear-envs[env-server]'" in done.stderr and "Traceback" not in done.stderr
 
 
 json_values = st.recursive(

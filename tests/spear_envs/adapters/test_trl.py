@@ -13,21 +13,11 @@ from spear_envs.adapters.conversation import ENDED
 from spear_envs.adapters.trl import TrlEnvironment, make_factory, make_rows
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.making import make_env
-from spear_envs.core.rewards import compose_reward
 from spear_envs.core.tools import CallError
 from tests.calling_policy import make_policy
-from tests.spear_envs.corridor import CORRIDOR
+from tests.spear_envs.corridor import CORRIDOR, CorridorEnv
 
 FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v1", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
-
-
-def call_expert(made: Any, plain: str) -> Any:
-    """The call of a tool that plays an action in plain form."""
-    for tool in made._conversation.env.tools:
-        arguments = tool.read(plain)
-        if arguments is not None:
-            return getattr(made, tool.name)(**arguments)
-    raise AssertionError(plain)
 
 
 @pytest.mark.parametrize("env_id", FIVE)
@@ -36,16 +26,18 @@ def test_the_expert_wins_by_calls_of_tools(env_id: str) -> None:
     made: Any = make_factory(env_id, **keywords)()
     (row,) = make_rows(env_id, 1, seed=4, **keywords)
     shown = made.reset(**row)
-    env = made._conversation.env
-    assert env.task.id == row["task"] and env.task.instruction.strip() in shown
-    assert " or ".join(tool.name for tool in env.tools) in shown, "the prompt names the tools"
-    while not env.done:
-        shown = call_expert(made, env.expert_plan()[0])
-        assert env.episode.action and made._last.info["format_ok"]
-    assert shown.endswith(ENDED) and made._last.info["won"]
-    assert made.get_reward() == made._last.reward > 1
-    assert made._play("left") == ENDED and made.get_reward() > 1
-    env.close()
+    twin = make_env(env_id, keywords={"response_format": "plain", **keywords})
+    twin.reset(options={"task": row["task"]})
+    assert twin.task.instruction.strip() in shown
+    assert " or ".join(tool.name for tool in twin.tools) in shown, "the prompt names the tools"
+    while not twin.done:
+        action = twin.expert_plan()[0]
+        name, arguments = next((tool.name, read) for tool in twin.tools if (read := tool.read(action)) is not None)
+        shown = getattr(made, name)(**arguments)
+        _, reward, *_ = twin.step(action)
+    assert shown.endswith(ENDED) and twin.episode.won
+    assert made.get_reward() == reward > 1
+    assert getattr(made, name)(**arguments) == ENDED and made.get_reward() == reward
 
 
 def test_methods_are_the_tools_and_nothing_else() -> None:
@@ -61,7 +53,7 @@ def test_schemas_are_read_off_the_methods() -> None:
     transformers_utils = pytest.importorskip("transformers.utils", reason="transformers comes with the extra 'train'")
     for env_id in (*FIVE, CORRIDOR):
         made: Any = make_factory(env_id)()
-        for tool in made._conversation.env.tools:
+        for tool in make_env(env_id, keywords={"response_format": "plain"}).tools:
             found = transformers_utils.get_json_schema(getattr(made, tool.name))
             assert {**found["function"], "return": None} == {**tool.schema()["function"], "return": None}
 
@@ -82,17 +74,17 @@ def test_an_unfinished_episode_is_lost_and_a_fault_is_nobodys(monkeypatch: pytes
     made.reset(seed=1)
     assert made.get_reward() == -1
     made.act(action="left")
-    terms = made._last.info["reward_terms"]
-    assert made.get_reward() == compose_reward(terms, 0.0) == pytest.approx(-1 + 0.1)
+    assert made.get_reward() == pytest.approx(-1 + 0.1)
     for wrong in ({"move": "left"}, {"action": 3}, {}, {"action": "left", "more": "x"}):
         with pytest.raises(CallError, match=r"act (takes|needs)|'action' of act"):
             made.act(**wrong)
 
-    def fail(action: str) -> Any:
+    def fail(self: CorridorEnv, action: str) -> Any:
         raise EnvFault("service_down", "it is down")
 
-    monkeypatch.setattr(made._conversation.env, "_act", fail)
-    assert "it is down" in made.act(action="left") and made.get_reward() is None
+    with monkeypatch.context() as patched:
+        patched.setattr(CorridorEnv, "_act", fail)
+        assert "it is down" in made.act(action="left") and made.get_reward() is None
     native: Any = make_factory(CORRIDOR, reward="native")()
     native.reset(seed=1)
     native.act(action="nothing")

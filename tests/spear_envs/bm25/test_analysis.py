@@ -82,12 +82,12 @@ def test_any_text_has_terms_that_can_be_looked_up(text: str) -> None:
 
 @given(st.text(st.characters(max_codepoint=127), max_size=80))
 def test_ascii_pattern_gives_what_the_pattern_for_all_scripts_gives(text: str) -> None:
-    assert tokenize(text) == [token for token in analysis._compile_unicode().findall(text) if token]
+    assert tokenize(text) == [token for token in analysis.compile_unicode().findall(text) if token]
 
 
 @given(st.one_of(ANY_TEXT, ODD_TEXT))
 def test_cutting_at_blanks_first_changes_no_token(text: str) -> None:
-    whole = [token for token in analysis._compile_unicode().findall(text) if token]
+    whole = [token for token in analysis.compile_unicode().findall(text) if token]
     assert [token for word in analysis.split_words(text) for token in tokenize(word)] == whole
 
 
@@ -123,7 +123,7 @@ def test_no_text_takes_long(text: str) -> None:
 @given(st.lists(st.tuples(ODD_TEXT, st.integers(1, 300)), max_size=6))
 def test_long_texts_are_read_through_a_buffer_of_255_units(parts: list[tuple[str, int]]) -> None:
     text = "".join(part * count for part, count in parts)[:1_000]
-    pattern = analysis._compile_unicode()
+    pattern = analysis.compile_unicode()
     tokens, place = [], 0
     while found := pattern.search(text, place):
         start = found.start()

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.bm25 import build
-from spear_envs.bm25 import build as merging
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import ARRAYS, MANIFEST, map_index
 from spear_envs.bm25.index import SearchIndex
@@ -71,7 +70,7 @@ def test_any_texts_chunks_and_stretches(
     folder = tmp_path_factory.mktemp("any") / "index"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "CHUNK_CHARACTERS", characters)
-        patch.setattr(merging, "STRETCH_PAIRS", pairs)
+        patch.setattr(build, "STRETCH_PAIRS", pairs)
         build_index(texts, folder, processes=1)
     assert_same_as_in_memory(folder, texts)
     shutil.rmtree(folder.parent)
@@ -85,7 +84,7 @@ def fail_after(count: int) -> Iterator[str]:
 def count_analysed(monkeypatch: pytest.MonkeyPatch, texts: list[str], folder: Path) -> int:
     """Build in this process and count the chunks that were analysed."""
     made: list[Path] = []
-    write = build._write_chunk
+    write = build.index_chunk
 
     def count(job: build.Job) -> tuple[Path, int]:
         path, _size, texts_of_chunk = job
@@ -93,9 +92,9 @@ def count_analysed(monkeypatch: pytest.MonkeyPatch, texts: list[str], folder: Pa
             made.append(path)
         return write(job)
 
-    monkeypatch.setattr(build, "_write_chunk", count)
+    monkeypatch.setattr(build, "index_chunk", count)
     build_index(texts, folder, processes=1)
-    monkeypatch.setattr(build, "_write_chunk", write)
+    monkeypatch.setattr(build, "index_chunk", write)
     return len(made)
 
 
@@ -139,7 +138,7 @@ def test_damaged_chunks_are_made_again(
 BUILD_SLOWLY = """
 import sys, time
 from pathlib import Path
-from spear_envs.bm25 import build, build as merging
+from spear_envs.bm25 import build
 build.CHUNK_DOCUMENTS = 10
 def texts():
     for i in range(400):

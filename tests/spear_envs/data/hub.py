@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spear_envs import cli
+from tests.commands import run_main
 from tests.spear_envs.data.server import Site, ranged, serve, whole
 
 COMMIT = "c0ffee" + "0" * 34
@@ -69,8 +69,4 @@ def locate_listing(repository: str, revision: str = "main") -> str:
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
     """``spear data ARGS``: exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", *map(str, args)])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+    return run_main(capsys, "data", *args)

@@ -1,10 +1,9 @@
-"""Each data set against a server that fails in each way, and against one whose files have changed."""
+"""Each data set against a server that fails, and against one whose files have changed."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from spear_envs.data.transfer import Patience
 from spear_envs.search.data_cli import SOURCES
 from tests.spear_envs.data.catalogue import PARTS, Part
 from tests.spear_envs.data.hub import COMMIT, run, serve_hub, use_data_folder
-from tests.spear_envs.data.server import Answer, Handler, Site, cut, page, ranged, status, whole
+from tests.spear_envs.data.server import Answer, Site, cut, page, ranged, status, whole
 
 EACH = pytest.mark.parametrize("part", PARTS, ids=lambda part: "-".join(part.command))
 
@@ -60,77 +59,24 @@ def read_body(answer: Answer) -> bytes:
     return answer.__closure__[0].cell_contents  # type: ignore[attr-defined, no-any-return]
 
 
-def stall(body: bytes) -> Answer:
-    """Half of the file, and then nothing for longer than the client waits."""
-
-    def answer(handler: Handler) -> None:
-        handler.say(200, body[: len(body) // 2], length=len(body), ETag='"v1"')
-        threading.Event().wait(1.0)
-
-    return answer
-
-
-PASSING: dict[str, Callable[[bytes], list[Answer]]] = {
-    "500 and then fine": lambda body: [status(500), status(500)],
-    "truncated": lambda body: [cut(body, len(body) // 2, ETag='"v1"')],
-    "stalled": lambda body: [stall(body)],
-}
-LASTING: dict[str, Callable[[bytes], Answer]] = {
-    "404": lambda body: status(404),
-    "500 for ever": lambda body: status(500),
-    "truncated for ever": lambda body: cut(body, len(body) // 2, ETag='"v1"'),
-    "wrong bytes": lambda body: whole(b"\x00" + body[:0:-1]),
-    "a page": lambda body: page("Quota exceeded"),
-    "a redirect in a circle": lambda body: lambda handler: handler.say(302, Location=handler.path),
-}
-
-
 def test_no_data_set_is_left_out() -> None:
     assert {part.command[0] for part in PARTS} == {dataset.name for dataset in DATASETS}
     assert {part.command[1] for part in PARTS if part.command[0] == "search"} == set(SOURCES)
 
 
 @EACH
-def test_faults_that_pass(
-    published: Published, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    part, site, path, good = published
-    body = read_body(good)
-    kept = []
-    for name, make_answers in PASSING.items():
-        monkeypatch.setattr(transfer, "Patience", partial(QUICK, read_timeout=0.5) if name == "stalled" else QUICK)
-        site.put(path, *make_answers(body), good)
-        code, _, err = run(capsys, "get", *part.command)
-        assert code == 0, err
-        kept.append((data / part.kept).read_bytes())
-        (data / part.kept).unlink()
-    site.put("/moved", good)
-    site.put(path, status(307, Location="/moved"))
-    assert run(capsys, "get", *part.command)[0] == 0
-    assert ({*kept, (data / part.kept).read_bytes()} == {kept[0]} and body[:100] in kept[0]) or path.endswith(".gz")
-
-
-@EACH
-def test_faults_that_last(published: Published, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    part, site, path, good = published
-    for name, make_answer in LASTING.items():
-        if name == "wrong bytes" and part.command == ("search", "questions"):
-            continue  # of the right length, and the hub tells no SHA-256: right at the first download
-        site.put(path, make_answer(read_body(good)))
-        code, _, err = run(capsys, "get", *part.command)
-        assert code == 1 and err.count("\n") == 1 and "Traceback" not in err, f"{name}: {err}"
-        assert not (data / part.kept).exists(), name
-    site.put(path, good)
-    code, _, err = run(capsys, "get", *part.command)
-    assert code == 0 and (data / part.kept).exists(), err
-
-
-@EACH
-def test_what_has_changed_since_it_was_locked_is_refused_until_it_is_accepted(
+def test_a_fault_leaves_no_file_a_cut_is_resumed_and_a_change_is_refused(
     published: Published, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each command takes the way that test_fetching.py tries in full."""
     part, site, path, good = published
-    assert run(capsys, "get", *part.command)[0] == 0
+    body = read_body(good)
+    site.put(path, page("Quota exceeded"))
+    code, _, err = run(capsys, "get", *part.command)
+    assert code == 1 and err.count("\n") == 1 and not (data / part.kept).exists(), err
+    site.put(path, status(500), cut(body, len(body) // 2, ETag='"v1"'), good)
+    code, _, err = run(capsys, "get", *part.command)
+    assert code == 0 and site.ranges()[-1] == f"bytes={len(body) // 2}-", err
     lock = json.loads((data / "lock.json").read_text())
     listed = json.loads(run(capsys, "list", part.command[0], "--json")[1])["datasets"][0]["files"]
     entry = next(entry for entry in listed if entry["path"] == part.kept)
@@ -142,7 +88,6 @@ def test_what_has_changed_since_it_was_locked_is_refused_until_it_is_accepted(
         assert lock["files"][name] == entry["sha256"]
     for item in data.rglob(f"{Path(part.kept).name}*"):
         item.unlink()  # with the record beside it, as one would to fetch it anew
-    body = read_body(good)
     changed = bytearray(body)
     changed[200] ^= 1
     site.put(path, whole(bytes(changed)))

@@ -8,16 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from spear_envs import cli
 from spear_envs.data.cli import DATASETS, VERBS, source_option
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", *args])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+from tests.spear_envs.data.hub import run
 
 
 @pytest.fixture

@@ -1,10 +1,27 @@
+"""Where data lies, rows of its files, folders that are replaced, and what comes with the package."""
+
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import lzma
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import canonical_json
 from spear_envs.data import RemoteFile, data_folder, is_offline
+from spear_envs.data.embedded import read_embedded
+from spear_envs.data.processes import explain_build, replace_folder
+from spear_envs.data.rows import MalformedRowError, parse_rows
+from tests.commands import ROOT
 
 
 def test_where_data_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -39,3 +56,86 @@ def test_a_name_is_one_component(name: str) -> None:
 def test_a_checksum_is_hex(sha256: str) -> None:
     with pytest.raises(ValueError, match="not a SHA-256"):
         RemoteFile("a", sha256=sha256)
+
+
+def parse(row: Mapping[str, Any], number: int) -> tuple[int, str]:
+    if "name" not in row:
+        raise MalformedRowError("it has no name")
+    return number, row["name"]
+
+
+def read(path: Path, content: str) -> list[tuple[int, str]]:
+    path.write_text(content, "utf-8")
+    return list(parse_rows(path, "search", parse, noun="person", example='{"name": "Ada"}'))
+
+
+def test_rows_are_parsed_in_order(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.jsonl", '{"name": "Ada"}\n\n{"name": "Zoë"}') == [(1, "Ada"), (2, "Zoë")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            '{"name": "Ada"}\n{}',
+            r"row 2: this is not a person \(it has no name\)\. A row of \.jsonl looks like {\"name\"",
+        ),
+        ("3", r"row 1: this is not a person \(it is not an object\)"),
+        ("", "has no persons: fetch or write it again"),
+        ('{"name": "Ada"}\n{', "line 2 cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_names_the_row(tmp_path: Path, content: str, said: str) -> None:
+    with pytest.raises(SpearError, match=rf"a\.jsonl.* ?{said}"):
+        read(tmp_path / "a.jsonl", content)
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+    work, folder = tmp_path / "work", tmp_path / "index"
+    for content in ("first", "second", "third"):
+        fresh = work / "fresh"
+        fresh.mkdir(parents=True)
+        (fresh / content).touch()
+        replace_folder(fresh, folder, work)
+        assert [path.name for path in folder.iterdir()] == [content]
+        assert not fresh.exists()
+    assert [path.name for path in (work / "replaced").iterdir()] == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (BrokenProcessPool("gone"), "a process that built the store X ended .killed for want of memory"),
+        (OSError(errno.ENOSPC, "No space left"), "the store X could not be built .*No space left"),
+        (KeyError("k"), "the store X could not be built .'k'"),
+    ],
+)
+def test_a_build_that_fails_says_that_it_can_go_on(raised: Exception, said: str) -> None:
+    with (
+        pytest.raises(SpearError, match=f"^{said}.*: fix that and run the same command again, which resumes.$"),
+        explain_build("the store X", (OSError, KeyError)),
+    ):
+        raise raised
+
+
+def test_what_is_no_fault_of_a_build_passes() -> None:
+    with pytest.raises(ZeroDivisionError), explain_build("the store X"):
+        raise ZeroDivisionError
+
+
+FOLDER = ROOT / "spear_envs" / "data" / "embedded"
+
+
+@pytest.mark.parametrize("name", ["code", "search", "webshop"])
+def test_a_data_set_is_the_one_that_its_fingerprint_names(name: str) -> None:
+    content = json.loads(lzma.decompress((FOLDER / f"{name}.json.xz").read_bytes()))
+    assert content["license"] == "Apache-2.0" and all(content["counts"].values())
+    assert hashlib.sha256(canonical_json(read_embedded(name)).encode()).hexdigest() == content["fingerprint"]
+
+
+@pytest.mark.nightly
+def test_the_generators_still_make_the_same_bytes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "scripts/datasets/make.py", str(tmp_path)], cwd=ROOT, check=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        path.name: path.read_bytes() for path in FOLDER.glob("*.xz")
+    }

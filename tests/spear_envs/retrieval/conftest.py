@@ -15,24 +15,8 @@ import pytest
 
 from spear_envs.retrieval.corpus import Corpus
 
-WORDS = [
-    "river",
-    "city",
-    "album",
-    "film",
-    "king",
-    "school",
-    "war",
-    "team",
-    "year",
-    "song",
-    "island",
-    "church",
-    "battle",
-    "party",
-    "road",
-    "bridge",
-]
+WORDS = ["river", "city", "album", "film", "king", "school", "war", "team", "year", "song", "island", "church",
+         "battle", "party", "road", "bridge"]  # fmt: skip
 DIMENSION = 32
 EXTRA = "the extra 'search' is not installed"
 

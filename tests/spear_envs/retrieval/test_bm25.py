@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from spear_envs.bm25 import files
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval import indexes
 from spear_envs.retrieval.build import build_bm25
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.indexes import BM25Index, open_index
+from spear_envs.retrieval.indexes import open_index
 
 MakeCorpus = Callable[..., Corpus]
 QUERIES = ["number7", "river city", "the", "", "\ud800", "king (song) AND -war*~"]
@@ -31,17 +30,6 @@ def test_memory_and_disk_agree(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     assert found[2] == found[3] == found[4] == []
     assert mapped.lengths(QUERIES) == [1] * len(QUERIES)
     assert mapped.settings() == {"kind": "bm25", "k1": 0.9, "b": 0.4, "mapped": True}
-
-
-def test_hits_are_ordered_and_do_not_depend_on_k(make_corpus: MakeCorpus) -> None:
-    retriever = BM25Index(make_corpus(200))
-    (many,) = retriever.rank(["river city album"], 10**6)
-    assert many == sorted(many, key=lambda hit: (-hit[1], hit[0]))
-    assert len({row for row, _ in many}) == len(many) < 200
-    for k in (1, 3, 50):
-        assert retriever.rank(["river city album"], k) == [many[:k]]
-    with pytest.raises(SpearError, match="at least one"):
-        retriever.rank(["river"], 0)
 
 
 def test_index_of_another_corpus_is_refused(make_corpus: MakeCorpus, tmp_path: Path) -> None:
@@ -80,16 +68,3 @@ def test_unknown_kinds_and_missing_indexes(make_corpus: MakeCorpus, tmp_path: Pa
         open_index("bm25", corpus, tmp_path / "none")
     with pytest.raises(SpearError, match="no finished index"):
         open_index("bm25", corpus, tmp_path)
-
-
-def test_an_index_of_an_earlier_version_names_the_command(
-    make_corpus: MakeCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = make_corpus(20)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(files, "VERSION", 2)
-        build_bm25(corpus, tmp_path / "index", processes=1)
-    with pytest.raises(SpearError, match=r"version is 2, not 3: .*'spear index build'"):
-        open_index("bm25", corpus, tmp_path / "index")
-    build_bm25(corpus, tmp_path / "index", processes=1)
-    assert len(open_index("bm25", corpus, tmp_path / "index").rank(["river"], 5)[0]) == 5

@@ -150,7 +150,7 @@ def test_kept_vectors_make_another_type_without_encoding(
     def refuse(job: object) -> None:
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr(build, "_write_shard", refuse)
+    monkeypatch.setattr(build, "write_shard", refuse)
     index = build_index(corpus, "HNSW", vectors=tmp_path / "vectors")
     assert open_index("dense", corpus, index).describe()["index"] == "HNSW32"
 

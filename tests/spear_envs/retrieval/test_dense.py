@@ -16,8 +16,6 @@ from spear_envs.data.files import MANIFEST
 from spear_envs.retrieval.corpus import EXPORT, INDEX, Corpus
 from spear_envs.retrieval.indexes import open_index
 
-from .conftest import make_documents
-
 faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
 
 Build = Callable[..., Path]
@@ -64,21 +62,6 @@ def test_short_lists_have_no_minus_one(kind: str, make_corpus: MakeCorpus, build
     assert retriever.rank([], 3) == []
     with pytest.raises(SpearError, match="at least one"):
         retriever.rank(["x"], 0)
-
-
-def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_index: Build) -> None:
-    documents = make_documents(150)
-    for row in range(0, 150, 3):
-        documents[row]["contents"] = "river city album"
-    corpus = Corpus.in_memory(documents)
-    retriever = open_index("dense", corpus, build_index(corpus, "HNSW"))
-    (many,) = retriever.rank(["river city album"], 100)
-    equal = [row for row, score in many if score == many[0][1]]
-    assert len(equal) >= 45 and equal == sorted(equal)
-    for k in (1, 3, 10, 50):
-        assert [row for row, _ in retriever.rank(["number17 king"], k)[0]] == [
-            row for row, _ in retriever.rank(["number17 king"], 100)[0][:k]
-        ]
 
 
 def test_effort_is_set_after_loading(make_corpus: MakeCorpus, build_index: Build) -> None:
@@ -168,6 +151,7 @@ def test_what_does_not_belong_together_is_refused(
         (shorter, "59 vectors of 32 dimensions"),
         (by_distance, "is not an index of type Flat"),
         (graph, "is not an index of type Flat"),
+        (shifted, "do not find themselves"),
     ):
         faiss.write_index(wrong, str(path))
         change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
@@ -179,19 +163,6 @@ def describe_file(path: Path) -> dict[str, Any]:
     from spear_envs.data.files import digest_file
 
     return {"bytes": path.stat().st_size, "sha256": digest_file(path)}
-
-
-def test_shifted_rows_are_found_by_probes(make_corpus: MakeCorpus, build_index: Build) -> None:
-    corpus = make_corpus(200)
-    index = build_index(corpus, "Flat")
-    path = index / "dense" / INDEX
-    vectors = faiss.read_index(str(path)).reconstruct_n(0, 200)
-    shifted = faiss.IndexFlatIP(32)
-    shifted.add(np.roll(vectors, 1, axis=0))
-    faiss.write_index(shifted, str(path))
-    change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
-    with pytest.raises(SpearError, match="do not find themselves"):
-        open_index("dense", corpus, index)
 
 
 def test_damaged_parts_are_refused(make_corpus: MakeCorpus, build_index: Build) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,9 +29,13 @@ async def call(client: Client, **arguments: Any) -> Any:
     return await client.call_tool("search", arguments)
 
 
+@cache
+def open_embedded() -> Retriever:
+    return open_retriever("bm25", None, None)
+
+
 def expected(topk: int) -> list[tuple[str, str]]:
-    documents = find_documents(open_retriever("bm25", None, None), QUERY, topk)
-    return [(document["id"], document["contents"]) for document in documents]
+    return [(document["id"], document["contents"]) for document in find_documents(open_embedded(), QUERY, topk)]
 
 
 def read(result: Any) -> list[tuple[str, str]]:
@@ -42,11 +47,23 @@ async def check(client: Client) -> None:
     (tool,) = (await client.list_tools()).tools
     assert tool.name == "search" and tool.input_schema["required"] == ["query"]
     assert read(await call(client, query=QUERY)) == expected(3)
+
+
+async def check_all(client: Client) -> None:
+    await check(client)
     assert read(await call(client, query=QUERY, topk=7)) == expected(7)
     for arguments in ({}, {"query": ""}, {"query": " "}, {"query": "a", "topk": 0}, {"query": "a", "topk": 101}):
         assert (await call(client, **arguments)).is_error
     together = await asyncio.gather(*(call(client, query=QUERY, topk=1 + n % 5) for n in range(20)))
     assert [read(result) for result in together] == [expected(1 + n % 5) for n in range(20)]
+
+
+def test_answers_and_refusals() -> None:
+    async def go() -> None:
+        async with Client(make_mcp_server(open_embedded())) as client:
+            await check_all(client)
+
+    asyncio.run(go())
 
 
 def test_a_client_that_starts_the_command() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.progress import format_seconds
 from spear_envs.retrieval.vectors import (
     PLANNED,
     IndexType,
@@ -120,11 +119,3 @@ def test_lists_follow_the_rows() -> None:
     assert lists == [32, 512, 4_096, 16_384, 65_536]
     assert not is_possible(parse_type("IVF,SQ8"), 8, 384)
     assert IndexType("IVF", "SQ8", lists=512).default_probes == 64
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (89, "89 s"), (120, "2.0 min"), (3_000, "50 min"), (7_200, "2.0 h"), (10**6, "11.6 days")],
-)
-def test_times_are_for_people(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text

@@ -9,7 +9,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -181,44 +180,18 @@ class TestBodies:
 
 
 class TestContract:
-    def test_query_and_queries_agree(self, url: str) -> None:
-        _, one, _ = ask(url, {"query": "amber fox", "topk": 5, "return_scores": True})
-        status, many, _ = ask(url, {"queries": ["amber fox"], "topk": 5, "return_scores": True})
-        assert status == 200 and one == many and len(one["result"]) == 1
-        assert one["result"][0][0]["document"] == make_documents()[5]
-
-    def test_a_batch_equals_its_parts_in_order(self, url: str) -> None:
-        _, batch, _ = ask(url, {"queries": QUERIES, "topk": 4})
-        parts = [ask(url, {"query": query, "topk": 4})[1]["result"][0] for query in QUERIES]
-        assert batch["result"] == parts and len({json.dumps(part) for part in parts}) == len(QUERIES)
-        _, backwards, _ = ask(url, {"queries": QUERIES[::-1], "topk": 4})
-        assert backwards["result"] == parts[::-1]
-
-    def test_few_hits_are_the_head_of_many(self, url: str) -> None:
-        _, three, _ = ask(url, {"queries": QUERIES, "topk": 3})
-        for topk in (10, 11, 100):
-            _, more, _ = ask(url, {"queries": QUERIES, "topk": topk})
-            assert [row[:3] for row in more["result"]] == three["result"]
-
-    def test_return_scores_changes_no_document(self, url: str) -> None:
-        _, bare, _ = ask(url, {"queries": QUERIES, "topk": 7})
-        _, scored, _ = ask(url, {"queries": QUERIES, "topk": 7, "return_scores": True})
-        assert [[item["document"] for item in row] for row in scored["result"]] == bare["result"]
-        for row in scored["result"]:
+    def test_a_batch_equals_its_parts_in_order_with_scores_and_without(self, url: str) -> None:
+        parts = [ask(url, {"query": query, "topk": 4, "return_scores": True})[1]["result"][0] for query in QUERIES]
+        assert parts[0][0]["document"] == make_documents()[5]
+        assert len({json.dumps(part) for part in parts}) == len(QUERIES)
+        for queries, expected in ((QUERIES, parts), (QUERIES[::-1], parts[::-1])):
+            _, scored, _ = ask(url, {"queries": queries, "topk": 4, "return_scores": True})
+            _, bare, _ = ask(url, {"queries": queries, "topk": 4})
+            assert scored["result"] == expected
+            assert bare["result"] == [[item["document"] for item in row] for row in expected]
+        for row in parts:
             scores = [item["score"] for item in row]
             assert scores == sorted(scores, reverse=True) and all(isinstance(score, float) for score in scores)
-
-    def test_documents_are_utf8_as_they_stand(self, url: str) -> None:
-        parts = urlsplit(url)
-        connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
-        connection.request("POST", "/retrieve", json.dumps({"query": "amber fox", "topk": 1}))
-        response = connection.getresponse()
-        body = response.read()
-        assert "à Zürich — 北京 “5”.".encode() in body and response.headers["content-type"] == "application/json"
-
-    def test_rows_may_be_short_or_empty(self, url: str) -> None:
-        status, found, _ = ask(url, {"queries": ["zzz", "???", "amber fox"], "topk": 100})
-        assert status == 200 and [len(row) for row in found["result"]] == [0, 0, 16]
 
     @pytest.mark.parametrize(
         ("queries", "hits"),
@@ -236,11 +209,6 @@ class TestContract:
         status, found, _ = ask(url, {"queries": ["amber fox", "x" * 9_000, "black bear"], "topk": 1})
         assert status == 422 and "queries.1: " in found["detail"]
         assert [ids(row) for row in found["result"]] == [["d5"], [], ["d10"]]
-
-    def test_many_queries_and_many_hits(self, url: str) -> None:
-        queries = [f"{i} fox" for i in range(512)]
-        status, found, _ = ask(url, {"queries": queries, "topk": 100})
-        assert status == 200 and len(found["result"]) == 512
 
     def test_64_concurrent_requests_each_get_their_own_rows(self, url: str) -> None:
         documents = {document["id"]: document["contents"] for document in make_documents()}
@@ -264,25 +232,7 @@ class TestContract:
 class TestFaultsOfPeers:
     """What Search-R1's own server gets wrong, by name."""
 
-    def test_one_query_with_default_scores(self, url: str) -> None:
-        status, found, _ = ask(url, {"queries": ["amber fox"]})
-        assert status == 200 and len(found["result"]) == 1 and len(found["result"][0]) == 3
-
-    def test_two_queries_with_default_scores_lose_none(self, url: str) -> None:
-        status, found, _ = ask(url, {"queries": ["amber fox", "black bear"]})
-        assert status == 200 and [row[0]["id"] for row in found["result"]] == ["d5", "d10"]
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            {"queries": ["a"], "topk": -1},
-            {"queries": ["a"], "topk": 0},
-            {"queries": ["a"], "topk": 10**6},
-            {"queries": ["\ud800"]},
-            {"queries": ["a"], "return_scores": "true"},
-            {"query": "x" * 100_000},
-        ],
-    )
+    @pytest.mark.parametrize("body", [{"queries": ["a"], "topk": 0}, {"queries": ["\ud800"]}])
     def test_bad_requests_are_refused_with_a_sentence(self, url: str, body: dict[str, Any]) -> None:
         status, answer, _ = ask(url, body)
         assert status == 422 and answer["detail"].endswith(".")
@@ -292,10 +242,6 @@ class TestFaultsOfPeers:
         _, found, _ = ask(url, {"query": "that is seen", "topk": 100, "return_scores": True})
         rows = ids(found["result"][0])
         assert len(rows) == len(set(rows)) == 72
-
-    def test_scores_are_cut_with_the_hits(self, url: str) -> None:
-        _, found, _ = ask(url, {"query": "fox", "topk": 2, "return_scores": True})
-        assert [set(item) for item in found["result"][0]] == [{"document", "score"}] * 2
 
     def test_back_pressure(self) -> None:
         retriever = ScriptedIndex()
@@ -335,26 +281,6 @@ class TestOtherAnswers:
             status, answer, _ = ask(base, b'{"query": "' + b"x" * 9_000_000 + b'"}')
             assert status == 413 and "more than 10000 bytes" in answer["detail"]
             assert ask(base, {"query": "1"})[0] == 200
-
-    def test_a_full_queue_answers_at_once(self) -> None:
-        retriever = ScriptedIndex(rows=10_000)
-        retriever.gate.clear()
-        batches = BatchLimits(pending=4096, deadline_s=20)
-        with run_service(make_service(retriever, batches=batches)) as base, ThreadPoolExecutor(9) as pool:
-            queries = [str(i) for i in range(4096)]
-            waiting = [pool.submit(ask, base, {"queries": queries[i : i + 512]}) for i in range(0, 4096, 512)]
-            wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 4096)
-            seconds = []
-            for _ in range(20):
-                start = time.perf_counter()
-                assert ask(base, {"query": "5000"})[0] == 503
-                seconds.append(time.perf_counter() - start)
-            # Other work on the machine can only add to it.
-            assert min(seconds) < 0.05
-            retriever.gate.set()
-            for number, future in enumerate(waiting):
-                status, found, _ = future.result()
-                assert status == 200 and [row[0]["id"] for row in found["result"]] == queries[512 * number :][:512]
 
     def test_the_deadline_answers_504(self) -> None:
         retriever = ScriptedIndex()
@@ -434,10 +360,13 @@ class TestToken:
 
 class TestLoading:
     def test_requests_are_turned_away_until_the_index_is_there(self) -> None:
-        service = make_service(ScriptedIndex())
-        load, gate = service._load, threading.Event()
-        service._load = lambda: (gate.wait(10), load())[1]
-        with run_service(service, wait=False) as base:
+        gate = threading.Event()
+
+        def load() -> dict[str, Retriever]:
+            gate.wait(10)
+            return {"default": ScriptedIndex()}
+
+        with run_service(RetrievalService(load, ServiceSettings()), wait=False) as base:
             status, answer, headers = ask(base, {"query": "1"})
             assert status == 503 and "loaded" in answer["detail"] and headers["retry-after"] == "1"
             assert ask(base, {"query": "", "topk": 0})[0] == 422
@@ -477,12 +406,11 @@ class TestMetrics:
 
 def test_memory_stays_flat_without_a_cache() -> None:
     """Entries, tickets and tasks of past requests are let go."""
-    from spear_envs.retrieval import batching
 
     def count() -> tuple[int, int]:
         gc.collect()
         objects = gc.get_objects()
-        alive = sum(type(item) in (batching._Entry, batching._Ticket) for item in objects)
+        alive = sum(type(item).__module__ == "spear_envs.retrieval.batching" for item in objects)
         return alive, sum(issubclass(type(item), asyncio.Task) and not item.done() for item in objects)
 
     retriever = ScriptedIndex()

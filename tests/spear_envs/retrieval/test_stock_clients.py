@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
 pytest.importorskip("requests", reason="the clients use requests")
 
-import requests
 
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import open_index
@@ -35,31 +33,6 @@ def url() -> Iterator[str]:
     corpus = Corpus.in_memory(make_documents())
     with run_service(make_service(open_index("bm25", corpus))) as base:
         yield f"{base}/retrieve"
-
-
-def show_passages(row: list[dict[str, Any]]) -> str:
-    """What Search-R1 shows its policy: ``Doc i(Title: …) text`` and a line end for each item, title in quotes."""
-    shown = ""
-    for number, item in enumerate(row, 1):
-        title, _, text = item["document"]["contents"].partition("\n")
-        shown += f"Doc {number}(Title: {title}) {text}\n"
-    return shown
-
-
-def test_search_r1(url: str) -> None:
-    """Its request has all three fields; it takes ``result`` and from each item ``document.contents``."""
-    payload = {"queries": ["amber fox", "black bear", "amber fox"], "topk": 3, "return_scores": True}
-    result = requests.post(url, json=payload).json()["result"]
-    assert len(result) == 3 and result[0] == result[2]
-    shown = [show_passages(row) for row in result]
-    assert shown[0].startswith('Doc 1(Title: "The amber fox") A fox that is amber, seen à Zürich — 北京 “5”.\nDoc 2(')
-    assert shown[1].startswith('Doc 1(Title: "The black bear") ')
-
-
-def test_verl_agent(url: str) -> None:
-    """verl-agent sends one query under ``query`` and reads the first row."""
-    result = requests.post(url, json={"query": "amber fox", "topk": 3, "return_scores": True}, timeout=30).json()
-    assert show_passages(result["result"][0]).startswith('Doc 1(Title: "The amber fox") ')
 
 
 @pytest.fixture(scope="module")

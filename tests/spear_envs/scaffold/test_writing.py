@@ -185,34 +185,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "key-corridor"
 
 
-@pytest.fixture
-def copy(package: Path, tmp_path: Path) -> Path:
-    """One to be changed."""
-    return Path(shutil.copytree(package, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__")))
-
-
-def check(folder: Path) -> subprocess.CompletedProcess[str]:
-    return spear("check", ENV_ID, "--module", NAME, "--resets", "100", folder=folder)
-
-
-def run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
-    return run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=folder, path=folder)
-
-
 def test_its_tests_pass(package: Path) -> None:
-    done = run_tests(package)
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=package, path=package)
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout
-
-
-def test_it_passes_the_check(package: Path) -> None:
-    done = check(package)
-    assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout + done.stderr
-    assert re.search(r"oracle.*wins train \d+", done.stdout)
-
-
-def test_it_is_listed(package: Path) -> None:
-    done = spear("envs", "--module", NAME, folder=package)
-    assert done.returncode == 0 and f"{NAME}:{ENV_ID}"[:30] in done.stdout
 
 
 def test_the_python_of_its_readme_runs(package: Path) -> None:
@@ -222,29 +197,17 @@ def test_the_python_of_its_readme_runs(package: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("True key_corridor/8/train/")
 
 
-BREAKAGES = {
-    "oracle": ('return [*plan, *walk(place, self._door), "open"]', 'return [*plan, "open"]'),
-    "state": ("self._place, self._has_key = state[0], bool(state[1])", "self._place = state[0]"),
-    "splits": ("or choose_split(content) != split:", "or (choose_split(content) != split and start):"),
-}
-
-
-@pytest.mark.parametrize("found", BREAKAGES)
-def test_what_somebody_breaks_is_found(copy: Path, found: str) -> None:
+def test_what_somebody_breaks_is_found(package: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(package, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__")))
     env = copy / NAME / "env.py"
-    text, (old, new) = env.read_text("utf-8"), BREAKAGES[found]
-    assert text.count(old) == 1
-    env.write_text(text.replace(old, new))
-    done = check(copy)
-    assert done.returncode == 1 and f"{ENV_ID} breaks the contract: " in done.stderr
-    assert found in done.stderr.partition("contract: ")[2]
-    if found == "oracle":
-        done = run_tests(copy)
-        assert done.returncode == 1 and "test_contract" in done.stdout
+    text, expert = env.read_text("utf-8"), 'return [*plan, *walk(place, self._door), "open"]'
+    assert text.count(expert) == 1
+    env.write_text(text.replace(expert, 'return [*plan, "open"]'))
+    done = spear("check", ENV_ID, "--module", NAME, "--resets", "100", folder=copy)
+    assert done.returncode == 1 and "oracle" in done.stderr.partition(f"{ENV_ID} breaks the contract: ")[2]
 
 
-@pytest.mark.parametrize(("words", "code"), [(("Maze",), 1), (("json",), 1), ((), 2), (("maze", "more"), 2)])
-def test_bad_input_is_one_clear_error(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
-    done = spear("init", "env", *words, folder=tmp_path)
-    assert done.returncode == code and "Error: " in done.stderr and "Traceback" not in done.stderr
+def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
+    done = spear("init", "env", "json", folder=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

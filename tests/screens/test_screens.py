@@ -44,8 +44,8 @@ ENVIRONMENTS = {"alfworld": "spear/ALFWorld-v0", "sokoban": "spear/Sokoban-v1", 
 _OPEN = "openEpisode(state.rows.find((row) => row.source === 'alfworld/expert').i)"
 # What is shown, the mode, the script that leads there, and what is then true.
 VIEWER = [
-    ("overview", "light", "showView('overview')", "document.querySelectorAll('.figures').length === 6"),
-    ("overview", "phone", "showView('overview')", "document.querySelectorAll('.figures').length === 6"),
+    ("runs", "light", "drawRuns()", "document.querySelectorAll('.runs tbody tr').length === 6"),
+    ("runs", "phone", "drawRuns()", "document.querySelectorAll('.runs tbody tr').length === 6"),
     ("episode", "dark", _OPEN, "state.body && state.body.env === 'spear/ALFWorld-v0'"),
 ]
 SITE = [("index", "light"), ("sokoban", "phone")]

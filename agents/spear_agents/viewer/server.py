@@ -34,7 +34,8 @@ from spear_sandbox.console import echo
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import ConnectionLimits, make_server, stop_on_signals
 
-_SCRIPTS = ("curves.js", "overview.js", "search.js", "play.js", "page.js")
+_LIBRARIES = ("vendor/tablesort.min.js", "vendor/tablesort.number.min.js")
+_SCRIPTS = ("curves.js", "runs.js", "search.js", "play.js", "page.js")
 _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 
@@ -101,10 +102,10 @@ def _compress(body: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _script() -> str:
-    return "\n".join(_read(name) for name in _SCRIPTS) + "\nstart();\n"
+    return "\n".join(_read(name) for name in (*_LIBRARIES, *_SCRIPTS)) + "\nstart();\n"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _read(name: str) -> str:
     return (files("spear_agents.viewer") / "page" / name).read_text(encoding="utf-8")
 

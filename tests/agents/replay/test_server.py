@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_agents import viewer
 from spear_agents.viewer.runs import Run
 from spear_agents.viewer.server import (
     CONNECTIONS,
@@ -37,6 +38,8 @@ from spear_agents.viewer.server import (
 )
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE, serve
+
+LIBRARIES = Path(viewer.__file__).parent / "page" / "vendor"
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +195,22 @@ def test_the_policy_allows_this_script_and_this_style_alone() -> None:
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{rule} 'sha256-{digest}'" in policy
     assert not re.search(r"\son\w+=", text.partition("<script")[0]), "no handlers in attributes"
+    for file in LIBRARIES.glob("*.js"):
+        text = text.replace(file.read_text(encoding="utf-8"), "")
     assert "innerHTML" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
+
+
+def test_libraries_are_the_released_files_with_their_licences() -> None:
+    listed = dict(
+        re.findall(r"^\| `(.+?)` .*`([0-9a-f]{64})` \|$", (LIBRARIES / "README.md").read_text(), re.MULTILINE)
+    )
+    files = {file.name: file for file in LIBRARIES.glob("*.js")}
+    assert listed == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    for name, file in files.items():
+        assert (LIBRARIES / f"{name.partition('.')[0]}.LICENSE").is_file()
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|</script", text)
 
 
 def test_marks_in_data_are_not_places_to_fill() -> None:

@@ -106,6 +106,13 @@ function applyFilters() {
   $("rows").style.height = `${state.shown.length * ROW}px`;
   if (document.body.dataset.ready) writeAddress();
   drawRows();
+  openShown();
+}
+
+// The open episode is one of the list. On a phone the list is shown until one is chosen.
+function openShown() {
+  if (state.view !== "episodes" || !document.body.dataset.ready || innerWidth <= 760) return;
+  if (state.shown.length && !state.shown.some((row) => row.i === state.at)) openEpisode(state.shown[0].i);
 }
 
 // Only the rows in sight are in the document, however long the list is.
@@ -165,9 +172,10 @@ function findEpisode(address) {
 }
 
 function readAddress() {
-  if (location.hash === shownAddress) return false;
+  if (location.hash === shownAddress) return;
   shownAddress = location.hash;
-  if (["#curves", "#overview"].includes(location.hash)) { showView(location.hash.slice(1)); return true; }
+  if (VIEWS.includes(location.hash.slice(1))) return showView(location.hash.slice(1));
+  showView("episodes");
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of Object.keys(filters)) filters[key] = address.get(`f.${key}`) || (key === "order" ? "file" : "");
   if (!ORDERS[filters.order]) filters.order = "file";
@@ -177,8 +185,10 @@ function readAddress() {
   if (filters.said) searchTranscripts();
   const row = findEpisode(address);
   if (row) openEpisode(row.i, Number(address.get("turn") || 0));
-  else if (address.has("task")) $("detail").replaceChildren(make("p", { class: "empty" }, `No episode of ${address.get("task")} is in this run.`));
-  return address.has("task");
+  else if (address.has("task")) {
+    state.at = -1;
+    $("detail").replaceChildren(make("p", { class: "empty" }, `No episode of ${address.get("task")} is in this run.`));
+  }
 }
 
 // ---------------------------------------------------------------- one episode
@@ -341,7 +351,7 @@ function closeEpisode() {
 
 const KEYS = [
   ["j", "k", "next and previous episode (also ↓ ↑)"], ["l", "h", "next and previous turn (also → ←)"], ["g", "G", "first and last episode"],
-  ["/", "\\", "search tasks, transcripts"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["o", "e", "overview, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
+  ["/", "\\", "search tasks, transcripts"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["o", "e", "runs, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
 ];
 const PLAY_KEYS = [["←", "↑", "move, where these are the actions (also → ↓)"], ["i", "", "hint"], ["u", "", "undo"], ["n", "", "next task, after the end"]];
 const ACTIONS = {
@@ -358,8 +368,8 @@ function onKey(event) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  const everywhere = { "?": showHelp, o: () => showView("overview"), e: () => showView("episodes"), c: () => showView("curves"), r: reload };
-  const action = everywhere[event.key] || (state.view === "episodes" ? ACTIONS[event.key] : state.view === "play" ? playKey(event.key) : null);
+  const everywhere = { "?": showHelp, o: () => showView("runs"), e: () => showView("episodes"), c: () => showView("curves"), r: reload };
+  const action = everywhere[event.key] || (state.view === "episodes" ? ACTIONS[event.key] : state.view === "runs" && event.key === "/" ? () => $("runs-filter").focus() : state.view === "play" ? playKey(event.key) : null);
   if (!action) return;
   event.preventDefault();
   action();
@@ -372,15 +382,20 @@ function showHelp() {
   $("help").showModal();
 }
 
+const VIEWS = ["runs", "episodes", "curves", "play"];
+
 function showView(name) {
-  const views = ["overview", "episodes", "curves", "play"].filter((view) => ({ overview: state.rows.length && data.sources.length, episodes: state.rows.length || data.play, curves: data.trainings.length, play: data.play })[view]);
+  const views = VIEWS.filter((view) => ({ runs: state.rows.length && data.sources.length, episodes: state.rows.length || data.play, curves: data.trainings.length, play: data.play })[view]);
   if (!views.includes(name)) return;
   state.view = name;
-  for (const view of ["overview", "episodes", "curves", "play"]) $(view).hidden = view !== name;
+  for (const view of VIEWS) $(view).hidden = view !== name;
   $("tabs").replaceChildren(...(views.length > 1 ? views : []).map((view) =>
     make("button", { role: "tab", "aria-selected": String(view === name), onclick: () => showView(view) }, view[0].toUpperCase() + view.slice(1))));
-  if (name === "episodes") drawRows();
-  if (name === "overview" && !$("overview").children.length) drawOverview();
+  if (name === "episodes") {
+    drawRows();
+    openShown();
+  }
+  if (name === "runs" && !$("runs").children.length) drawRuns();
   if (name === "curves" && !$("curves").children.length) drawCurves();
 }
 
@@ -407,7 +422,7 @@ async function reload() {
   Object.assign(data, await ask("/api/run"));
   known.clear();
   $("curves").replaceChildren();
-  $("overview").replaceChildren();
+  $("runs").replaceChildren();
   state.rows = data.episodes;
   buildFilters();
   takeRows(data.episodes);
@@ -439,12 +454,12 @@ async function start() {
   state.rows = data.episodes;
   buildFilters();
   $("detail").replaceChildren(make("p", { class: "empty" }, "Choose an episode: ", make("kbd", {}, "j"), " is the first, ", make("kbd", {}, "?"), " shows all keys."));
-  showView(data.play ? "play" : state.rows.length ? "episodes" : "curves");
+  showView(data.play ? "play" : data.sources.length > 1 ? "runs" : state.rows.length ? "episodes" : "curves");
   takeRows(data.episodes);
   if (data.play) startPlay();
   addEventListener("hashchange", readAddress);
-  if (location.hash && readAddress()) { /* it says what is shown */ }
-  else if (state.shown.length && innerWidth > 760 && !data.play) openEpisode(state.shown[0].i);
+  if (location.hash) readAddress();
   if (data.token) setInterval(watchRun, 1000 * LIVE_SECONDS);
   document.body.dataset.ready = "true";
+  if (state.at === -1 && !new URLSearchParams(location.hash.slice(1)).has("task")) openShown();
 }

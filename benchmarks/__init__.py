@@ -1,1 +1,1 @@
-"""What the project costs, each thing beside its peer and its bar: ``spear bench``. Not part of the wheel."""
+"""Costs of the project, each beside its peer and its bar: ``spear bench``. Not part of the wheel."""

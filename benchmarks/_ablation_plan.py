@@ -1,4 +1,4 @@
-"""What the ablation runs: scenarios (an environment and the warm start that all of its runs begin with), arms, seeds.
+"""Plan of the ablation: scenarios (an environment and the warm start that all of its runs begin with), arms, seeds.
 
 A scenario fixes everything that the arms share: tasks, prompts, batch sizes, schedules, number of rollouts. An arm is
 an algorithm; it may differ from the others in the keys that its row of the configuration sets, and in the learning
@@ -34,7 +34,7 @@ BASES: Mapping[str, str] = MappingProxyType(
 )
 """The arm without self-imitation that an arm is compared with, task by task."""
 TUNING_SEED = 9
-"""Of the runs that a learning rate is chosen by; no result is reported from them."""
+"""Seed of the runs by which a learning rate is chosen; no result is reported from them."""
 
 
 @dataclass(frozen=True)

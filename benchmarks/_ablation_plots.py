@@ -32,7 +32,7 @@ COLOURS = {
     "gigpo": "#a1d99b",
     "gigpo_spear": "#006d2c",
 }
-"""Of each arm: a family has one colour, and SPEAR is its darkest."""
+"""Colour of each arm: a family has one, and SPEAR is its darkest."""
 
 
 def plot_curves(scenario: Scenario, arms: Sequence[ArmResult], path: Path) -> None:

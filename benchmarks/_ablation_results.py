@@ -1,4 +1,4 @@
-"""What the recorded results of the ablation amount to: runs by arm, means over seeds, paired differences."""
+"""Summaries of the ablation's recorded results: runs by arm, means over seeds, paired differences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ArmResult:
 
     @property
     def seeds(self) -> list[int]:
-        """Of the runs, in their order."""
+        """Seeds of the runs, in their order."""
         return [run["seed"] for run in self.runs]
 
     def won(self, seeds: Collection[int] | None = None) -> dict[str, float]:
@@ -43,7 +43,7 @@ class ArmResult:
 
     @property
     def success(self) -> Estimate:
-        """Of the test panel, with the interval over seeds and tasks."""
+        """Success on the test panel, with the interval over seeds and tasks."""
         return estimate_crossed(self.table().tolist())
 
 

@@ -33,7 +33,7 @@ from spear_training.warmstart import train_policy
 __all__ = ["Ablation", "choose_rates", "read_result"]
 
 TEMPERATURE = 1.0
-"""Of every evaluation; that of the training, and so of the warm start that all arms are compared with."""
+"""Temperature of every evaluation; that of the training, and so of the warm start that all arms are compared with."""
 ATTEMPTS = 2
 """Launches without a new step after which a trial is left out."""
 WARM_START = "warmstart"
@@ -52,7 +52,7 @@ CURVES = {
     "p50": "baseline/p50",
     "seconds": "perf/step_seconds",
 }
-"""What is recorded of every step, and its name among the metrics of a run."""
+"""Figures recorded of every step, each with its name among the metrics of a run."""
 
 
 class OutOfTime(Exception):

@@ -1,4 +1,4 @@
-"""What ``agents.py`` plays: recorded episodes of experts, and a tokenizer and a tiny model made for their texts."""
+"""Workload of ``agents.py``: recorded episodes of experts, and a tokenizer and a tiny model made for their texts."""
 
 from __future__ import annotations
 

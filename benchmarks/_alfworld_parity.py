@@ -30,7 +30,7 @@ MOST_STEPS = 60
 
 @dataclass
 class Report:
-    """What one worker has compared so far."""
+    """Comparisons of one worker so far."""
 
     episodes: int = 0
     sources: Counter[str] = field(default_factory=Counter)

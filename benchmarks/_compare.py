@@ -26,7 +26,7 @@ LEAST = {"ms": 0.05, "ms CPU": 0.05, "CPU ms": 0.05, "us": 5.0, "MB": 2.0, "MiB"
 
 
 class Change(str, Enum):
-    """What has become of a figure."""
+    """Change of a figure between two results."""
 
     WORSE = "worse"
     """By more than the tolerance."""

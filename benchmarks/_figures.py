@@ -49,7 +49,7 @@ class Size(str, Enum):
     QUICK = "quick"
     """A few minutes at most: few repetitions, small inputs."""
     STANDARD = "standard"
-    """What the figures of the docs are made with."""
+    """Size of the figures in the docs."""
     FULL = "full"
     """Everything, hours of it included."""
 
@@ -66,12 +66,12 @@ class Status(str, Enum):
 
 
 class LeftOut(Exception):
-    """What a benchmark needs is not here; the message says what brings it."""
+    """Raised where something that a benchmark needs is missing; the message says how to get it."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure must be: at most, or at least, a constant."""
+    """Bound of a figure: at most, or at least, a constant."""
 
     name: str
     """The figure's name."""
@@ -112,11 +112,11 @@ class Figure:
     value: float
     unit: str = ""
     of: str = ""
-    """Whose it is; empty: ours. A peer's figure has the name of ours."""
+    """Peer that the figure is of; empty: ours. A peer's figure has the name of ours."""
     elsewhere: bool = False
     """Not from this run: measured or reported by others."""
     note: str = ""
-    """What varies from run to run: counts, lengths."""
+    """Details that vary from run to run: counts, lengths."""
 
 
 Measure = Callable[[argparse.Namespace], Iterable[Figure]]

@@ -50,7 +50,7 @@ class PythonTool:
         self._is_free = asyncio.Lock()
 
     async def run(self, code: str) -> str:
-        """What the tool shows of a program's output."""
+        """Return what the tool shows of a program's output."""
         assert self._process.stdin is not None and self._process.stdout is not None
         async with self._is_free:
             self._process.stdin.write(json.dumps(code).encode() + b"\n")

@@ -64,7 +64,7 @@ PASSAGE_TAILS = (
     " at",
     ")",
 )
-"""What follows a term in the texts of either profile."""
+"""Endings of a term in the texts of either profile."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Kin:
     """Which terms occur together."""
 
     passages: int = 6
-    """Of an article; they follow one another. Wiki-18 has 21.0 million passages of 3.2 million articles."""
+    """Passages of an article, one after another. Wiki-18 has 21.0 million passages of 3.2 million articles."""
     article_share: float = 0.4
     article_words: int = 40
     """So many tokens of a passage are drawn from so many words of its article."""
@@ -302,7 +302,7 @@ class TextMaker:
         return made
 
     def _find_alike(self, held: Ints, count: int, term: int) -> int:
-        """Of the terms that a document holds, one that is about as frequent as ``count``; else ``term``."""
+        """Return a term of the document that is about as frequent as ``count``; else ``term``."""
         common = held[held < len(self._common)]
         if count <= RARE:
             rare = held[len(common) :]
@@ -318,7 +318,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def measure_webshop(shared: Path) -> Profile:
-    """Of WebShop's products and recorded queries."""
+    """Measure the profile of WebShop's products and recorded queries."""
     from spear_envs.webshop.products import read_product
 
     with lzma.open(shared / "data" / "webshop" / "items_shuffle_1000.json.xz") as file:
@@ -328,7 +328,7 @@ def measure_webshop(shared: Path) -> Profile:
 
 
 def measure_search(shared: Path) -> Profile:
-    """Of Wikipedia's passages and the questions of seven benchmarks."""
+    """Measure the profile of Wikipedia's passages and the questions of seven benchmarks."""
     folder = shared / "data" / "qa"
     words = " ".join(row["contents"] for row in read_rows(folder / "kilt_passages.jsonl.xz")).split()
     texts = [" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS)]

@@ -1,4 +1,4 @@
-"""What a policy has to be measured against: how often random play wins a level."""
+"""Baseline of every policy: how often random play wins a level."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Benchmark:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """What a script says of itself.
+    """Read what a script says of itself.
 
     Raises:
         ValueError: it has no docstring, or ``BARS`` is not a literal tuple of bars.
@@ -56,7 +56,7 @@ def find_benchmarks(folder: Path = FOLDER) -> list[Benchmark]:
 
 
 def choose_benchmarks(names: Iterable[str], known: list[Benchmark]) -> list[Benchmark]:
-    """Those of the names, in the order of the names; all if there are none.
+    """Return the benchmarks of these names, in their order; all if there are none.
 
     Raises:
         SpearError: a name that no benchmark has.

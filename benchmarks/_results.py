@@ -1,4 +1,4 @@
-"""What benchmarks have measured: one file each in a folder, all in one, and the verdict of every bar."""
+"""Results of benchmarks: one file each in a folder, all in one, and the verdict of every bar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMMARY = "bench.json"
 
 
 class Verdict(str, Enum):
-    """What is known of a bar."""
+    """Verdict on a bar."""
 
     HELD = "held"
     """Measured, and it holds."""
@@ -53,7 +53,7 @@ class Result:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Result:
-        """From plain values."""
+        """Read a result from plain values."""
         return cls(
             **{
                 **data,
@@ -102,7 +102,7 @@ def read_result(path: Path) -> Result | None:
 
 
 def read_results(out: Path, known: Sequence[Benchmark]) -> dict[str, Result]:
-    """What is in the folder of a run, by name."""
+    """Return the results in the folder of a run, by name."""
     found = {benchmark.name: read_result(out / f"{benchmark.name}.json") for benchmark in known}
     return {name: result for name, result in found.items() if result is not None}
 

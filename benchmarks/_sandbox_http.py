@@ -38,7 +38,7 @@ CLIENTS = (1, 16, 64)
 ROUNDS = {Size.QUICK: 2, Size.STANDARD: 5, Size.FULL: 5}
 SECONDS = {Size.QUICK: 4.0, Size.STANDARD: 20.0, Size.FULL: 60.0}
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
-"""Of the rate of 64 clients who ask as soon as they are answered: what is tried as one to keep up."""
+"""Shares of the rate of 64 clients who ask as soon as they are answered, tried as rates to keep up."""
 KEPT_UP_S = 1.0
 """A rate is kept up if the 99th percentile of waits stays below."""
 

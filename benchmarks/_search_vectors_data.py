@@ -90,7 +90,7 @@ def write_mixtures(real: npt.NDArray[np.float32], rows: int, folder: Path) -> Ve
 
 @dataclass(frozen=True)
 class BuildCost:
-    """What it took to build an index from finished vectors, in a process of its own with one thread."""
+    """Cost of building an index from finished vectors, in a process of its own with one thread."""
 
     cpu_seconds: float
     peak_bytes: int

@@ -37,7 +37,7 @@ NAME = "21 million passages"
 
 @dataclass(frozen=True)
 class BuildCost:
-    """What a build took, all its processes together."""
+    """Cost of a build, all its processes together."""
 
     cpu_seconds: float
     """Without making the texts."""

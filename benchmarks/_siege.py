@@ -30,12 +30,12 @@ __all__ = ["Injury", "Siege", "SiegeReport", "run_siege"]
 
 CODE, SEARCH = "spear/CodeInterpreter-v0", "spear/SearchR1-v0"
 TRIES = 60
-"""Of one episode, before it counts as lost."""
+"""Tries of one episode before it counts as lost."""
 START_S = 120.0
 
 
 class Injury(str, Enum):
-    """What is killed, each with SIGKILL."""
+    """Process that is killed with SIGKILL."""
 
     RUN = "run"
     """The first process of a program that is running in the sandbox."""
@@ -52,7 +52,7 @@ WEIGHTS = {Injury.RUN: 6, Injury.ZYGOTE: 3, Injury.SANDBOX: 1, Injury.RETRIEVER:
 
 @dataclass
 class SiegeReport:
-    """What was played and what became of it."""
+    """Counts of the episodes that were played, by what became of them."""
 
     seconds: float = 0.0
     episodes: int = 0
@@ -69,7 +69,7 @@ class SiegeReport:
     most_held: int = 0
     """Episodes under way at the same time."""
     slowest_s: float = 0.0
-    """Of one episode, tries together."""
+    """Seconds of the slowest episode, all its tries together."""
 
 
 class Keeper:
@@ -90,7 +90,7 @@ class Keeper:
 
     @property
     def pid(self) -> int:
-        """Of the server."""
+        """Process id of the server."""
         assert self._process is not None
         return self._process.pid
 
@@ -338,7 +338,7 @@ def list_generations(pid: int) -> list[set[int]]:
 
 
 def describe(trajectory: Trajectory) -> Any:
-    """What must be the same whenever an episode is played."""
+    """Return what must be equal whenever an episode is played."""
     terms = tuple(sorted(trajectory.reward_terms.items()))
     turns = tuple((turn.response, turn.observation, turn.action_ok, turn.reward) for turn in trajectory.turns)
     return trajectory.won, trajectory.reward, trajectory.score, terms, turns, trajectory.final_observation

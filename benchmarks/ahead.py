@@ -2,7 +2,7 @@
 
 No model and no waiting: requests share an engine whose decoding step takes longer the more of them there are, lengths
 of responses are log-normal, episodes have from a few to all of their turns, and the environment answers after a while.
-Which batch is begun when is decided by the trainer's own :class:`~spear_training.step.staleness.BatchesAhead`. The
+Which batch is begun when is decided by the trainer's own :class:`~spear_training.step.tasks.BatchesAhead`. The
 engine has devices of its own; where it shares the trainer's, nothing is played while the trainer computes, and nothing
 is gained.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from spear_training.step.staleness import BatchesAhead
+from spear_training.step.tasks import BatchesAhead
 
 BARS = (
     Bar("steps an hour, 1 step ahead", "times", at_least=1.2),

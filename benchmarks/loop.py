@@ -146,7 +146,7 @@ def open_load(load: Load, tasks: int) -> Stage:
 
 
 def make_rows(trajectories: Sequence[Any]) -> None:
-    """What a worker makes of its episodes: records, and the columns of their rows."""
+    """Make what a worker makes of its episodes: records, and the columns of their rows."""
     from spear_training.step.records import record_episode, tabulate
     from spear_training.verl_plugin.queue import build_columns
 

@@ -180,7 +180,7 @@ MIXED: tuple[tuple[str, int], ...] = (
 
 
 async def measure_leaks(executor: LocalExecutor, runs: int) -> list[Figure]:
-    """What a mixed load leaves behind; the figures have bars."""
+    """Measure what a mixed load leaves behind; the figures have bars."""
     with tempfile.TemporaryDirectory() as folder:
         # A folder of its own, as other programs of this machine have temporary files, too.
         former, tempfile.tempdir = tempfile.tempdir, folder
@@ -227,7 +227,7 @@ async def _play_and_count(executor: LocalExecutor, runs: int) -> list[Figure]:
 
 
 def count_resources() -> dict[str, int]:
-    """Of this process and those below it."""
+    """Count the resources of this process and those below it."""
     below = list(_list_below(os.getpid()))
     return {
         "processes": len(below),

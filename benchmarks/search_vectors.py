@@ -58,7 +58,7 @@ class Way(NamedTuple):
     kind: str
     effort: int = 0
     peer: tuple[float, float] | None = None
-    """What the prototype found elsewhere: recall, ms."""
+    """Recall and milliseconds that the prototype measured elsewhere."""
 
 
 WAYS = (

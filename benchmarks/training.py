@@ -56,7 +56,7 @@ CYCLES = {Size.QUICK: 4, Size.STANDARD: 11, Size.FULL: 31}
 
 
 class Arm(Enum):
-    """What a step is done with."""
+    """Trainer that makes a step."""
 
     GRPO = "GRPO"
     """No replay."""
@@ -82,7 +82,7 @@ class Steps:
         return [record.get(name) or 0.0 for record in self.records]
 
     def median(self, name: str) -> float:
-        """Of a metric over the steps."""
+        """Return the median of a metric over the steps."""
         return statistics.median(self.list_values(name))
 
     @property

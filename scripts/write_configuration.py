@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from spear_training.run.config import FieldFacts, describe_fields, describe_groups
+from spear_training.catalogue import FieldFacts, describe_fields, describe_groups
 from spear_training.run.to_verl import REFUSED, list_names
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"

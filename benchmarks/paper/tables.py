@@ -36,7 +36,7 @@ class Gathered:
 
     @property
     def missing(self) -> list[Missing]:
-        """What the table lacks, row by row."""
+        """Results that the table lacks, row by row."""
         groups: dict[tuple[str, str, str], list[Job]] = {}
         for job in self.jobs:
             if job.name in self.reasons:
@@ -196,7 +196,7 @@ def _sign(points: float) -> str:
 
 
 def _describe(gathered: Gathered) -> str:
-    """What was trained and played, and what is behind an interval."""
+    """Return what was trained and played, and what an interval covers."""
     lines = []
     for environment in dict.fromkeys(job.environment.name for job in gathered.jobs):
         jobs = [job for job in gathered.jobs if job.environment.name == environment]

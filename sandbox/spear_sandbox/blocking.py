@@ -83,7 +83,7 @@ class BlockingExecutor:
         atexit.unregister(self.close)
 
     def _forget(self) -> None:
-        """In a forked child: the thread is gone, the executor is the parent's, and the lock may never be released."""
+        """Start anew in a forked child: thread and executor are the parent's, and the lock may never be released."""
         if self._executor is not None:
             _of_parents.append((self._executor, self._loop))
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ _shared: dict[str | None, BlockingExecutor] = {}
 
 
 def open_executor(url: str | None = None) -> BlockingExecutor:
-    """The executor of this process for a service or, without ``url``, a private pool; it starts at the first run."""
+    """Return this process's executor for a service or, without ``url``, a private pool; it starts at the first run."""
 
     def make() -> Executor:
         if url is None:

@@ -37,13 +37,13 @@ ANSWER_SLACK_S = 10.0
 MAX_CONNECTIONS = 1024
 KEPT_CONNECTIONS = 128
 KEEPALIVE_S = 4.0
-"""Below the 5 s after which a server with uvicorn's default closes an idle connection under the next request."""
+"""Seconds that an idle connection is kept: uvicorn closes it after 5, perhaps under the next request."""
 RETRIED_ONCE = frozenset({502, 503})
 MOST_RETRY_S = 60.0
 """The longest wait that a server can ask for."""
 SERVICE = Service("a sandbox", "/run_code", 8080, TOKEN_VARIABLE)
 LEFT_OUT = Backoff(first=2.0, longest=2.0, jitter=0.0)
-"""How long a server that failed comes last."""
+"""Seconds for which a server that failed comes last."""
 BETWEEN = Backoff(first=1.0, longest=math.inf)
 
 
@@ -193,7 +193,7 @@ class HttpExecutor:
             await asyncio.sleep(max(wait_s, self.retries.backoff.choose_wait(tries, self._rng)))
 
     async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
-        """One try. Raises _Passing if another may do better, else SandboxFault or ValueError."""
+        """Try once. Raises _Passing if another try may do better, else SandboxFault or ValueError."""
         response = await self._post("POST", url, "/run_code", body, seconds)
         try:
             return read_reply(response.content)

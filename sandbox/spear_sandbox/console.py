@@ -14,16 +14,15 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import click
 
-from spear_sandbox.errors import SpearError
+from spear_sandbox.errors import SpearError, guard_logs, show_entry, show_text
 from spear_sandbox.options import OPTION, list_fields, name_flag, name_parameter, strip_none
-from spear_sandbox.service.foreign import guard_logs, show_entry, show_text
 from spear_sandbox.web.listening import is_loopback
 
 DEBUG = "SPEAR_DEBUG"
 """Environment variable; if set, an error shows its traceback."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk."""
+"""Numbers of the errors of a full disk."""
 
 
 def echo(message: object = "", *, nl: bool = True, err: bool = False) -> None:
@@ -76,7 +75,7 @@ def run_command(
 
 
 def explain_missing(error: ImportError, requirement: str) -> str:
-    """The line for a package that is not installed; ``requirement`` brings it, such as ``"spear-envs[data]"``."""
+    """Write the line for a missing package, which ``requirement`` brings, such as ``"spear-envs[data]"``."""
     return f"a package is missing ({error}): pip install '{requirement}' brings it."
 
 

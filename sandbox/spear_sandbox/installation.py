@@ -31,7 +31,7 @@ class Warmth:
     modules: tuple[str, ...] = ()
 
     def fits(self, code: str) -> bool:
-        """Whether one of the words occurs in a program.
+        """Return whether one of the words occurs in a program.
 
         A program that hides the name of a package can still import it, only cold.
         """
@@ -62,12 +62,12 @@ class Installation:
     """Kinds of warm interpreters, each with everything of the one before it."""
 
     def choose_kind(self, code: str) -> int:
-        """Index of the smallest kind that has what the program names."""
+        """Return the index of the smallest kind that has what the program names."""
         return max(place for place, kind in enumerate(self.kinds) if place == 0 or kind.fits(code))
 
 
 def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
-    """Kinds of warm interpreters for these packages; the first has none of them."""
+    """Return the kinds of warm interpreters for these packages; the first has none of them."""
     kinds = [Warmth()]
     others = tuple(name for name in packages if not any(name in names for names, _, _ in _KINDS))
     for place, (names, words, submodules) in enumerate(_KINDS):
@@ -112,7 +112,7 @@ def _add(name: str, paths: dict[str, str]) -> bool:
 
 
 def _find_needed(names: Sequence[str]) -> dict[str, str]:
-    """Name in ``site-packages`` → path of these and their dependencies, as far as installed."""
+    """Return the name in ``site-packages`` → path of these and their dependencies, as far as installed."""
     names = [name for name in names if importlib.util.find_spec(name) is not None]
     todo = {owner for name in names for owner in _find_owners(name)}
     seen: set[str] = set()
@@ -134,7 +134,7 @@ def _find_needed(names: Sequence[str]) -> dict[str, str]:
 
 
 def _find_owners(name: str) -> list[str]:
-    """The distributions that an import name comes from."""
+    """Return the distributions that an import name comes from."""
     try:
         return [_simplify(metadata.distribution(name).metadata["Name"])]
     except metadata.PackageNotFoundError:  # as sklearn, of scikit-learn; finding these takes seconds
@@ -169,7 +169,7 @@ class Language:
     """SandboxFusion's other names."""
 
     def find(self) -> str | None:
-        """Path of the tool or the module; None if it is not installed."""
+        """Return the path of the tool or the module; None if it is not installed."""
         if self.module:
             spec = importlib.util.find_spec(self.module)
             return spec.origin if spec is not None else None
@@ -188,7 +188,7 @@ LANGUAGES = (
 
 
 def find_languages() -> dict[str, Language]:
-    """Installed languages except Python, by all of their names."""
+    """Return the installed languages except Python, by all of their names."""
     found: dict[str, Language] = {}
     for language in LANGUAGES:
         if language.find() is not None:

@@ -24,7 +24,7 @@ def option(
     section: str = "Options",
     metavar: str | None = None,
 ) -> Any:
-    """A field of a settings dataclass that :func:`~spear_sandbox.console.take_options` makes an option of.
+    """Make a field of a settings dataclass that :func:`~spear_sandbox.console.take_options` turns into an option.
 
     Args:
         default: of field and option; None leaves the choice to the program.
@@ -54,32 +54,32 @@ def take_values(kind: type, options: MutableMapping[str, Any]) -> dict[str, Any]
 
 
 def name_option(kind: type, name: str) -> str:
-    """The option of a field, as it is typed."""
+    """Return the option of a field, as it is typed."""
     return next(name_flag(item) for item in list_fields(kind) if item.name == name)
 
 
 def list_fields(kind: type) -> list[Field[Any]]:
-    """Fields that are options."""
+    """Return the fields that are options."""
     return [item for item in fields(kind) if OPTION in item.metadata]
 
 
 def name_flag(item: Field[Any]) -> str:
-    """The option as it is typed."""
+    """Return the option as it is typed."""
     return f"--{item.metadata[OPTION]['flag'] or item.name.replace('_', '-')}"
 
 
 def name_parameter(item: Field[Any]) -> str:
-    """The parameter of the command."""
+    """Return the parameter of the command."""
     return name_flag(item)[2:].replace("-", "_")
 
 
 def strip_none(hint: Any) -> Any:
-    """A type without the None of an optional one."""
+    """Return a type without the None of an optional one."""
     return next((part for part in get_args(hint) if part is not type(None)), hint)
 
 
 def _convert(value: Any, item: Field[Any], hint: Any) -> Any:
-    """An option's value as the field's."""
+    """Return an option's value as the field's."""
     about, kind = item.metadata[OPTION], strip_none(hint)
     if value is None:
         return None

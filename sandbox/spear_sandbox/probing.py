@@ -66,7 +66,7 @@ def look_around(canaries: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_commands() -> str:
-    """Command lines of all visible processes."""
+    """Return the command lines of all visible processes."""
     lines = []
     for name in try_to(lambda: os.listdir("/proc")) or ():
         if name.isdigit() and int(name) != os.getpid():

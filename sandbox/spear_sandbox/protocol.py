@@ -108,7 +108,7 @@ class Limits:
                 raise ValueError(f"{part.name}={value!r}: give an integer of at least 1.")
 
     def cut(self, most: Limits) -> Limits:
-        """The smaller of each of these limits and of ``most``."""
+        """Return the smaller of each of these limits and of ``most``."""
         return Limits(**{part.name: min(getattr(self, part.name), getattr(most, part.name)) for part in fields(self)})
 
 
@@ -174,7 +174,7 @@ class CellError:
     """An exception that a cell did not catch."""
 
     name: str
-    """Of its class."""
+    """Name of its class."""
     message: str
     traceback: tuple[str, ...]
     """Lines, from the cells and what they called."""

@@ -58,7 +58,7 @@ class _Answer:
     body: memoryview
 
     def unpack(self) -> list[tuple[str, memoryview]]:
-        """Names and contents. Raises ValueError if the sizes are not those of the body."""
+        """Return the names and contents. Raises ValueError if the sizes are not those of the body."""
         place = 8 * self.parts
         sizes = struct.unpack_from(f"<{2 * self.parts}I", self.body)
         if place + sum(sizes) != len(self.body):
@@ -441,11 +441,11 @@ class LocalSession(Session):
 
 
 def _do_nothing() -> None:
-    """Nobody waits for the end of a session."""
+    """Do nothing at the end of a session that nobody waits for."""
 
 
 def _read_cell(answer: list[tuple[str, memoryview]]) -> tuple[tuple[Mapping[str, str], ...], CellError | None]:
-    """What a cell showed, by media type, and its error; parts of other names come from the program and are dropped."""
+    """Return what a cell showed, by media type, and its error; other parts come from the program and are dropped."""
     shown: list[dict[str, str]] = []
     said: dict[str, str] = {}
     lines = []

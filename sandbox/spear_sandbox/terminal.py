@@ -9,7 +9,7 @@ import rich.console
 from rich.segment import Segment
 from rich.text import Text
 
-from spear_sandbox.service.foreign import show_text
+from spear_sandbox.errors import show_text
 
 
 class Console(rich.console.Console):  # noqa: TID251

@@ -22,6 +22,7 @@ from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
 
 SOKOBAN = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
+SERVED = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", "--model", "m"]
 
 
 def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: Path) -> None:
@@ -31,13 +32,6 @@ def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: P
     for words in ("won %", "CI95", "(random)", "(expert)", "100.0", summary["fingerprint"], *summary["subtasks"]):
         assert words in result.output
     assert set(summary["baselines"]) == {"random", "expert"}
-
-
-def test_a_broken_environment_is_told_with_file_and_line(corridor_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    register_env(corridor_id, SplitCorridor)
-    monkeypatch.setattr(SplitCorridor, "_act", lambda self, action: 1 / 0)
-    error = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert"]).exception
-    assert re.search(r"ZeroDivisionError: division by zero \(.*test_cli\.py, line \d+\)", str(error))
 
 
 def test_faults_are_told_by_their_kind(corridor_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +64,9 @@ def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
         (["spear/Sokoban-v1", "--engine", "random", "--model", "gpt-4o"], "leave --model gpt-4o out"),
         ([*SOKOBAN, "--price", "1,2"], "--price is for a server"),
         ([*SOKOBAN, "--key-variable", "KEY"], "--key-variable is for a server"),
+        *(([*SERVED, "--price", price], "--price") for price in ("1", "1,x")),
+        ([*SERVED, "--method", "react", "--layout", "per_turn"], "--layout"),
+        ([*SERVED, "--trials", "4"], "reflexion"),
         (["spear/Sokoban-v1", "--model", "gpt-4o"], "--engine openai"),
         (["spear/Sokoban-v1", "--model", "openai/gpt-4o"], "--engine openai"),
         (["FrozenLake-v1"], "is a FrozenLakeEnv, which is not a SpearEnv"),
@@ -144,51 +141,6 @@ def train(step: int, **data: Any) -> tuple[int, dict[str, Any]]:
     return step, {"training/global_step": step, **data}
 
 
-def test_a_run_without_metrics_has_no_history(tmp_path: Path) -> None:
-    assert read_history(tmp_path) == []
-    assert read_history(tmp_path / "not there") == []
-    write_launch(tmp_path, 0)
-    assert read_history(tmp_path) == []
-
-
-@pytest.mark.parametrize("torn", [b'{"step": 3, "da', b"{", b"\n\n", b'{"step": 3, "data": {"\xc3'])
-def test_a_torn_last_line_is_left_out(tmp_path: Path, torn: bytes) -> None:
-    write_launch(tmp_path, 0, train(1), train(2), torn=torn)
-    assert [record["step"] for record in read_history(tmp_path)] == [1, 2]
-
-
-def test_a_resumed_launch_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, (0, {"val/a": 0}), *(train(step, launch=0) for step in range(1, 8)))
-    write_launch(tmp_path, 1, (5, {"val/a": 1}), train(6, launch=1))
-    history = read_history(tmp_path)
-    assert [(record["step"], record.get("launch")) for record in history] == [
-        (0, None),
-        (1, 0),
-        (2, 0),
-        (3, 0),
-        (4, 0),
-        (5, 0),
-        (6, 1),
-    ], "step 7 was lost with the weights it made"
-    # Validation at the checkpoint belongs to the step that made it.
-    assert history[5] == {"step": 5, "training/global_step": 5, "launch": 0, "val/a": 1}
-
-
-def test_launches_follow_each_other_by_number(tmp_path: Path) -> None:
-    for number in range(12):
-        write_launch(tmp_path, number, train(number + 1, launch=number), train(number + 2, launch=number))
-    history = read_history(tmp_path)
-    assert [(record["step"], record["launch"]) for record in history] == [
-        *((number + 1, number) for number in range(12)),
-        (13, 11),
-    ]
-
-
-def test_a_step_logged_in_two_parts_is_one_record(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, train(1, x=1), (1, {"val/a": 2}))
-    assert read_history(tmp_path) == [{"step": 1, "training/global_step": 1, "x": 1, "val/a": 2}]
-
-
 def test_the_size_grows_with_every_step_and_only_then(tmp_path: Path) -> None:
     assert measure_metrics(tmp_path) == 0
     sizes = []
@@ -211,24 +163,29 @@ def test_figures_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
     assert max(map(len, tables)) <= width
 
 
-def test_a_launch_that_only_validated_takes_nothing_but_what_was_lost(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, *(train(step) for step in range(1, 8)))
-    write_launch(tmp_path, 1, (5, {"val/a": 1}))
-    history = read_history(tmp_path)
-    assert [record["step"] for record in history] == [1, 2, 3, 4, 5]
-    assert history[-1]["val/a"] == 1
+def steps(*numbers: int, **data: Any) -> list[tuple[int, dict[str, Any]]]:
+    return [train(number, **data) for number in numbers]
 
 
-def test_a_launch_that_wrote_nothing_changes_nothing(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, *(train(step) for step in range(1, 4)))
-    write_launch(tmp_path, 1, torn=b'{"st')
-    assert [record["step"] for record in read_history(tmp_path)] == [1, 2, 3]
-
-
-def test_steps_come_in_order_with_validation_first(tmp_path: Path) -> None:
-    write_launch(tmp_path, 0, (0, {"val/success/all": 0.2}), train(1, x=1.0), train(2, x=2.0))
-    assert read_history(str(tmp_path)) == [
-        {"step": 0, "val/success/all": 0.2},
-        {"step": 1, "training/global_step": 1, "x": 1.0},
-        {"step": 2, "training/global_step": 2, "x": 2.0},
-    ]
+@pytest.mark.parametrize(
+    ("launches", "expected"),
+    [
+        ([], []),
+        ([[]], []),
+        ([[(0, {"val/a": 2}), *steps(1, 2, launch=0)]], [(0, None, 2), (1, 0, None), (2, 0, None)]),
+        ([[*steps(1, launch=0), (1, {"val/a": 2})]], [(1, 0, 2)]),
+        # Step 3 was lost with the weights it made; validation at the checkpoint belongs to the step that made it.
+        ([steps(1, 2, 3, launch=0), [(1, {"val/a": 1}), *steps(2, launch=1)]], [(1, 0, 1), (2, 1, None)]),
+        ([steps(1, 2, launch=0), [(1, {"val/a": 1})]], [(1, 0, 1)]),
+        ([steps(1, 2, launch=0), []], [(1, 0, None), (2, 0, None)]),
+        ([steps(n + 1, n + 2, launch=n) for n in range(12)], [*((n + 1, n, None) for n in range(12)), (13, 11, None)]),
+    ],
+    ids=["none", "empty", "validated", "in parts", "resumed", "only validated", "wrote nothing", "in their order"],
+)
+@pytest.mark.parametrize("torn", [b"", b'{"step": 3, "da', b"\n\n", b'{"step": 3, "data": {"\xc3'])
+def test_a_history_is_that_of_the_weights(
+    tmp_path: Path, launches: list[list[tuple[int, dict[str, Any]]]], expected: list[tuple[Any, ...]], torn: bytes
+) -> None:
+    for number, records in enumerate(launches):
+        write_launch(tmp_path, number, *records, torn=torn)
+    assert [(one["step"], one.get("launch"), one.get("val/a")) for one in read_history(tmp_path)] == expected

@@ -141,14 +141,6 @@ def test_what_cannot_be_collected_is_said(settings: EvalSettings, tmp_path: Path
         collect_episodes(gone, tmp_path / "gone.jsonl")
 
 
-def test_a_conversation_is_one_sample(settings: EvalSettings, tmp_path: Path) -> None:
-    collect_episodes(replace(settings, layout=Layout.CONVERSATION), tmp_path / "data.jsonl")
-    lines = read_lines(tmp_path / "data.jsonl")
-    assert len(lines) == 3
-    assert [message["role"] for message in lines[0]["messages"]] == ["user", "assistant"] * 2
-    assert lines[0]["messages"][1]["content"] == GO
-
-
 def test_a_model_of_transformers_gives_its_own_tokens(settings: EvalSettings, tmp_path: Path, tiny_model: Path) -> None:
     out = tmp_path / "data.jsonl"
     model = replace(settings, engine=EngineKind.HF, model=str(tiny_model), episodes_per_task=2)

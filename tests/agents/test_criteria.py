@@ -20,7 +20,7 @@ PLAYERS = {
 
 @pytest.mark.parametrize("env_id", PLAYERS)
 def test_an_episode_is_won_where_all_is_met(env_id: str) -> None:
-    tasks = 2 if "Code" in env_id else 12
+    tasks = 2 if "Code" in env_id else 5
     for engine in PLAYERS[env_id]:
         for trajectory in evaluate(env_id, engine=engine, tasks=tasks, progress=False).trajectories:
             assert trajectory.criteria

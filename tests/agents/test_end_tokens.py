@@ -296,20 +296,3 @@ def test_data_for_a_model_ends_as_its_chat_template_does(corridor_id: str, tmp_p
             sample = json.loads(line)
             assert sample["input_ids"][-1] == end and sample["loss_mask"][-1] == 1
             assert "<|im_end|><|im_end|>" not in tokenizer.decode(sample["input_ids"])
-
-
-@pytest.mark.parametrize("layout", list(Layout))
-def test_a_model_that_closes_no_tag_loses_its_episodes_and_no_more(
-    settings: EvalSettings, tmp_path: Path, layout: Layout
-) -> None:
-    # Three tokens are too few for any form: each response is cut off.
-    found = run_evaluation(replace(settings, layout=layout, max_tokens=3, temperature=0.5), tmp_path)
-    assert found.overall.episodes == 6 and found.overall.faults == 0
-    turns = [turn for t in found.trajectories for turn in t.turns]
-    cut = [turn for turn in turns if turn.finish is Finish.LENGTH]
-    assert len(cut) > len(turns) / 2 and not any(turn.format_ok for turn in cut)
-    assert all(len(turn.response_ids) <= 3 for turn in turns)
-    assert all(t.stop in (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT) for t in found.trajectories)
-    again = run_evaluation(replace(settings, layout=layout, max_tokens=3, temperature=0.5), tmp_path)
-    assert again.trajectories == found.trajectories
-    assert len(list(read_trajectories(tmp_path / EPISODES))) == 6, "nothing is played twice"

@@ -1,6 +1,8 @@
 import importlib.util
 import json
 import sys
+from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +10,11 @@ import pytest
 
 from spear_agents.engines import vllm_options
 from spear_agents.evaluation.records import EPISODES
-from spear_agents.evaluation.run import compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation.run import choose_tasks, play_baseline, run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
 from tests.agents.corridor import CorridorEnv
 
@@ -66,15 +69,6 @@ def test_a_model_plays_the_same_whatever_the_concurrency(settings: EvalSettings,
     assert actions(first.trajectories) == actions(second.trajectories)
     assert first.settings.max_tokens == 8  # the model's own limit
     assert max(len(ids) for episode in actions(first.trajectories) for ids in episode) <= 8
-
-
-def test_prompts_stay_within_the_context_of_the_model(settings: EvalSettings, tiny_model: Path) -> None:
-    long = replace(settings, engine=EngineKind.HF, model=str(tiny_model), layout=Layout.CONVERSATION, max_tokens=24)
-    found = run_evaluation(replace(long, env_kwargs={"max_turns": 30}))
-    assert found.overall.stops == {"context_limit": 3}
-    assert max(len(t.turns) for t in found.trajectories) < 30
-    with pytest.raises(SpearError, match="leave no room"):
-        run_evaluation(replace(long, max_tokens=10_000))
 
 
 def test_a_conversation_ends_at_its_own_limit(settings: EvalSettings, tiny_model: Path, tmp_path: Path) -> None:
@@ -166,10 +160,13 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
         run_evaluation(settings, tmp_path)
 
 
-def test_two_runs_are_compared(settings: EvalSettings, tmp_path: Path) -> None:
-    mine = replace(settings, episodes_per_task=10)
-    run_evaluation(replace(mine, engine=EngineKind.RANDOM), tmp_path / "random")
-    run_evaluation(mine, tmp_path / "expert")
-    found = compare_runs(tmp_path / "random", tmp_path / "expert")
-    assert found.after.mean == 1.0 and found.difference.mean > 0.2
-    assert found.lost == 0
+def test_some_tasks_have_each_subtask_in_its_share_and_of_a_generated_set_they_are_the_first() -> None:
+    with closing(make_env("spear/ALFWorld-v0", "valid_seen", {})) as env:
+        tasks = env.unwrapped.tasks
+        whole, chosen = Counter(task.subtask for task in tasks), choose_tasks(env, "40")
+        found = Counter(tasks.get(name).subtask for name in chosen)
+        assert len(chosen) == 40 == len(set(chosen))
+        assert all(abs(found[name] - 40 * count / len(tasks)) < 1 for name, count in whole.items())
+        assert choose_tasks(env, "40") == chosen
+    with closing(make_env("spear/Sokoban-v1", "train", {})) as env:
+        assert choose_tasks(env, "3") == [env.unwrapped.tasks[i].id for i in range(3)]

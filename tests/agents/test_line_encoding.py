@@ -62,7 +62,7 @@ def make_tokenizer(pattern: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("pattern", sorted((LLAMA3, QWEN2)))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(TEXTS)
 @example("a \n\n b\n\u0301c\n!\n\n...\n\n x\n<think>\n")
 def test_lines_give_the_tokens_of_the_whole_text(pattern: str, text: str) -> None:

@@ -19,14 +19,11 @@ class ChatBytes(ByteTokenizer):
     """Bytes with marks around messages, as chat models have them; `<end>` is token 256."""
 
     strips = False
-    drops_history = False
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
         parts = []
-        for i, message in enumerate(conversation):
+        for message in conversation:
             content = message["content"].strip() if self.strips else message["content"]
-            if self.drops_history and message["role"] == "assistant" and i < len(conversation):
-                content = "(…)"
             parts.append(f"[{message['role']}]{content}\x00\n")
         return "".join(parts) + "[assistant]"
 
@@ -60,10 +57,6 @@ class Stripping(ChatBytes):
     strips = True
 
 
-class Forgetful(ChatBytes):
-    drops_history = True
-
-
 def see(observation: str, turn: int = 1) -> dict[str, Any]:
     return {
         "instruction": "walk",
@@ -87,39 +80,6 @@ def test_prompts_equal_the_chat_template(kind: type[ChatBytes], observations: li
         assert list(prompt.ids) == tokenizer.encode(tokenizer.apply_chat_template(messages))
         assert prompt.new_ids == prompt.ids
         dialogue.add(observation, "go", (65, 256), Finish.STOP)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=5),
-            st.text("abc", max_size=3),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-@pytest.mark.parametrize("kind", [ChatBytes, Stripping])
-def test_a_conversation_grows_into_the_chat_template_s_text(
-    kind: type[ChatBytes], turns: list[tuple[str, str, bool]]
-) -> None:
-    tokenizer, template = kind(), CompactTemplate()
-    dialogue = PromptBuilder(tokenizer, template, Layout.CONVERSATION).begin()
-    messages: list[Mapping[str, str]] = []
-    sequence: tuple[int, ...] = ()
-    for number, (observation, response, stopped) in enumerate(turns, start=1):
-        prompt = dialogue.next(**see(observation, number))
-        assert prompt is not None
-        text = f"walk\n{observation}" if number == 1 else observation
-        messages.append({"role": "user", "content": text})
-        sequence += prompt.new_ids
-        assert prompt.ids == sequence
-        assert tokenizer.decode(sequence) == tokenizer.apply_chat_template(messages)
-        sampled = (*response.encode(), *([256] if stopped else []))
-        sequence += sampled
-        messages.append({"role": "assistant", "content": response})
-        dialogue.add(observation, "go", sampled, Finish.STOP if stopped else Finish.LENGTH)
 
 
 @dataclass(frozen=True)
@@ -150,17 +110,6 @@ def test_a_running_conversation_leaves_the_chat_template_out(finish: Finish) -> 
         assert tokenizer.decode(second.ids) == tokenizer.apply_chat_template(messages)
     else:
         assert tokenizer.decode(second.new_ids) == "o2"
-
-
-def test_a_template_that_drops_history_begins_a_row_at_every_turn(caplog: pytest.LogCaptureFixture) -> None:
-    builder = PromptBuilder(Forgetful(), CompactTemplate(), Layout.CONVERSATION)
-    assert builder.rewrites and "rewrites earlier responses" in caplog.text
-    dialogue = builder.begin()
-    for turn in (1, 2, 3):
-        prompt = dialogue.next(**see(f"o{turn}", turn))
-        assert prompt is not None and prompt.follows is None and prompt.new_ids == prompt.ids
-        dialogue.add(f"o{turn}", "go", (65, 256), Finish.STOP)
-    assert not PromptBuilder(Forgetful(), CompactTemplate(), Layout.PER_TURN).rewrites
 
 
 @pytest.mark.parametrize("window", [0, 1, 2])
@@ -242,6 +191,7 @@ def test_a_real_tokenizer_gives_the_same_ids(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(tiny_model)
     tokenizer("walk", padding="max_length", truncation=True, max_length=2)  # leaves its settings in the backend
     builder = PromptBuilder(tokenizer, CompactTemplate())
+    assert builder.measure is not None and builder.measure("PPP_P_") == 1, "in the policy's tokens"
     for observation in ("P__", "_P_ ", "", "<eos P", "unknown words"):
         prompt = builder.begin().next(**see(observation))
         assert prompt is not None
@@ -303,21 +253,6 @@ THINKING = (
 """As Qwen3's: a variable decides what the response begins with."""
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_variables_of_the_chat_template_reach_every_prompt(tiny_model: Path, layout: Layout) -> None:
-    from spear_agents.engines.hf import load_tokenizer
-
-    tokenizer = load_tokenizer(tiny_model)
-    tokenizer.chat_template = THINKING
-    (walk,) = tokenizer.encode("walk", add_special_tokens=False)
-    for keywords, closed in (({}, False), ({"enable_thinking": True}, False), ({"enable_thinking": False}, True)):
-        dialogue = PromptBuilder(tokenizer, CompactTemplate(), layout, template_kwargs=keywords).begin()
-        for turn in (1, 2):
-            prompt = dialogue.next(**see("P__", turn))
-            assert prompt is not None and (prompt.ids[-1] == walk) == closed
-            dialogue.add("P__", "go", tuple(tokenizer.encode("P", add_special_tokens=False)), Finish.LENGTH)
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -333,14 +268,6 @@ def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: A
     tokenizer.chat_template = THINKING
     with pytest.raises(SpearError, match=message):
         PromptBuilder(tokenizer, CompactTemplate(), template_kwargs=keywords)
-
-
-def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
-    from spear_agents.engines.hf import load_tokenizer
-
-    measure = PromptBuilder(load_tokenizer(tiny_model), CompactTemplate()).measure
-    assert measure is not None and measure("PPP_P_") == 1
-    assert PromptBuilder(ByteTokenizer(), CompactTemplate()).measure is None
 
 
 def test_too_long_a_prompt_is_none() -> None:

@@ -125,23 +125,6 @@ def test_prompts_that_are_too_long_drop_their_history_and_say_so(script: Script,
     assert isinstance(in_conversation.exception, SpearError)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--price", "1"], "--price"),
-        (["--price", "1,x"], "--price"),
-        (["--method", "react", "--layout", "per_turn"], "--layout"),
-        (["--trials", "4"], "reflexion"),
-        (["--top-k", "3"], "top_k"),
-    ],
-)
-def test_options_that_do_not_go_together_are_one_clear_error(script: Script, options: list[str], words: str) -> None:
-    script.answers = [say(complete("x"))]
-    result = run(script, *options)
-    assert isinstance(result.exception, SpearError) and words in str(result.exception)
-    assert "\n" not in str(result.exception)
-
-
 def test_the_report_names_what_the_server_refused_and_withheld(script: Script, tmp_path: Path) -> None:
     withheld = complete("", choice={"finish_reason": "content_filter"})
     script.answers = [say({"error": {"message": "Unsupported parameter: 'seed'"}}, 400), say(withheld)]
@@ -153,6 +136,7 @@ def test_the_report_names_what_the_server_refused_and_withheld(script: Script, t
     script.requests.clear()
     run(script, "--tasks", "1", "--no-seed")
     assert not any("seed" in request for request in script.requests)
+    assert "top_k" in str(run(script, "--top-k", "3").exception)
 
 
 def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path: Path) -> None:
@@ -183,16 +167,6 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     twice = CliRunner().invoke(compare, [*pairs[:3], *pairs[:2]]).exception
     assert isinstance(twice, SpearError) and "a pair is given twice" in str(twice)
     assert "x>=0" in CliRunner().invoke(compare, [*pairs[:2], "--seed", "-1"]).output
-
-
-def test_figures_come_as_latex_and_json() -> None:
-    expert = ["spear/ALFWorld-v0", "--engine", "expert", "--tasks", "6"]
-    row = CliRunner().invoke(evaluate, [*expert, "--latex", "--row-name", "Oracle"]).output
-    assert row.splitlines()[-1] == "Oracle & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 \\\\"
-    wide = CliRunner().invoke(evaluate, [*expert, "--latex", "--intervals"]).output
-    assert r"100.0{\tiny$\pm$" in wide
-    found = json.loads(CliRunner().invoke(evaluate, [*expert, "--json"]).output)
-    assert found["overall"]["success"]["mean"] == 1.0
 
 
 def test_episodes_at_a_time_are_as_many_as_requests(script: Script) -> None:
@@ -244,9 +218,3 @@ def test_prompts_that_never_fit_are_no_figure(script: Script) -> None:
     script.answers = [say({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, 400)]
     result = run(script)
     assert result.exit_code == 1 and "every prompt was too long" in str(result.exception)
-
-
-def test_that_nothing_is_kept_is_said_before_it_is_paid_for(script: Script, tmp_path: Path) -> None:
-    script.answers = [say({"error": {"message": "no key"}}, 401)]
-    assert "--out FOLDER keeps it" in run(script).output
-    assert "--out" not in run(script, "--out", str(tmp_path)).output

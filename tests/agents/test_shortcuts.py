@@ -59,13 +59,6 @@ def test_tasks_may_be_ids_and_those_of_a_panel_may_be_overridden() -> None:
                                      "env_kwargs.max_turns": 3}  # fmt: skip
 
 
-def test_it_is_shown_as_a_table_and_as_a_line() -> None:
-    result = evaluate(SOKOBAN, engine="expert", tasks=5)
-    assert repr(result).startswith("Evaluation(spear/Sokoban-v1 test, expert: won 100.0 % [")
-    page = result._repr_html_()
-    assert page.count("<tr>") == len(result.subtasks) + 2 and "<td>all</td><td>5</td>" in page
-
-
 def test_a_kept_evaluation_is_read_compared_and_shown(tmp_path: Path) -> None:
     made = evaluate(SOKOBAN, engine="random", tasks=4, seed=3, out=tmp_path / "a")
     evaluate(SOKOBAN, engine="expert", tasks=4, out=tmp_path / "b")
@@ -180,14 +173,6 @@ def test_an_episode_of_another_environment_is_noticed(episode: Trajectory, tmp_p
     (tmp_path / "file").write_text("")
     with pytest.raises(SpearError, match="cannot be written"):
         render_episode_gif(ENV, KEYWORDS, episode, tmp_path / "file" / "x.gif")
-
-
-def test_an_error_in_a_notebook_is_the_same_one() -> None:
-    async def cell() -> None:
-        evaluate(SOKOBAN, engine="random", tasks=2, out="/dev/null/x")
-
-    with pytest.raises(SpearError, match="cannot be written"):
-        asyncio.run(cell())
 
 
 def test_an_episode_and_a_turn_are_shown_short() -> None:

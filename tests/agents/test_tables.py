@@ -50,13 +50,6 @@ def test_questions_are_averaged_over_benchmarks_not_over_questions() -> None:
     assert list(shown("spear/SearchR1-v0", episode("x", True, "2hop"))) == ["2hop", "Avg."]
 
 
-def test_the_benchmarks_are_those_of_the_environment() -> None:
-    from spear_agents.comparison.tables import _BENCHMARKS
-    from spear_envs.search.tasks import BENCHMARKS
-
-    assert list(_BENCHMARKS) == [benchmark.name for benchmark in BENCHMARKS]
-
-
 def test_levels_have_one_column_and_unknown_environments_their_subtasks() -> None:
     assert shown("module:spear/Sokoban-v1", episode("a", True, "len1-3")) == {"Sokoban": "100.0"}
     assert shown("mine/Other-v0", episode("a", True, "x")) == {"x": "100.0", "All": "100.0"}

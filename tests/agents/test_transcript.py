@@ -178,5 +178,7 @@ def test_room_is_that_of_the_row() -> None:
     transcript.add(asked, (*tokenizer.encode("y" * 20), tokenizer.eos_token_id), Finish.STOP)
     forked = transcript.ask([{"role": "user", "content": "z" * 50}])
     assert forked.follows is None and forked.room == 100 - len(forked.ids)
+    left = 100 - (len(forked.ids) - 50)
+    assert transcript.ask([{"role": "user", "content": "z" * (left - 1)}]).room == 1
     with pytest.raises(ContextExceededError, match="no room for a response"):
-        transcript.ask([{"role": "user", "content": "z" * 100}])
+        transcript.ask([{"role": "user", "content": "z" * left}])

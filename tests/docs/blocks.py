@@ -12,7 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = [ROOT / room / "README.md" for room in ("sandbox", "spear_envs", "agents", "training")]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOMS, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "panels" / "README.md",
+    *ROOMS,
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 CODE = ("python", "bash")
 TEXT = ("", "text", "console", "json", "yaml", "bibtex")
 SHELL_SECONDS = 540

@@ -45,7 +45,10 @@ def find_differences(golden: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def main(words: list[str]) -> int:
     """Make or compare the goldens that are named, or all; exit code 1 if one differs."""
-    verb, names = words[0], words[1:] or list(SUBJECTS)
+    verb, names = (words or [""])[0], words[1:] or list(SUBJECTS)
+    if verb not in ("make", "compare") or not set(names) <= set(SUBJECTS):
+        sys.stdout.write(f"{__doc__} NAME is one of {', '.join(SUBJECTS)}.\n")
+        return 2
     different = False
     for name in names:
         values = make_plain(SUBJECTS[name]())

@@ -59,6 +59,10 @@ PANELS = ("sokoban", "sokoban-tiny", "alfworld", "webshop", "search", "code")
 Values = dict[str, Any]
 
 
+PACKAGES = os.pathsep.join(str(ROOT / room) for room in (".", "sandbox", "agents", "training"))
+"""Path of this checkout's packages, whichever are installed."""
+
+
 def run(*args: str, folder: Path | None = None) -> str:
     """What ``spear ARGS`` prints, or its error."""
     done = subprocess.run(
@@ -66,7 +70,7 @@ def run(*args: str, folder: Path | None = None) -> str:
         capture_output=True,
         text=True,
         cwd=folder or ROOT,
-        env={**os.environ, "COLUMNS": "120", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "COLUMNS": "120", "PYTHONPATH": PACKAGES, "PYTHONWARNINGS": "ignore"},
     )
     return done.stdout if done.returncode == 0 else f"error {done.returncode}: {done.stderr.strip()}"
 

@@ -19,7 +19,7 @@ from spear_agents.evaluation.records import EPISODES, SETTINGS
 from spear_agents.shortcuts import evaluate
 from spear_envs.cli import main
 from spear_sandbox.console import echo
-from spear_sandbox.service.foreign import guard_logs, hide_secret, show_text
+from spear_sandbox.errors import guard_logs, hide_secret, show_text
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import read_token
 from tests.agents.chat_server import serve_script

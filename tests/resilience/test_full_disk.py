@@ -43,10 +43,11 @@ EXPECTED: dict[str, Any] = {
 
 HEAVY = ("samples", "checkpoint")
 """They import torch and verl in the process of the scenario."""
+SLOW = (*HEAVY, "collect", "export")
 
 
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else []) for name in ROOM]
+    "scenario", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ROOM]
 )
 def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path: Path, scenario: str) -> None:
     try:

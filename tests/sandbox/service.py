@@ -209,12 +209,30 @@ def need_isolation() -> None:
 
 
 def find_processes(name: str) -> list[int]:
-    """Processes of this machine that call themselves so."""
+    """Return the live processes that call themselves so."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "comm").read_text().strip() == name[:15]:
+            alive = "\nState:\tZ" not in (folder / "status").read_text()
+            if alive and (folder / "comm").read_text().strip() == name[:15]:
                 found.append(int(folder.name))
+    return found
+
+
+def list_children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def list_below(pid: int) -> list[int]:
+    """Return all descendants of a process."""
+    found = list_children(pid)
+    for child in found:
+        found += list_children(child)
     return found
 
 

@@ -3,13 +3,10 @@
 import asyncio
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -150,9 +147,6 @@ def test_a_place_that_comes_while_its_caller_is_cancelled_goes_to_the_next() -> 
     asyncio.run(play())
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 class EchoExecutor:
     """Answers with the program itself, after a while; says on which loop it lives."""
 
@@ -225,20 +219,6 @@ def test_forked_child_starts_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert executor.run("parent").stdout == "parent"
     executor.close()
-
-
-LEAVING = """
-import sys
-from spear_sandbox.blocking import open_executor
-print(open_executor().run("print(6 * 7)").stdout, end="")
-"""
-
-
-def test_process_that_just_ends_leaves_nothing(pool: BlockingExecutor) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
 
 
 def test_open_executor_gives_the_same_one() -> None:

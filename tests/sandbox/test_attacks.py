@@ -21,6 +21,7 @@ import pytest
 
 from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.protocol import KillReason, Limits, Outcome, RunStatus
+from tests.sandbox.service import find_processes
 
 FOLDER = Path(__file__).parent / "attacks"
 CONTROL_S = 60
@@ -155,22 +156,10 @@ def write_program(attack: Attack, values: dict[str, Any], token: str) -> str:
     return code
 
 
-def count_marked(token: str) -> int:
-    """Live processes whose name is the token."""
-    count = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            alive = "\nState:\tZ" not in (folder / "status").read_text()
-            count += alive and (folder / "comm").read_text().strip() == token
-        except OSError:
-            continue
-    return count
-
-
 def wait_until_gone(token: str, seconds: float) -> int:
-    """How many are left after so long."""
+    """Return how many processes of this name are left after so long."""
     end = time.monotonic() + seconds
-    while (left := count_marked(token)) and time.monotonic() < end:
+    while (left := len(find_processes(token))) and time.monotonic() < end:
         time.sleep(0.05)
     return left
 
@@ -199,7 +188,7 @@ def test_control(attack: Attack, surroundings: Surroundings, tmp_path: Path) -> 
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=CONTROL_S, check=False
     )
     if attack.left:
-        assert count_marked(token) > 0, done
+        assert find_processes(token), done
         assert wait_until_gone(token, 20) == 0
     else:
         if "ESCAPED" not in done.stdout and attack.name in REFUSED_BY_SOME:
@@ -208,8 +197,7 @@ def test_control(attack: Attack, surroundings: Surroundings, tmp_path: Path) -> 
     surroundings.was_reached()
 
 
-def test_there_are_enough() -> None:
-    assert len(ATTACKS) >= 20
+def test_every_program_of_the_folder_is_played() -> None:
     assert {attack.name for attack in ATTACKS} == {path.stem for path in FOLDER.glob("*.py")}
 
 
@@ -274,6 +262,14 @@ def test_control_two_plain_processes_see_each_other(tmp_path: Path) -> None:
         for folder, suffix in (("/tmp", ""), ("/dev/shm", "s")):
             Path(folder, name + suffix).unlink(missing_ok=True)
     assert all(names[1 - i] in printed[i] for i in range(2)), printed
+
+
+def test_all_that_is_shown_of_the_machine_is_mounted_read_only(pool: BlockingExecutor) -> None:
+    code = "for line in open('/proc/self/mountinfo'): print(*line.split()[4:6])"
+    mounts = dict(line.split() for line in pool.run(code).stdout.splitlines())
+    writable = {place for place, flags in mounts.items() if not flags.startswith("ro,")}
+    assert len(mounts) > 10 and writable == {"/tmp", "/dev/null", "/dev/full", "/dev/random", "/dev/urandom"}
+    assert all("nosuid" in flags for flags in mounts.values())
 
 
 KILLERS = {

@@ -181,6 +181,7 @@ def test_places_fit_into_the_memory() -> None:
     assert choose_places(8, limits, None) == 16
     assert choose_places(2, limits, 4 << 30) == 2, "as many as cannot exceed 4 GiB, whatever they do"
     assert choose_places(2, limits, 64 << 30) == 4
+    assert choose_places(2, limits, (2 * most_of_a_run(limits) + 511) << 20) == 1, "the service needs some itself"
     assert choose_places(64, limits, 512 * MIB) == 1
     assert choose_places(64, Limits(memory_mb=256), 8 << 30) * most_of_a_run(Limits(memory_mb=256)) < 8 << 10
 

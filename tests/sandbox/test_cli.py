@@ -24,11 +24,18 @@ pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 
 
 from spear_envs import cli
 from spear_sandbox.client import HttpExecutor, Retries
-from spear_sandbox.pool.local import IsolationRefusedError, LocalExecutor
-from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
+from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from spear_sandbox.service.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until
-from tests.sandbox.service import ask, find_free_port, find_processes, need_isolation, run_command, run_scripted
+from tests.sandbox.service import (
+    ask,
+    find_free_port,
+    find_processes,
+    list_below,
+    need_isolation,
+    run_command,
+    run_scripted,
+)
 
 QUICK = Retries(backoff=Backoff(0.5))
 
@@ -49,27 +56,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def find_children(pid: int) -> list[int]:
-    """All descendants of a process."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(status.parent.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {pid})
-
-
-def read_peak_mb(pid: int) -> float:
-    """The most memory that a process has held so far."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def are_gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -81,10 +67,7 @@ class TestServe:
             assert running.line.startswith("ready: isolation ")
             assert ", 3 runs at a time, at http://127.0.0.1:" in running.line
             assert run_once(running.url, "print(1)").stdout == "1\n"
-            before = read_peak_mb(running.process.pid)
-            assert ask(running.url, b'{"code": "' + b"x" * 50_000_000 + b'"}')[0] == 413
-            assert read_peak_mb(running.process.pid) < before + 8  # it was not taken into memory
-            children = find_children(running.process.pid)
+            children = list_below(running.process.pid)
             running.process.send_signal(signal.SIGINT)
             assert finish(running.process) == (0, "", "")
             assert children
@@ -99,7 +82,7 @@ class TestServe:
                 run_once(url, "print(1)", token="other")
             monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
             outcomes: list[Outcome] = []
-            code = "import time; time.sleep(2); print('late')"
+            code = "import time; time.sleep(1); print('late')"
             thread = threading.Thread(target=lambda: outcomes.append(run_once(url, code)))
             thread.start()
             wait_until(lambda: ask(url, None, "GET", "/health")[1]["running"] == 1)
@@ -126,7 +109,7 @@ class TestServe:
                 wait_until(lambda: bool(find_processes(mark)))
                 servers = [server for server in (first, second) if server.process.poll() is None]
                 victim = max(servers, key=lambda server: ask(server.url, None, "GET", "/health")[1]["running"])
-                children = find_children(victim.process.pid)
+                children = list_below(victim.process.pid)
                 victim.process.kill()
                 victim.process.wait()
                 wait_until(lambda: are_gone(children), 10)
@@ -152,57 +135,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return caught.value.code, out, err
 
 
-class Refusing(LocalExecutor):
-    """A machine on which no strong isolation holds."""
-
-    async def start(self) -> Isolation:
-        if self._isolation not in ("landlock", "none"):
-            raise IsolationRefusedError("No isolation holds here. probe 'start' failed. To fix it: do this.")
-        return await super().start()
-
-
-class Quick(LocalExecutor):
-    """Says that it is ready."""
-
-    async def start(self) -> Isolation:
-        return Isolation.NAMESPACES
-
-
-class TestRefusal:
-    @pytest.fixture(autouse=True)
-    def refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("spear_sandbox.cli.LocalExecutor", Refusing)
-
-    @pytest.mark.parametrize("command", [("serve",), ("serve", "--self-test-only"), ("run", __file__)])
-    def test_the_end_is_code_78_and_the_port_was_not_bound(
-        self, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        bound: list[Any] = []
-        monkeypatch.setattr("spear_sandbox.cli.bind_socket", lambda *address: bound.append(address))
-        code, out, err = call(capsys, *command)
-        assert (code, out) == (78, "") and err.startswith("Error: ") and "To fix it" in err
-        assert bound == []
-
-    def test_no_variable_of_the_environment_lowers_the_level(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("ISOLATION", "ALLOW_WEAK_ISOLATION", "WEAK", "SANDBOX_SERVE_WEAK"):
-            for prefix in ("", "SPEAR_", "SPEAR_SANDBOX_", "SPEAR_SANDBOX_SERVE_"):
-                monkeypatch.setenv(prefix + name, "none")
-        assert call(capsys, "serve", "--self-test-only")[0] == 78
-
-    def test_a_weak_level_is_taken_only_by_its_flag_and_said_aloud(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        program = tmp_path / "program.py"
-        program.write_text("print(6 * 7)")
-        code, out, err = call(capsys, "run", str(program), "--allow-weak-isolation", "none", "--json")
-        if code == 78:
-            pytest.skip(f"the level 'none' does not start here: {err}")
-        assert code == 0 and json.loads(out)["level"] == "none" and json.loads(out)["stdout"] == "42\n"
-        assert "Warning: no strong isolation holds here" in err and "'none' only" in err
-
-
 NO_NAMESPACES = """
 import os, sys
 from spear_sandbox.guest import kernel
@@ -215,15 +147,33 @@ try:  # before anything starts a thread: then there would be no way
 except PermissionError:
     pass  # they are refused as it is
 from spear_envs import cli
-cli.main(["sandbox", "serve", *sys.argv[1:]])
+cli.main(["sandbox", *sys.argv[1:]])
 """
 
 
-def test_a_kernel_that_grants_no_namespaces_is_refused_before_the_port_is_bound() -> None:
-    """In a user namespace that may have none below it, as under a seccomp profile that denies them."""
+LOWERING = {
+    prefix + name: "none"
+    for prefix in ("", "SPEAR_", "SPEAR_SANDBOX_", "SPEAR_SANDBOX_SERVE_", "SANDBOX_")
+    for name in ("ISOLATION", "ALLOW_WEAK_ISOLATION", "WEAK")
+}
+"""Variables of the environment that may look as if they lowered the level."""
+
+
+def start_without_namespaces(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command in a user namespace that may have none below it, as a seccomp profile can deny them."""
+    return subprocess.Popen(
+        [sys.executable, "-c", NO_NAMESPACES, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **LOWERING},
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_a_kernel_that_grants_no_namespaces_is_refused_before_the_port_is_bound(command: str) -> None:
     port = find_free_port()
-    command = [sys.executable, "-c", NO_NAMESPACES, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start_without_namespaces(*((command, "--port", str(port)) if command == "serve" else (command, __file__)))
     answered = []
     while process.poll() is None:
         with socket.socket() as line:
@@ -241,37 +191,29 @@ def test_a_kernel_that_grants_no_namespaces_is_refused_before_the_port_is_bound(
         assert word in err
 
 
-class TestFailedStarts:
-    def test_a_taken_port_is_one_clear_error(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("spear_sandbox.cli.LocalExecutor", Quick)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            found = call(capsys, "serve", "--port", str(port))
-        sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
-        assert found == (1, "", f"Error: {sentence}: choose another --port.\n")
+def test_a_weak_level_is_taken_only_by_its_flag_and_said_aloud(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print(6 * 7)")
+    code, out, err = finish(start_without_namespaces("run", str(program), "--allow-weak-isolation", "none", "--json"))
+    assert code == 0 and json.loads(out)["level"] == "none" and json.loads(out)["stdout"] == "42\n"
+    assert "Warning: no strong isolation holds here" in err and "'none' only" in err
 
-    def test_a_token_that_no_header_carries_is_refused(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(TOKEN_VARIABLE, "ü x")
-        code, _, err = call(capsys, "serve", "--port", "0")
-        assert code == 1 and TOKEN_VARIABLE in err
+
+class TestFailedStarts:
+    def test_a_taken_port_is_one_clear_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+        need_isolation()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            code, out, err = call(capsys, "serve", "--zygotes", "1", "--port", str(taken.getsockname()[1]))
+        assert (code, out) == (1, "") and err.startswith("Error: ") and "choose another --port" in err
 
     @pytest.mark.parametrize(
         "arguments",
         [
-            ("--port", "70000"),
-            ("--isolation", "none"),
-            ("--isolation", "magic"),
-            ("--allow-weak-isolation", "bwrap"),
-            ("--max-running", "0"),
-            ("--queue-wait", "-1"),
-            ("--max-run-timeout", "0"),
-            ("--memory-mb", "1"),
+            ("--port", "70000"), ("--isolation", "none"), ("--isolation", "magic"),
+            ("--allow-weak-isolation", "bwrap"), ("--max-running", "0"), ("--queue-wait", "-1"),
+            ("--max-run-timeout", "0"), ("--memory-mb", "1"), ("--packages", "no_such_thing"),
         ],
-    )
+    )  # fmt: skip
     def test_bad_arguments_are_usage_errors(
         self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -318,16 +260,3 @@ class TestRun:
         code, _, err = call(capsys, "run", str(program), "--url", "nonsense")
         assert code == 1 and "write, for instance" in err
         assert call(capsys, "run", str(tmp_path / "missing.py"))[0] == 2
-
-
-@pytest.mark.slow
-def test_the_check_up_tries_every_level(capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        cli.main(["sandbox", "doctor", "--json"])
-    except SystemExit as end:
-        assert end.code in (0, 78)
-        code = end.code
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["levels"]) == {"namespaces", "bwrap", "landlock", "none"} and found["ok"] == (code == 0)
-    strong = [all(probe["ok"] for probe in found["levels"][name]) for name in ("namespaces", "bwrap")]
-    assert found["ok"] == any(strong) and all(probes for probes in found["levels"].values())

@@ -99,12 +99,6 @@ def test_a_mount_that_apparmor_denies_is_refused_with_its_mend() -> None:
     assert "AppArmor's profile" not in refuse("namespaces"), "another reason has another mend"
 
 
-def test_nothing_lowers_the_level_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SANDBOX_ISOLATION", "ISOLATION", "ALLOW_WEAK_ISOLATION", "SANDBOX_ALLOW_WEAK_ISOLATION"):
-        monkeypatch.setenv(name, "none")
-    assert refuse("auto").startswith("REFUSED")
-
-
 def reach(found: Installation) -> Installation:
     """An interpreter that the user of the programs can start; root's own may lie in a folder of root's."""
     if os.getuid() != 0 or all(os.stat(parent).st_mode & 0o001 for parent in Path(found.interpreter).parents):
@@ -155,7 +149,7 @@ async def play(executor: LocalExecutor) -> None:
         assert flood.reason is KillReason.OUTPUT
         assert "ZeroDivisionError" in (await executor.run("1 / 0")).stderr
         runs = [asyncio.ensure_future(executor.run("import os; os.fork()\nwhile True: pass")) for _ in range(2)]
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.4)
         for run in runs:
             run.cancel()
         await asyncio.wait(runs)
@@ -196,10 +190,9 @@ AS_ANOTHER_USER = """
 import asyncio, os
 from spear_sandbox.pool.local import LocalExecutor
 from spear_sandbox.installation import find_installation
-executor = LocalExecutor("namespaces")
 os.setgroups([]); os.setgid(12345); os.setuid(12345)
 async def main():
-    executor._installation = find_installation(())
+    executor = LocalExecutor("namespaces", installation=find_installation(()))
     await executor.start()
     print((await executor.run("import os; print(os.getuid())")).stdout, end="")
     await executor.close()
@@ -252,11 +245,6 @@ class TestAppArmor:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    def test_it_allows_what_a_run_needs(self) -> None:
-        lines = {line.strip() for line in (FOLDER / "apparmor.profile").read_text("utf-8").splitlines()}
-        assert {"mount,", "umount,", "pivot_root,", "capability,"} <= lines and "deny mount," not in lines
-        assert "profile spear-sandbox flags=(attach_disconnected,mediate_deleted) {" in lines
-
 
 class TestProfile:
     @pytest.fixture
@@ -288,6 +276,13 @@ class TestProfile:
 
         assert takes(socket.AF_UNIX) and takes(socket.AF_INET) and takes(socket.AF_INET6) and takes(socket.AF_NETLINK)
         assert not takes(socket.AF_VSOCK) and not takes(socket.AF_ALG)
+        # Unknown, so that the C library falls back to clone, whose flags can be seen.
+        clone3 = [
+            rule["action"]
+            for rule in profile["syscalls"]
+            if "clone3" in rule["names"] and "SYS_ADMIN" not in str(rule.get("includes"))
+        ]
+        assert clone3 and set(clone3) == {"SCMP_ACT_ERRNO"}
 
     @pytest.mark.nightly
     def test_it_is_still_dockers_default(self) -> None:
@@ -299,17 +294,9 @@ class TestProfile:
             pytest.skip(f"{UPSTREAM} cannot be reached: {error}")
         assert digest(theirs) == DEFAULT
 
-    def test_clone3_is_unknown_so_that_flags_of_clone_can_be_seen(self, profile: dict[str, Any]) -> None:
-        rules = [
-            rule
-            for rule in profile["syscalls"]
-            if "clone3" in rule["names"] and "SYS_ADMIN" not in str(rule.get("includes"))
-        ]
-        assert rules and all(rule["action"] == "SCMP_ACT_ERRNO" for rule in rules)
-
 
 class TestKubernetes:
-    def test_the_pod_has_no_privileges(self) -> None:
+    def test_the_pod_has_no_privileges_and_its_token_in_a_file(self) -> None:
         pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
@@ -320,21 +307,20 @@ class TestKubernetes:
         assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
         assert context["capabilities"] == {"drop": ["ALL"]} and "privileged" not in context
         assert set(container["resources"]["limits"]) == {"cpu", "memory"}
-
-    def test_nothing_goes_out_and_only_named_pods_come_in(self) -> None:
-        policy = read_manifests()["NetworkPolicy"]["spec"]
-        assert policy["egress"] == [] and set(policy["policyTypes"]) == {"Ingress", "Egress"}
-        peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
-        assert len(peers) == 3 and all(peer["podSelector"]["matchLabels"] for peer in peers)
-
-    def test_the_token_is_a_file(self) -> None:
-        pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
         (variable,) = container["env"]
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert variable == {"name": f"{TOKEN_VARIABLE}_FILE", "value": f"{mounts['token']}/token"}
-        (secret,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "token"]
-        assert secret["secretName"] == "spear-sandbox"
+
+    def test_nothing_goes_out_and_only_named_pods_come_in(self) -> None:
+        found = read_manifests()
+        policy = found["NetworkPolicy"]["spec"]
+        assert policy["egress"] == [] and set(policy["policyTypes"]) == {"Ingress", "Egress"}
+        peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+        assert len(peers) == 3 and all(peer["podSelector"]["matchLabels"] for peer in peers)
+        labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert labels == found["Service"]["spec"]["selector"] == policy["podSelector"]["matchLabels"]
+        scaled = found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"]
+        assert scaled == found["Deployment"]["metadata"]["name"]
 
     def test_its_arguments_are_the_commands(self) -> None:
         pytest.importorskip("click")
@@ -344,19 +330,6 @@ class TestKubernetes:
         name, *arguments = container["args"]
         context = sandbox.commands[name].make_context(name, arguments)
         assert context.params["host"] == "0.0.0.0" and context.params["max_running"] == 8
-
-    def test_the_parts_fit_together(self) -> None:
-        found = read_manifests()
-        labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
-        assert (
-            labels
-            == found["Service"]["spec"]["selector"]
-            == found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
-        )
-        assert (
-            found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"]
-            == found["Deployment"]["metadata"]["name"]
-        )
 
 
 SCRIPT = """

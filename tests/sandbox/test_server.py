@@ -1,6 +1,5 @@
 """The service over HTTP around a scripted executor: what it answers, whom it lets wait, whose run it kills."""
 
-import http.client
 import json
 import socket
 import time
@@ -30,19 +29,18 @@ def send(url: str, body: Any) -> socket.socket:
 
 
 class TestAnswers:
-    def test_limits_are_the_servers_and_lower_ones_the_requests(self) -> None:
+    def test_limits_are_the_servers_and_lower_ones_the_requests_and_files_and_input_reach_the_run(self) -> None:
+        given = {"stdin": "in", "files": {"x/y": "YQ==", "z": None}, "fetch_files": ["o"]}
+        lower, higher = {"memory_limit_MB": 100, "run_timeout": 3}, {"memory_limit_MB": 10**9, "run_timeout": 1e300}
         with run_scripted(limits=Limits(memory_mb=512), max_run_s=60.0) as (running, executor):
-            for fields in (
-                {},
-                {"memory_limit_MB": 100, "run_timeout": 3},
-                {"memory_limit_MB": 10**9, "run_timeout": 1e300},
-            ):
+            for fields in (given, lower, higher):
                 assert ask(running.url, {"code": "a", **fields})[0] == 200
             assert executor.limits == [
                 Limits(memory_mb=512, wall_s=10.0),
                 Limits(memory_mb=100, wall_s=3.0),
                 Limits(memory_mb=512, wall_s=60.0),
             ]
+            assert executor.inputs[0] == ("in", {"x/y": b"a"}, ("o",))
 
     @pytest.mark.parametrize(("code", "reason"), [("fault", "the zygote died"), ("bug", "RuntimeError")])
     def test_faults_of_the_sandbox_are_said_and_leave_no_place_taken(self, code: str, reason: str) -> None:
@@ -53,42 +51,14 @@ class TestAnswers:
                 assert reason in reply["message"]
             assert ask(running.url, {"code": "well"})[1]["status"] == "Success"
 
-    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"code": 3}', b'{"code": "a", "run_timeout": -1}'])
-    def test_bad_requests_get_a_sentence(self, body: bytes) -> None:
-        with run_scripted() as (running, executor):
-            status, answer, _ = ask(running.url, body)
-            assert status == 422 and set(answer) == {"detail"} and answer["detail"].endswith(".")
-            assert executor.started == []
-
-    def test_ping_paths_and_methods(self) -> None:
-        with run_scripted() as (running, _):
-            assert ask(running.url, None, "GET", "/v1/ping")[:2] == (200, "pong")
-            status, answer, _ = ask(running.url, None, "GET")
-            assert status == 405 and "use POST" in answer["detail"]
-            status, answer, _ = ask(running.url, {}, path="/submit")
-            assert status == 404 and "/run_code" in answer["detail"]
-            assert ask(running.url, None, "GET", "/docs")[0] == 404
-
     def test_health_follows_the_executor(self) -> None:
         with run_scripted() as (running, executor):
             ask(running.url, {"code": '{"return_code": -9, "reason": "memory_limit"}'})
             status, health, headers = ask(running.url, None, "GET", "/health")
             assert status == 200 and headers["x-sandbox-isolation"] == "namespaces"
-            assert health == {
-                "status": "ok",
-                "isolation": {"level": "namespaces", "weak": False, "features": {"userns": True, "cgroup": False}},
-                "zygotes": 2,
-                "restarts": 0,
-                "running": 0,
-                "queued": 0,
-                "max_running": 4,
-                "languages": health["languages"],
-                "sessions": 0,
-                "max_sessions": 256,
-                "runs": 1,
-                "killed": {"memory_limit": 1},
-                "gateway_timeouts": 0,
-            }
+            features = {"userns": True, "cgroup": False}
+            assert health["isolation"] == {"level": "namespaces", "weak": False, "features": features}
+            assert (health["status"], health["runs"], health["killed"]) == ("ok", 1, {"memory_limit": 1})
             executor.ok = False
             status, health, _ = ask(running.url, None, "GET", "/health")
             assert (status, health["status"]) == (503, "degraded")
@@ -115,29 +85,8 @@ class TestAnswers:
         assert values[prefix + "run_seconds_bucket", "+Inf"] == values[prefix + "run_seconds_count",] == 2
         assert values[prefix + "isolation", "namespaces", "false"] == 1
 
-    def test_files_and_input_reach_the_run(self) -> None:
-        with run_scripted() as (running, executor):
-            body = {"code": "a", "stdin": "in", "files": {"x/y": "YQ==", "z": None}, "fetch_files": ["o"]}
-            assert ask(running.url, body)[0] == 200
-            assert executor.inputs == [("in", {"x/y": b"a"}, ("o",))]
-
 
 class TestLargeBodies:
-    def test_a_declared_50_mb_is_refused_and_not_kept(self) -> None:
-        with run_scripted(body_bytes=1 << 20) as (running, executor):
-            status, answer, _ = ask(running.url, b'{"code": "' + b"x" * 50_000_000 + b'"}')
-            assert status == 413 and "1048576 bytes" in answer["detail"] and executor.started == []
-            assert ask(running.url, {"code": "a"})[0] == 200
-
-    def test_so_are_50_mb_in_chunks_without_a_length(self) -> None:
-        with run_scripted(body_bytes=1 << 20) as (running, executor):
-            parts = urlsplit(running.url)
-            connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
-            chunks = (b"x" * 1_000_000 for _ in range(50))
-            connection.request("POST", "/run_code", chunks, {"Transfer-Encoding": "chunked"}, encode_chunked=True)
-            assert connection.getresponse().status == 413 and executor.started == []
-            connection.close()
-
     def test_a_sender_that_goes_away_before_the_end_is_no_error_of_the_service(self) -> None:
         with run_scripted() as (running, executor):
             parts = urlsplit(running.url)
@@ -150,21 +99,17 @@ class TestLargeBodies:
                 time.sleep(0.05)
             assert "spear_sandbox_gone_total 1.0" in page and 'status="500"' not in page and executor.started == []
 
-    def test_50_mb_are_taken_where_they_are_allowed(self) -> None:
-        with run_scripted(body_bytes=64 << 20) as (running, executor):
-            assert ask(running.url, {"code": "#" * 50_000_000})[0] == 200
-            assert [len(code) for code in executor.started] == [50_000_000]
+    def test_they_are_taken_where_they_are_allowed_and_refused_elsewhere(self) -> None:
+        for most, status in ((64 << 20, 200), (1 << 20, 413)):
+            with run_scripted(body_bytes=most) as (running, executor):
+                assert ask(running.url, {"code": "#" * 17_000_000})[0] == status
+                assert [len(code) for code in executor.started] == [17_000_000] * (status == 200)
 
 
 class TestToken:
     def test_runs_and_metrics_want_it_and_health_does_not(self) -> None:
         with run_scripted(token="s3cret") as (running, executor):
-            for given in (
-                {},
-                {"Authorization": "Bearer other"},
-                {"Authorization": "s3cret"},
-                {"Authorization": "Basic s3cret"},
-            ):
+            for given in ({}, *({"Authorization": wrong} for wrong in ("Bearer other", "s3cret", "Basic s3cret"))):
                 status, answer, headers = ask(running.url, {"code": "a"}, **given)
                 assert status == 401 and headers["www-authenticate"] == "Bearer" and "Authorization" in answer["detail"]
                 assert ask(running.url, None, "GET", "/metrics", **given)[0] == 401
@@ -233,19 +178,6 @@ class TestQueue:
             assert first[0].result()[0] == 200
             assert ask(running.url, None, "GET", "/health")[1]["gateway_timeouts"] == 1
 
-    def test_a_full_queue_answers_503_at_once(self) -> None:
-        with (
-            run_scripted(max_running=1, queue_length=2, queue_wait_s=0.6) as (running, executor),
-            ThreadPoolExecutor(9) as pool,
-        ):
-            first = fill(running, executor, pool, 1)
-            start = time.monotonic()
-            late = [pool.submit(ask, running.url, {"code": "late"}) for _ in range(5)]
-            statuses = sorted(future.result()[0] for future in late)
-            assert statuses == [503] * 3 + [504] * 2 and time.monotonic() - start > 0.55
-            executor.open = True
-            assert first[0].result()[0] == 200
-
     def test_a_sender_that_goes_away_takes_its_run_and_its_turn_with_it(self) -> None:
         with run_scripted(max_running=1) as (running, executor):
             executor.open = False
@@ -261,18 +193,6 @@ class TestQueue:
             executor.open = True
             assert ask(running.url, {"code": "next"})[0] == 200
             assert executor.started == ["mine", "next"] and running.service.counts.gone == 2
-
-    def test_senders_that_come_and_go_leave_nothing(self) -> None:
-        with run_scripted(max_running=2) as (running, executor):
-            executor.open = False
-            callers = [send(running.url, {"code": str(i)}) for i in range(40)]
-            wait_until(lambda: running.service.admission.queued == 38)
-            for caller in callers:
-                caller.close()
-            admission = running.service.admission
-            wait_until(lambda: admission.taken == admission.queued == 0)
-            executor.open = True
-            assert ask(running.url, {"code": "a"})[0] == 200
 
 
 def test_a_sender_that_stops_in_the_middle_of_its_body_holds_no_place() -> None:

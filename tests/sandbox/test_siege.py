@@ -23,7 +23,7 @@ import httpx
 from spear_sandbox.client import HttpExecutor
 from spear_sandbox.pool.cgroups import Groups
 from spear_sandbox.protocol import Limits
-from tests.sandbox.service import need_isolation
+from tests.sandbox.service import list_below, need_isolation
 from tests.sandbox.test_sessions import FIND_SOCKET
 
 pytestmark = pytest.mark.nightly
@@ -60,18 +60,6 @@ class Server:
         assert found is not None, line + self.log.read_text()
         self.url = found.group()
 
-    def list_below(self) -> list[int]:
-        """All processes that it has started."""
-        found, todo = [], [self.process.pid]
-        while todo:
-            folder = Path(f"/proc/{todo.pop()}/task")
-            with contextlib.suppress(OSError):
-                for thread in folder.iterdir():
-                    below = [int(child) for child in (thread / "children").read_text().split()]
-                    found += below
-                    todo += below
-        return found
-
     def resident_mb(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
@@ -84,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     yield running
     running.process.terminate()
     assert running.process.wait(60) == 0
-    assert running.list_below() == []
+    assert list_below(running.process.pid) == []
 
 
 async def post(client: httpx.AsyncClient, url: str, code: str) -> httpx.Response:
@@ -131,7 +119,7 @@ def test_random_deaths(server: Server) -> None:
             async def kill_on() -> None:
                 while time.monotonic() < stop:
                     await asyncio.sleep(rng.uniform(0.05, 0.4))
-                    below = server.list_below()
+                    below = list_below(server.process.pid)
                     if below:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(rng.choice(below), signal.SIGKILL)
@@ -147,7 +135,7 @@ def test_random_deaths(server: Server) -> None:
             )
             assert grown < MOST_GROWN_MB and server.log.stat().st_size < 1 << 20
             await asyncio.sleep(2)
-            for pid in server.list_below():
+            for pid in list_below(server.process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             started = time.monotonic()

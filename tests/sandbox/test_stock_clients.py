@@ -63,39 +63,6 @@ class TestClientOfVerl:
         assert results == [result] and metadata[0]["status"] == status
         assert metadata[0]["api_request_error"] is None
 
-    def test_many_cases_of_a_function_at_once(self, fusion: Any, running: RunningService) -> None:
-        cases = {"fn_name": "add", "inputs": [f"{i}\n{i * i}" for i in range(24)]}
-        cases["outputs"] = [str(i + i * i) for i in range(24)]
-        results, _ = fusion.check_correctness(
-            f"{running.url}/run_code", cases, "def add(a, b):\n    return a + b", timeout=20
-        )
-        assert results == [True] * 24
-
-    def test_its_score(self, running: RunningService) -> None:
-        pytest.importorskip("verl", reason="verl comes with the extra 'train'")
-        from verl.utils.reward_score.sandbox_fusion import compute_score
-
-        completion = "First think.\n```python\nprint(int(input()) ** 2)\n```"
-        cases = json.dumps({"inputs": ["3", "4"], "outputs": ["9", "15"]})
-        score, metadata = compute_score(f"{running.url}/run_code", None, 1024, completion, cases)
-        assert score == 0.5 and [case["stdout"] for case in metadata] == ["9\n", "16\n"]
-
-    def test_a_full_server_is_tried_again_and_not_given_up(self, fusion: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The one error that it tries again is 504, three times in all."""
-        monkeypatch.setattr(fusion, "INITIAL_RETRY_DELAY", 0.05)
-        with run_scripted(max_running=1, queue_wait_s=0.2) as (service, executor):
-            executor.open = False
-            opener = threading.Timer(0.5, lambda: setattr(executor, "open", True))
-            url = f"{service.url}/run_code"
-            first = threading.Thread(target=fusion.call_sandbox_api, args=(url, "a", None, 9, 9, 9))
-            first.start()
-            opener.start()
-            wait_until(lambda: bool(executor.started))
-            reply, error = fusion.call_sandbox_api(url, "b", None, 9, 9, 9)
-            first.join()
-            assert error is None and reply["run_result"]["stdout"] == "b"
-            assert service.service.counts.gateway_timeouts >= 1
-
     @pytest.mark.parametrize("status", [503, 504])
     def test_a_run_that_is_turned_away_is_tried_again_after_504_alone(
         self, fusion: Any, monkeypatch: pytest.MonkeyPatch, status: int

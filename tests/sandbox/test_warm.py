@@ -23,6 +23,7 @@ from spear_sandbox.pool.backends import WarmBackend
 from spear_sandbox.pool.local import LocalExecutor
 from spear_sandbox.pool.zygotes import Zygote
 from spear_sandbox.protocol import FaultKind, SandboxFault
+from tests.sandbox.service import list_children
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,16 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("print(1)", 0),
-        ("import numpy as np", 1),
-        ("from sympy import *", 1),
-        ("x = 'import mpmath'", 1),
-        ("numpyish = 1", 0),
-        ("import numpy, scipy.stats", 2),
-        ("f = sympy.lambdify(x, y)", 2),
-        ("import pandas", 1),
+        ("print(1)", 0), ("import numpy as np", 1), ("from sympy import *", 1), ("x = 'import mpmath'", 1),
+        ("numpyish = 1", 0), ("import numpy, scipy.stats", 2), ("f = sympy.lambdify(x, y)", 2), ("import pandas", 1),
     ],
-)
+)  # fmt: skip
 def test_kind_by_the_words_of_a_program(code: str, kind: int) -> None:
     kinds = list_kinds(["numpy", "sympy", "mpmath", "scipy", "pandas"])
     assert Installation("python", "/usr", "guest", {}, {}, kinds).choose_kind(code) == kind
@@ -67,15 +62,6 @@ def play(test: Callable[[LocalExecutor], Awaitable[None]], **options: int) -> No
 def backend_of(executor: LocalExecutor) -> WarmBackend:
     assert isinstance(executor._backend, WarmBackend)
     return executor._backend
-
-
-def list_children(parent: int) -> list[int]:
-    children = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                children.append(int(folder.name))
-    return children
 
 
 def test_dead_interpreters_are_waited_for(pool: BlockingExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +201,6 @@ def test_run_that_is_cancelled_as_it_starts_is_killed() -> None:
         socket.send_fds(theirs, [SPAWNED], [pidfd])
         os.close(pidfd)
         asyncio.get_running_loop().call_soon(asked.cancel)
-        zygote._read()
         with contextlib.suppress(asyncio.CancelledError):
             os.close(await asked)
         assert asked.cancelled()
@@ -265,21 +250,3 @@ def test_a_run_for_which_this_process_has_no_memory_is_tried_again(monkeypatch: 
         assert caught.value.kind is FaultKind.MEMORY and not failures
 
     play(starve)
-
-
-def test_a_package_is_found_whose_distribution_has_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As most wheels of today, it lacks a top_level.txt."""
-    for name, place, needs in (
-        ("odd-name", "odd_module.py", "Requires-Dist: odd-helper\n"),
-        ("odd-helper", "helper/__init__.py", ""),
-    ):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).touch()
-        facts = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
-        (facts / "RECORD").write_text(f"{place},,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert {"odd_module.py", "helper"} <= find_installation(("odd_module",)).packages.keys()

@@ -48,5 +48,5 @@ def tiny_vision_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from spear_training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
 
     folder = tmp_path_factory.mktemp("vision") / "policy"
-    make_tiny_vision_policy(TinyVisionSettings(episodes=30, steps=25, batch=8), folder)
+    make_tiny_vision_policy(TinyVisionSettings(episodes=8, steps=8, batch=4), folder)
     return folder

@@ -1,7 +1,6 @@
 """Algorithms as files, dry runs of presets, reward functions of users, and the environments of a training."""
 
 import asyncio
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from spear_agents.play.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from spear_envs.core.tasks import ListTaskSet, Task
-from spear_training.algorithms import Aggregation, SpearSettings, VoidFilter
-from spear_training.run.compose import ORDER, check_choice, compose, find_files, list_algorithms
+from spear_training.algorithms import SpearSettings
+from spear_training.run.compose import ORDER, compose, find_files, list_algorithms
 from spear_training.run.config import EnvironmentSettings, RunConfig
 from spear_training.run.custom_reward import CUSTOM, CustomReward, load_custom_reward
 from spear_training.run.environments import inspect_environment, make_environment
@@ -59,35 +58,6 @@ def test_additions_change_nothing_else(settings: dict[str, SpearSettings], base:
     assert replace(imitating, sil=plain.sil) == plain and replace(whole, reward=plain.reward) == imitating
 
 
-def test_plain_baselines_have_none_of_the_tricks(settings: dict[str, SpearSettings]) -> None:
-    estimators = {
-        "grpo": ("grpo", True),
-        "rloo": ("rloo", False),
-        "ppo": ("gae", False),
-        "gigpo": ("gigpo", True),
-        "gigpo_nostd": ("gigpo", False),
-    }
-    for name, (estimator, normalized) in estimators.items():
-        one = settings[name]
-        assert (one.advantage.estimator, one.advantage.normalize_std) == (estimator, normalized)
-        assert (one.clip.low, one.clip.high) == (0.2, 0.2)
-        assert one.loss.aggregation is Aggregation.TOKEN_MEAN
-        assert (one.filter.groups, one.filter.void) == (1.0, VoidFilter.OFF)
-        assert not (one.filter.overlong or one.filter.repetition or one.cov.on_policy)
-        assert replace(one, advantage=settings["grpo"].advantage) == settings["grpo"]
-
-
-def test_drbot_has_all_of_them(settings: dict[str, SpearSettings]) -> None:
-    one = settings["drbot"]
-    assert (one.kl.coefficient, one.clip.high, one.clip.dual) == (0.0, 0.28, 10.0)
-    assert not one.advantage.normalize_std and one.loss.aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
-    assert (one.filter.groups, one.filter.void) == (0.75, VoidFilter.TRAJECTORY)
-    assert one.filter.overlong and one.filter.repetition
-    other = settings["drbot_gigpo"]
-    assert other.advantage.estimator == "gigpo" and not other.advantage.normalize_std
-    assert replace(other, advantage=one.advantage) == one
-
-
 def test_ppo_alone_has_a_critic_which_is_the_actors_network(settings: dict[str, SpearSettings]) -> None:
     assert all(one.advantage.needs_critic == name.startswith("ppo") for name, one in settings.items())
     assert not any(one.kl.coefficient for one in settings.values())
@@ -96,28 +66,6 @@ def test_ppo_alone_has_a_critic_which_is_the_actors_network(settings: dict[str, 
     assert verl.critic.enable and verl.critic.model.path == "/some/model" and verl.critic.optim.lr == 1e-5
     assert verl.critic.strategy == verl.actor_rollout_ref.actor.strategy
     assert verl.trainer.max_critic_ckpt_to_keep == 7
-
-
-def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
-    switches = {
-        "kl": {"coefficient": 0.01},
-        "clip": {"high": 0.2, "dual": None},
-        "advantage": {"normalize_std": True},
-        "loss": {"aggregation": "token-mean"},
-        "filter": {"overlong": False, "void": "off", "repetition": False, "groups": 1.0},
-    }
-    given = [f"{node}.{key}={json.dumps(value)}" for node, keys in switches.items() for key, value in keys.items()]
-    # Each is a field of its own, so that all at once show that none needs another.
-    found = compose(["algorithm=drbot_spear", *given]).config.algorithm.to_mapping()
-    plain = SpearSettings().to_mapping()
-    assert found == {node: {**values, **switches.get(node, {})} for node, values in plain.items()}
-
-
-@pytest.mark.parametrize(("name", "near"), [("gigpo-spear", "gigpo_spear"), ("grppo", "grpo")])
-def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(SpearError, match=f"did you mean {near}"):
-        check_choice("algorithm", name)
-    check_choice("algorithm", near)
 
 
 # ---- policies of dry runs --------------------------------------------------------------------------------------------
@@ -268,21 +216,6 @@ def test_a_composed_training_knows_the_function(
 
 
 # ---- environments ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("mapping", "expected"),
-    [
-        ({"templat": "x"}, "env.templat is not a setting; did you mean env.template?"),
-        ({"qqq": 1}, "env.qqq is not a setting; there are id, kwargs"),
-        ({1: 1}, "env.1 is not a setting"),
-        ({"layout": "flat"}, "env.layout: input should be 'per_turn' or 'conversation' (it is 'flat')"),
-        ({"layout": None}, "env.layout: "),
-        ({"layout": ["per_turn"]}, "it is ['per_turn']"),
-    ],
-)
-def test_a_wrong_key_or_layout_is_told(mapping: dict[Any, Any], expected: str) -> None:
-    with pytest.raises(SpearError) as caught:
-        EnvironmentSettings.from_mapping(mapping)
-    assert expected in str(caught.value)
 
 
 def test_an_environment_of_a_split_is_made_without_the_checker() -> None:

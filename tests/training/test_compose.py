@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
+from spear_training.catalogue import describe_fields, make_schema
 from spear_training.run.compose import GROUPS, compose, list_choices, list_official
-from spear_training.run.config import RunConfig, describe_fields, describe_groups, make_schema
+from spear_training.run.config import RunConfig
 
 OWN = """
 extends: demo
@@ -104,23 +105,6 @@ def test_a_dry_run_reduces_what_a_file_sets_and_keys_do_not_follow(own: str) -> 
     assert (config.env.kwargs, config.rollout.max_prompt_length) == ({"largest": 9}, 256)
 
 
-def test_values_are_yaml() -> None:
-    words = ("optimizer.lr=1e-4", "optimizer.betas=[0.8, 0.9]", "log.to=[console]", "validation.every=null")
-    config = compose([*words, "deterministic=false", "model.path='a b'", "filter.void=off"]).config
-    assert (config.optimizer.lr, config.optimizer.betas) == (1e-4, (0.8, 0.9))
-    assert (config.log.to, config.validation.every, config.deterministic) == (("console",), None, False)
-    assert (config.model.path, config.filter.void.value) == ("a b", "off")
-    words = ("rollout.correction.rollout_is_threshold=0.5_5", "rollout.correction.rollout_is=token")
-    assert compose(words).config.rollout.correction.rollout_is_threshold == "0.5_5", "YAML 1.1 reads a number"
-    assert compose(["model.path=~/model"]).config.model.path == str(Path.home() / "model")
-
-
-def test_a_file_of_the_printed_configuration_composes_to_it(tmp_path: Path) -> None:
-    config = compose(["preset=webshop_qwen2.5_7b", "algorithm=ppo", "cluster=4x8gpu"]).config
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump(config.to_mapping()), "utf-8")
-    assert compose([str(tmp_path / "all.yaml")]).config == config
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_composes(group: str) -> None:
     for name in [*list_choices(group), *(list_official() if group == "preset" else ())]:
@@ -134,10 +118,8 @@ def test_every_choice_composes(group: str) -> None:
     [
         ("sil.gama=cosine", "'sil.gama' is not a setting; did you mean sil.gamma?"),
         ("train.step=3", "did you mean train.steps?"),
-        ("optimiser.lr=1e-4", "did you mean optimizer.lr?"),
         ("mini_batch_size=8", "did you mean train.mini_batch_size?"),
         ("xyzzy=1", "there are model, env, rollout"),
-        ("=3", "is not a setting"),
         ("train.steps.more=1", "did you mean train.steps?"),
         ("train=3", "train is a group of settings: steps, batch_size"),
         ("steps", "'steps' is neither an option, a file of YAML nor KEY=VALUE"),
@@ -145,17 +127,13 @@ def test_every_choice_composes(group: str) -> None:
         ("+train.steps=3", "write KEY=VALUE, without +"),
         ("~train.steps", "KEY=VALUE"),
         ("log.to=[console", "cannot be read as YAML"),
-        ("seed=!!timestamp x", "cannot be read as YAML"),
         ("model.chat_options={a: !!bool x}", "cannot be read as YAML"),
         ("preset=alfword", "there is no preset 'alfword'; did you mean alfworld?"),
-        ("algorithm=gpro", "did you mean grpo?"),
         ("nothing.yaml", "nothing.yaml cannot be read"),
-        ("~nobody-here/mine.yaml", "cannot be read"),
         ("log.run=${seed}", "a reference ${...} is not resolved"),
         ("env.kwargs.a=!!binary /w==", "must be a number, a text"),
         ("env.kwargs=" + "{a: " * 25 + "1" + "}" * 25, "nested more than 20 times"),
         ("actor_rollout_ref.rollout.n=4", "did you mean rollout.group_size?"),
-        ("trainer.total_training_steps=4", "did you mean train.steps?"),
         ("data.apply_chat_template_kwargs.enable_thinking=false", "did you mean model.chat_options?"),
         ("actor_rollout_ref.actor.fsdp_config.seed=4", "did you mean verl.actor_rollout_ref.actor.fsdp_config.seed?"),
         ("actor_rollout_ref.actor.clip_ratio_high=0.3", "see clip.low, clip.high"),
@@ -171,28 +149,14 @@ def test_a_word_that_is_not_understood_names_the_nearest(word: str, expected: st
     [
         ("sil.warmup_steps=-1", "sil.warmup_steps: input should be greater than or equal to 0 (it is -1)"),
         ("sil.warmup_steps=many", "sil.warmup_steps: must be a whole number (it is 'many')"),
-        ("train.steps=2.5", "train.steps: input should be a valid integer"),
-        ("train.steps=null", "train.steps: input should be a valid integer"),
         ("rollout.group_size=true", "rollout.group_size: must be a whole number"),
-        ("train.batch_size=0", "train.batch_size: input should be greater than or equal to 1"),
         ("optimizer.lr=.nan", "optimizer.lr: input should be a finite number"),
-        ("optimizer.lr=-1", "optimizer.lr: input should be greater than or equal to 0"),
         ("optimizer.betas=[0.9]", "optimizer.betas"),
         ("optimizer.betas=[0.9, 1.0]", "two numbers from 0 to below 1"),
-        ("rollout.temperature=0", "rollout.temperature: input should be greater than 0"),
-        ("rollout.top_p=1.5", "rollout.top_p: input should be less than or equal to 1"),
-        ("rollout.engine=sglang", "rollout.engine: input should be 'transformers', 'vllm' or 'vllm_cpu'"),
-        ("rollout.dtype=int8", "rollout.dtype: input should be 'auto'"),
-        ("env.layout=flat", "env.layout: input should be 'per_turn' or 'conversation'"),
-        ("checkpoint.resume=exactly", "exact"),
         ("deterministic=maybe", "deterministic: input should be a valid boolean"),
-        ("seed=one", "seed: must be a whole number"),
         ("env.kwargs=3", "env.kwargs"),
         ("filter.void=maybe", "(it is 'maybe')"),
-        ("cov.bounds=fixed", "needs cov.lower and cov.upper"),
-        ("advantage.estimator=gigp", "did you mean gigpo?"),
         ("cluster.shard_size=0", "cluster.shard_size must be -1 (all GPUs) or a whole number from 1, not 0"),
-        ("validation.tasks=0", "validation.tasks: input should be greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(word: str, expected: str) -> None:
@@ -211,8 +175,6 @@ def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(word: str
         ("extends: [demo, alfworld]", "names one preset"),
         ("extends: demoo", "there is no preset 'demoo'"),
         ("choose: {colour: red}", "choose takes preset, algorithm"),
-        ("choose: 3", "choose takes"),
-        ("1: 2", "is not a mapping of settings"),
     ],
 )
 def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, expected: str) -> None:
@@ -240,12 +202,6 @@ def test_every_setting_has_a_meaning_a_kind_and_its_default() -> None:
     assert (facts["train.steps"].default, facts["train.max_tasks"].kind) == (200, "whole number from 1 or null")
 
 
-def test_the_groups_name_every_node() -> None:
-    names = [name.removesuffix(".*") for name, _ in describe_groups()]
-    assert names == list(dict.fromkeys(key.partition(".")[0] for key in RunConfig.keys()))  # noqa: SIM118
-    assert all(meaning for _, meaning in describe_groups())
-
-
 def test_the_schema_takes_what_composes_and_refuses_what_does_not() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = make_schema()
@@ -254,3 +210,14 @@ def test_the_schema_takes_what_composes_and_refuses_what_does_not() -> None:
     for wrong in ({"train": {"stepz": 3}}, {"train": {"steps": 0}}, {"rollout": {"engine": "sglang"}}, {"other": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
+
+
+def test_values_are_yaml() -> None:
+    words = ("optimizer.lr=1e-4", "optimizer.betas=[0.8, 0.9]", "log.to=[console]", "validation.every=null")
+    config = compose([*words, "deterministic=false", "model.path='a b'", "filter.void=off"]).config
+    assert (config.optimizer.lr, config.optimizer.betas) == (1e-4, (0.8, 0.9))
+    assert (config.log.to, config.validation.every, config.deterministic) == (("console",), None, False)
+    assert (config.model.path, config.filter.void.value) == ("a b", "off")
+    words = ("rollout.correction.rollout_is_threshold=0.5_5", "rollout.correction.rollout_is=token")
+    assert compose(words).config.rollout.correction.rollout_is_threshold == "0.5_5", "YAML 1.1 reads a number"
+    assert compose(["model.path=~/model"]).config.model.path == str(Path.home() / "model")

@@ -21,7 +21,7 @@ from spear_training.run.launch import prepare_training
 from tests.agents.test_cli import train, write_launch
 from tests.training.conftest import TINY_CONFIG
 
-TASKS = 10
+TASKS = 4
 
 
 class Stage:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spear_training.algorithms import SpearSettings
-from spear_training.run.rollout_correction import RolloutCorrection
+from spear_training.run.config import RolloutCorrection
 from tests.rooms import ROOT
 from tests.training.episodes import make_episode, play
 from tests.training.step.actors import Played
@@ -111,9 +111,3 @@ def test_nothing_on_the_page_is_made_up(logged: set[str]) -> None:
     # A validation has the names of a step.
     assert [name for name in unknown if name != "val/NAME"] == []
     assert "val/{}" in logged
-
-
-def test_settings_on_the_page_exist() -> None:
-    settings = SpearSettings().to_mapping()
-    for node, name in re.findall(r"`spear\.(\w+)\.(\w+)", PAGE):
-        assert node in ("record", "rollout") or name in settings[node], f"spear.{node}.{name}"

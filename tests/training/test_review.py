@@ -18,12 +18,11 @@ from spear_agents.engines.base import Finish
 from spear_agents.evaluation.records import METRICS_FOLDER, PANELS
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_agents.viewer.runs import Run
-from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
 from spear_training.run.config import RecordSettings
-from spear_training.run.recording import EpisodeRecorder
 from spear_training.run.review import WINDOW, advise, review_history
 from spear_training.run.training import plot_curves
+from spear_training.step.records import EpisodeRecorder
 from tests.agents.test_cli import train, write_launch
 from tests.training import trainings
 
@@ -137,12 +136,6 @@ def test_a_picture_of_all_curves(tmp_path: Path, suffix: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["metrics", path.name]), "no temporary file stays"
 
 
-def test_a_run_of_one_step_with_missing_and_broken_numbers_is_drawn(tmp_path: Path) -> None:
-    # verl's logger writes null where a number is not finite.
-    write_launch(tmp_path, 0, train(1, **{"success/all": 0.5, "entropy/token-mean": None}))
-    assert plot_curves(tmp_path, tmp_path / "c.png").stat().st_size > 10_000
-
-
 IDENTITY = {"env_id": "env", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
 
 
@@ -160,21 +153,6 @@ def test_episodes_are_kept_of_the_first_step_and_every_few_after_it() -> None:
     assert [step for step in range(1, 30) if RecordSettings().count(step)] == [1, 11, 21]
     assert [RecordSettings(every=1, episodes=8).count(step) for step in (1, 2)] == [8, 8]
     assert not any(RecordSettings(episodes=0).count(step) for step in range(1, 30))
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"evry": 1}, "record.evry is not a setting; did you mean record.every"),
-        ({"every": 0}, "record.every: input should be greater than or equal to 1"),
-        ({"episodes": -1}, "record.episodes: "),
-        ({"episodes": 2.5}, "integer"),
-        ({"every": True}, "must be a whole number"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_said(values: dict[str, Any], expected: str) -> None:
-    with pytest.raises(SpearError, match=expected):
-        RecordSettings.from_mapping(values)
 
 
 def test_recorded_episodes_stand_on_the_page_with_their_steps(tmp_path: Path) -> None:
@@ -220,15 +198,6 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "the episodes of step 4 are not recorded, the training continues" in message and "No space left" in message
     path.unlink()
     assert recorder.write(5, [make_episode(0)]) == 1, "once there is room again"
-
-
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "rollouts").write_text("a file where the folder should be")
-    recorder = EpisodeRecorder(tmp_path, IDENTITY)
-    with caplog.at_level(logging.WARNING):
-        recorder.resume_after(1)
-        assert recorder.write(1, [make_episode(0)]) == 0
-    assert caplog.messages
 
 
 def test_a_file_that_is_not_ours_to_read_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

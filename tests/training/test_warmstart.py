@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 import spear_envs.sokoban.prompts as sokoban  # noqa: E402
 from spear_agents.engines.base import Finish, Request, Sampling  # noqa: E402
 from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
-from spear_agents.engines.vision import ImageReader, has_vision, pack_pictures, unpack_pictures  # noqa: E402
+from spear_agents.engines.vision import ImageReader, has_vision  # noqa: E402
 from spear_agents.evaluation.run import choose_template  # noqa: E402
 from spear_agents.play.prompting import PromptBuilder  # noqa: E402
 from spear_agents.play.trajectory import Layout  # noqa: E402
@@ -35,17 +35,16 @@ from spear_training.warmstart import (  # noqa: E402
     WarmStartSettings,
     collect_expert_rows,
     make_tokenizer,
-    policy,
     train_policy,
 )
 from spear_training.warmstart.policy import (  # noqa: E402
     IGNORED,
     POOL,
-    _measure_loss,
     draw_batches,
     encode_rows,
     fit,
     make_model,
+    measure_loss,
     rename_words,
 )
 from spear_training.warmstart.rows import ExpertRow  # noqa: E402
@@ -99,12 +98,6 @@ def test_rows_are_boards_and_well_formed_words_of_won_episodes() -> None:
     assert rows != collect_expert_rows(ENV, KEYWORDS, episodes=30, noise=0.5, seed=1)
 
 
-def test_without_noise_every_episode_is_won_and_a_conversation_is_one_row() -> None:
-    rows = collect_expert_rows(ENV, KEYWORDS, episodes=8, noise=0.0, layout=Layout.CONVERSATION)
-    assert len(rows) == 8
-    assert all(3 <= len(row.prompts) == len(row.responses) <= 12 for row in rows)
-
-
 def test_the_experts_answers_are_its_own_in_every_state() -> None:
     played = collect_expert_rows(ENV, KEYWORDS, episodes=20, noise=0.5)
     advised = collect_expert_rows(ENV, KEYWORDS, episodes=20, noise=0.5, answers=Answers.EXPERT)
@@ -155,30 +148,21 @@ def test_renaming_swaps_names_and_nothing_else(rows: list[list[int]], seed: int)
     assert ids.tolist() == rows
 
 
-def test_short_rows_come_first_then_long_ones_and_then_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_rows_come_first_then_long_ones_and_then_all() -> None:
     tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
     rows = [ExpertRow(("#_X" * (1 + 9 * (n % 4 == 0)),), ("up",)) for n in range(16)]
     ids, labels = encode_rows(tokenizer, rows)
     plan = replace(SMALL, batch=4, epochs=1, short_epochs=2, long_epochs=3)
-    widths: list[tuple[int, int]] = []
-
-    def measure(model: Any, read: torch.Tensor, learnt: torch.Tensor, weight: float) -> torch.Tensor:
-        widths.append((len(read), int((read != tokenizer.pad_token_id).sum(1).min())))
-        return _measure_loss(model, read, learnt, weight)
-
-    monkeypatch.setattr(policy, "_measure_loss", measure)
-    seen: list[tuple[int, int]] = []
-    losses = fit(
-        make_model(plan.shape, tokenizer, ids.shape[1], 0),
-        ids,
-        labels,
-        plan,
-        lambda done, total: seen.append((done, total)),
+    model = make_model(plan.shape, tokenizer, ids.shape[1], 0)
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda _, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
-    short, long = 6, 33
-    assert widths[: 2 * 3] == [(4, short)] * 6  # twice the 12 short rows
-    assert widths[6:9] == [(4, long)] * 3  # three times the 4 long ones
-    assert len(losses) == 6 + 3 + 4  # then all 16
+    seen: list[tuple[int, int]] = []
+    losses = fit(model, ids, labels, plan, lambda done, total: seen.append((done, total)))
+    assert shapes[: 2 * 3] == [(4, 5)] * 6, "twice the 12 short rows"
+    assert shapes[6:9] == [(4, 32)] * 3, "three times the 4 long ones"
+    assert len(losses) == 6 + 3 + 4, "then all 16"
     assert seen == [(n, 13) for n in range(1, 14)]
 
 
@@ -187,7 +171,7 @@ def test_padding_changes_no_loss(small: tuple[Path, WarmStartReport]) -> None:
     tokenizer = load_tokenizer(small[0])
     rows = [ExpertRow(("#_X" * n,), ("<think></think><action>up</action>",)) for n in (1, 5)]
     ids, labels = encode_rows(tokenizer, rows)
-    alone, padded = (_measure_loss(model, ids[:1, :n], labels[:1, :n], 0.0).item() for n in (8, ids.shape[1]))
+    alone, padded = (measure_loss(model, ids[:1, :n], labels[:1, :n], 0.0).item() for n in (8, ids.shape[1]))
     assert alone == pytest.approx(padded, abs=1e-5)
 
 
@@ -260,20 +244,20 @@ def test_a_failure_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "value"),
     [
-        ({"noise": 1.0}, "noise"),
-        ({"episodes": 0}, "episodes"),
-        ({"target": 1.5}, "target"),
-        ({"renamed": -0.1}, "renamed"),
-        ({"short_epochs": -1}, "short_epochs"),
-        ({"long_epochs": -1}, "long_epochs"),
-        ({"shape": PolicyShape(hidden=10, heads=3)}, "heads"),
+        ("noise", 1.0),
+        ("episodes", 0),
+        ("target", 1.5),
+        ("renamed", -0.1),
+        ("short_epochs", -1),
+        ("long_epochs", -1),
+        ("shape", PolicyShape(hidden=10, heads=3)),
     ],
 )
-def test_settings_out_of_range_are_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(SpearError, match=words):
-        replace(SMALL, **changes)  # type: ignore[arg-type]
+def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
+    with pytest.raises(SpearError, match="heads" if name == "shape" else name):
+        replace(SMALL, **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["demo", "alfworld_tiny", "code_tiny", "search_tiny", "webshop_tiny"])
@@ -285,28 +269,6 @@ def test_a_recipe_is_made_for_the_environment_of_its_training(name: str) -> None
     tried = make_env(env.id, env.train_split, env.kwargs)
     second = tried.splits[1]  # type: ignore[attr-defined]
     assert (env.valid_split or second) == (recipe.valid_split or second)
-
-
-def test_the_command_makes_a_policy(tmp_path: Path) -> None:
-    arguments = [ENV, "--out", str(tmp_path / "p"), "--env", "modality=text", "--episodes", "8", "--epochs", "1"]
-    arguments += [
-        "--hidden",
-        "24",
-        "--layers",
-        "1",
-        "--heads",
-        "2",
-        "--mlp",
-        "32",
-        "--panel-tasks",
-        "2",
-        "--target",
-        "0",
-    ]
-    result = CliRunner().invoke(warmstart, arguments)
-    assert result.exit_code == 0, result.output
-    assert "valid panel at temperature 1" in result.output
-    assert load_tokenizer(tmp_path / "p").eos_token == "<eos>"
 
 
 @pytest.fixture(scope="module")
@@ -333,13 +295,6 @@ def show(model: HFModel, seeds: range, *, lengthen: bool = False) -> list[Reques
         requests.append(Request(prompt.ids, Sampling(max_tokens=12, seed=seed), f"r{seed}", (observation["image"],)))
     env.close()
     return requests
-
-
-def test_the_policy_is_tiny_and_is_a_vision_model(model: HFModel) -> None:
-    parameters = sum(parameter.numel() for parameter in model.model.parameters())
-    assert 200_000 < parameters < 500_000
-    assert has_vision(model.path) and model.reader is not None
-    assert type(model.model).__name__ == "Qwen2_5_VLForConditionalGeneration"
 
 
 def test_a_picture_has_as_many_tokens_as_merged_patches(model: HFModel) -> None:
@@ -392,15 +347,6 @@ def test_the_picture_decides_too(model: HFModel) -> None:
     assert seen != other
 
 
-def test_pictures_survive_packing() -> None:
-    dice = np.random.default_rng(0)
-    pictures = [dice.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((5, 7), (96, 96))]
-    packed = pack_pictures(pictures)
-    assert packed.dtype == np.uint8 and packed.ndim == 1
-    assert all(np.array_equal(a, b) for a, b in zip(unpack_pictures(packed), pictures, strict=True))
-    assert unpack_pictures(pack_pictures([])) == []
-
-
 def test_another_vision_family_and_a_folder_without_a_processor_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava", "vision_config": {}}')
     with pytest.raises(SpearError, match="llava"):
@@ -408,3 +354,17 @@ def test_another_vision_family_and_a_folder_without_a_processor_are_refused(tmp_
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
     with pytest.raises(SpearError, match="image processor"):
         ImageReader(tmp_path)
+
+
+def test_without_noise_every_episode_is_won_and_a_conversation_is_one_row() -> None:
+    rows = collect_expert_rows(ENV, KEYWORDS, episodes=8, noise=0.0, layout=Layout.CONVERSATION)
+    assert len(rows) == 8
+    assert all(3 <= len(row.prompts) == len(row.responses) <= 12 for row in rows)
+
+
+def test_the_command_makes_a_policy(tmp_path: Path) -> None:
+    sizes = "--episodes 8 --epochs 1 --hidden 24 --layers 1 --heads 2 --mlp 32 --panel-tasks 2 --target 0"
+    arguments = [ENV, "--out", str(tmp_path / "p"), "--env", "modality=text", *sizes.split()]
+    result = CliRunner().invoke(warmstart, arguments)
+    assert result.exit_code == 0 and "valid panel" in result.output, result.output
+    assert load_tokenizer(tmp_path / "p").eos_token == "<eos>"

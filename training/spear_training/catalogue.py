@@ -6,11 +6,14 @@ Files are read without torch or verl, so that a listing starts quickly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 import click
+from pydantic import TypeAdapter
 from rich.table import Table
 from rich.text import Text
 
@@ -21,12 +24,14 @@ from spear_envs.data.files import format_bytes
 from spear_envs.listing import find_collections, list_unreadable
 from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
+from spear_training.algorithms.schema import Record
 from spear_training.planning.memory import read_known
 from spear_training.run.compose import DEFAULTS, list_algorithms, list_choices, list_official, walk_choices
+from spear_training.run.config import RunConfig
 
 
 def list_presets() -> list[str]:
-    """Names of the paper's presets, sorted; each exists in both flavours."""
+    """Return the names of the paper's presets, sorted; each exists in both flavours."""
     return [name.rpartition("/")[2] for name in list_official()]
 
 
@@ -40,7 +45,7 @@ class Need:
     here: bool | None
     """None if only the user knows."""
     mend: str
-    """What to do if it is missing."""
+    """Remedy if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def survey_presets() -> list[PresetListing]:
 
 
 def _list_data_needs(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[Need]:
-    """Official data and services that the environment's keywords refer to."""
+    """Return the official data and services that the environment's keywords refer to."""
     collections = {collection.name: collection for collection in find_collections(env_id)}
     for key, value in kwargs.items():
         if isinstance(value, str) and value.startswith(("http://", "https://")):
@@ -114,7 +119,7 @@ def _list_data_needs(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _list_model_needs(model: ModelListing | None, env_id: str, of_paper: bool) -> Iterator[Need]:
-    """The policy of a preset: its model, else any for the paper's, and a warm start for ours."""
+    """Return the policy of a preset: its model, else any for the paper's, and a warm start for ours."""
     if model is None and of_paper:
         yield Need("model", "any", None, "model=NAME, or model.path=DIR")
     elif model is None:
@@ -205,3 +210,68 @@ def presets(as_json: bool) -> None:
 
 def _print_json(facts: dict[str, Any]) -> None:
     echo(json.dumps(facts, indent=1, ensure_ascii=False))
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+_LABELS = re.compile(r" \(``\w+:\w+``\)")
+"""Places in the paper's source."""
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """A setting as pages and ``--help`` show it."""
+
+    key: str
+    kind: str
+    default: Any
+    meaning: str
+
+
+def describe_fields(cls: type[Record] = RunConfig, prefix: str = "") -> Iterator[FieldFacts]:
+    """Yield every setting below a node, in order of declaration."""
+    defaults = cls().to_mapping()
+    for name, found in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
+        kind = cls.find_kind(name)
+        if isinstance(kind, type) and issubclass(kind, Record):
+            yield from describe_fields(kind, f"{prefix}{name}.")
+        else:
+            meaning = (found.description or "").replace("``", "`")
+            yield FieldFacts(f"{prefix}{name}", _name_kind(cls, name, found), defaults[name], meaning)
+
+
+def describe_groups() -> Sequence[tuple[str, str]]:
+    """Return the nodes of a configuration, and the settings that are not in one, with what they are about."""
+    found = []
+    for name, item in RunConfig.__pydantic_fields__.items():  # type: ignore[attr-defined]
+        kind = RunConfig.find_kind(name)
+        is_node = isinstance(kind, type) and issubclass(kind, Record)
+        text = (kind.__doc__ or "") if is_node else item.description or ""
+        line = _LABELS.sub("", text.partition("\n")[0]).replace("``", "`")
+        found.append((f"{name}.*" if is_node else name, line))
+    return found
+
+
+def _name_kind(cls: type[Record], name: str, found: Any) -> str:
+    """Return the type of a setting and its range, in words."""
+    kind = cls.find_kind(name)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        text = ", ".join(str(member.value) for member in kind)
+    else:
+        words = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+        numeric = "text or number" if "float" in str(kind) and "tuple" not in str(kind) else "list"
+        text = words.get(kind, "mapping" if "Mapping" in str(kind) else numeric)
+    limits = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+    for rule in found.metadata:
+        for attribute, word in limits.items():
+            if hasattr(rule, attribute):
+                text += f" {word} {getattr(rule, attribute):g}"
+    return text + (" or null" if "None" in str(found.annotation) else "")
+
+
+def make_schema() -> dict[str, Any]:
+    """Make the JSON schema of a file of YAML, for editors."""
+    schema = TypeAdapter(RunConfig).json_schema()
+    properties = schema["$defs"]["RunConfig"]["properties"] if "$ref" in schema else schema["properties"]
+    properties["extends"] = {"type": "string", "description": "Preset that this file builds on."}
+    properties["choose"] = {"type": "object", "description": "Choices of groups, as on the command line."}
+    return schema

@@ -56,7 +56,7 @@ class TrainCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the nodes with their meanings."""
-        from spear_training.run.config import describe_groups
+        from spear_training.catalogue import describe_groups
 
         with formatter.section("Settings (--describe NODE lists those of one)"):
             formatter.write_dl(list(describe_groups()))
@@ -99,7 +99,7 @@ def train(
     elif describe is not None:
         _print_fields(describe)
     elif schema:
-        from spear_training.run.config import make_schema
+        from spear_training.catalogue import make_schema
 
         echo(json.dumps(make_schema(), indent=1))
     elif print_config or print_verl:
@@ -124,7 +124,7 @@ def _print_choices() -> None:
 
 
 def _print_fields(node: str) -> None:
-    from spear_training.run.config import describe_fields
+    from spear_training.catalogue import describe_fields
 
     found = [fact for fact in describe_fields() if node == "all" or f"{fact.key}.".startswith(f"{node}.")]
     if not found:

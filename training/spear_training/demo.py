@@ -36,7 +36,8 @@ RESULTS = "results.json"
 
 
 def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
-    """Warm start, evaluate, train, evaluate again, draw; stages with existing results in ``out`` are skipped.
+    """Run the warm start, evaluate, train, evaluate again and draw; stages with existing results in ``out`` are
+    skipped.
 
     The schedules are made for 60 training ``steps``. Raises SpearError for any error that the user can fix.
     """
@@ -149,7 +150,7 @@ def _percent(estimate: Estimate) -> str:
 
 
 def _rows(results: dict[str, Any], comparisons: dict[float, Comparison]) -> list[tuple[str, str, str, str]]:
-    """Rows of the result table: what, before, after, paired difference."""
+    """Return the rows of the result table: what, before, after, paired difference."""
     rows = []
     for temperature, part in comparisons.items():
         difference = part.difference

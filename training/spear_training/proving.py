@@ -54,7 +54,7 @@ class Prover:
     device: str
 
     def list_steps(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        """All steps by name, in order."""
+        """Return all steps by name, in order."""
         alone = {name: lambda name=name: self._run_proof(name) for name in ("attention", "log-probs", "loss")}
         return {
             **alone,
@@ -144,7 +144,7 @@ class Prover:
         return figures
 
     def list_command(self, engine: str, run: Path) -> list[str]:
-        """The command line of the training."""
+        """Return the command line of the training."""
         return [
             *make_command("spear_training", "preset=demo"),
             f"cluster={'1gpu' if self.device == 'cuda' else 'cpu'}",

@@ -33,7 +33,7 @@ from spear_agents.play.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
 from spear_sandbox.console import echo
-from spear_sandbox.service.foreign import show_entry
+from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 
 CONFIDENCE = 0.95
@@ -41,7 +41,7 @@ POWER = 0.8
 
 
 def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
-    """Mean of a table [seeds, tasks], with the interval of a two-way random-effects model.
+    """Return the mean of a table [seeds, tasks], with the interval of a two-way random-effects model.
 
     Seeds and tasks are both random samples: the variance of the mean is that of seeds over their number, of tasks over
     theirs, and of the residual over both. Degrees of freedom are Satterthwaite's, from the mean squares, which gives a
@@ -71,7 +71,7 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
-    """Mean over seeds, with Student's interval; infinite for one seed or equal values. Raises ValueError without."""
+    """Return the mean over seeds with Student's interval, infinite for one or equal values. Raises ValueError."""
     if not values:
         raise ValueError("there are no seeds to average over")
     return estimate_with_student(values, _quantile)
@@ -84,7 +84,7 @@ def _quantile(freedom: float) -> float:
 
 
 def count_pairs(deviation: float, difference: float) -> int:
-    """Number of pairs of runs that detect a true difference with 80 % power in a two-sided t test at 5 %.
+    """Return the number of pairs of runs that detect a true difference with 80 % power in a two-sided t test at 5 %.
 
     ``deviation`` is that of the difference between the runs of a pair, ``difference`` the true mean difference. Raises
     ValueError for a difference of 0 or a negative deviation.
@@ -117,7 +117,7 @@ class CrossedComparison:
     pairs: tuple[Comparison, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return {
             "before": plain_estimate(self.before),
             "after": plain_estimate(self.after),
@@ -183,7 +183,7 @@ class Judgement:
         return self.permutation_p < ALPHA
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return vars(self) | {"significant": self.significant, "alpha": ALPHA, "power": POWER}
 
 
@@ -206,14 +206,14 @@ def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
 
 
 def compute_sign_p(gained: int, lost: int) -> float:
-    """Two-sided p of ``gained`` against ``lost`` tasks under Binomial(gained + lost, 1/2); ties do not count."""
+    """Return the two-sided p of ``gained`` against ``lost`` tasks under Binomial(gained + lost, 1/2), without ties."""
     count = gained + lost
     tail = sum(math.comb(count, i) for i in range(min(gained, lost) + 1))
     return float(min(Fraction(1), Fraction(2 * tail, 2**count)))
 
 
 def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float, bool]:
-    """Two-sided p of |sum of steps| when each step's sign is a fair coin, and whether it is exact.
+    """Return the two-sided p of |sum of steps| when each step's sign is a fair coin, and whether it is exact.
 
     Shares with a common denominator are counted as integers, and the distribution of their signed sum is built task by
     task. Other values (scores) are flipped 10,000 times, with p = (hits + 1) / (draws + 1).
@@ -242,7 +242,7 @@ def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float,
 
 
 def _count_units(sizes: Sequence[float]) -> list[int] | None:
-    """The sizes as multiples of a common unit; None if there is none or the distribution would be too long."""
+    """Return the sizes as multiples of a common unit; None if there is none or the distribution would be too long."""
     shares = [Fraction(size).limit_denominator(_SAMPLES_AT_MOST) for size in sizes]
     if any(abs(float(share) - size) > 1e-12 for share, size in zip(shares, sizes, strict=True)):
         return None
@@ -394,20 +394,20 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
 
 
 def name_runs(before: Path, after: Path) -> tuple[str, str]:
-    """Short, different names of two folders."""
+    """Return short, different names of two folders."""
     first, second = before.resolve(), after.resolve()
     return (first.name, second.name) if first.name != second.name else (str(before), str(after))
 
 
 def list_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two evaluations differ; of a panel its name and digest."""
+    """Return the settings in which two evaluations differ; of a panel its name and digest."""
     old, new = (each | {"panel": found and found.label} for each in (old, new) for found in [PlayedPanel.read(each)])
     keys = [key for key in {**old, **new} if key not in _UNCHANGING]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def make_table(comparison: Comparison, judgement: Judgement, names: tuple[str, str], metric: Metric) -> Table:
-    """Both runs, their paired difference and the tests."""
+    """Make a table of both runs, their paired difference and the tests."""
     table = Table(title=f"{metric.value}, {len(comparison.steps)} tasks", box=SIMPLE_HEAD)
     table.add_column("")
     table.add_column("mean", justify="right")

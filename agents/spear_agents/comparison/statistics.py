@@ -37,7 +37,7 @@ class Estimate:
 
 
 def estimate_mean(per_task: Sequence[float]) -> Estimate:
-    """Mean over tasks of a rate or score in [0, 1], with Wilson's score interval.
+    """Return the mean over tasks of a rate or score in [0, 1], with Wilson's score interval.
 
     Tasks are the independent units: samples of one task are averaged first. With one sample per task the values are 0
     or 1 and the interval is Wilson's for that many trials. Otherwise the effective trials are n · p(1 - p) / s² with s²
@@ -60,13 +60,13 @@ def estimate_mean(per_task: Sequence[float]) -> Estimate:
 
 
 def _count_trials(per_task: Sequence[float]) -> tuple[float, float]:
-    """The mean of rates, and the number of independent trials that would give the same uncertainty."""
+    """Return the mean of rates, and the number of independent trials that would give the same uncertainty."""
     mean, spread = fmean(per_task), pvariance(per_task)
     return mean, len(per_task) * mean * (1 - mean) / spread if spread else len(per_task)
 
 
 def estimate_amount(per_task: Sequence[float]) -> Estimate:
-    """Mean over tasks of an amount such as a number of tokens, with Student's interval, which begins at 0 or above.
+    """Return the mean over tasks of an amount such as a number of tokens, with Student's interval cut at 0.
 
     The quantile is that of the expansion 26.7.5 of Abramowitz and Stegun, within 1 % from three tasks on. The bounds
     are 0 and infinity for a single task, or equal values. Raises ValueError without tasks.
@@ -78,7 +78,7 @@ def estimate_amount(per_task: Sequence[float]) -> Estimate:
 
 
 def estimate_with_student(values: Sequence[float], quantile: Callable[[int], float]) -> Estimate:
-    """Mean with Student's interval, whose ``quantile`` depends on the degrees of freedom.
+    """Return the mean with Student's interval, whose ``quantile`` depends on the degrees of freedom.
 
     The interval is infinite for a single value, or equal ones.
     """
@@ -131,7 +131,7 @@ class Part:
     response_tokens: Estimate | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         estimates = {name: getattr(self, name) for name in ("success", "scores", "tool_calls", "response_tokens")}
         return vars(self) | {
             **{name: found and plain_estimate(found) for name, found in estimates.items()},
@@ -141,14 +141,14 @@ class Part:
 
 
 def plain_estimate(estimate: Estimate) -> dict[str, float | int | None]:
-    """Plain values; None for bounds that are not finite."""
+    """Return the fields as plain values; None for bounds that are not finite."""
     bounds = {"ci95_low": estimate.low, "ci95_high": estimate.high}
     finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
     return {"mean": estimate.mean, **finite, "tasks": estimate.tasks}
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:
-    """Figures of all episodes and of each subtask, in the natural order of their names (9 before 10)."""
+    """Return the figures of all episodes and of each subtask, in the natural order of their names (9 before 10)."""
     every = list(trajectories)
     by_subtask: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in every:
@@ -159,7 +159,7 @@ def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]
 
 
 def split_numbers(name: str) -> list[tuple[int, str]]:
-    """Key that sorts names by the numbers in them, 9 before 10."""
+    """Return the key that sorts names by the numbers in them, 9 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -188,7 +188,7 @@ def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
 def _estimate_amounts(
     trajectories: Iterable[Trajectory], measure: Callable[[Trajectory], int | None]
 ) -> Estimate | None:
-    """The mean over tasks of an amount, where it is known."""
+    """Return the mean over tasks of an amount, where it is known."""
     values: dict[str, list[int]] = defaultdict(list)
     for trajectory in trajectories:
         if (amount := measure(trajectory)) is not None:
@@ -219,12 +219,12 @@ class Metric(str, Enum):
     """The benchmark's own score in [0, 1]."""
 
     def of(self, trajectory: Trajectory) -> float:
-        """The value of one episode."""
+        """Return the value of one episode."""
         return float(trajectory.won) if self is Metric.SUCCESS else trajectory.score
 
 
 def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.SUCCESS) -> dict[str, float]:
-    """Mean over the episodes of each task, without faults."""
+    """Return the mean over the episodes of each task, without faults."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.stop is not StopReason.FAULT:
@@ -233,7 +233,7 @@ def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.
 
 
 def estimate_pass_at(samples: int, won: int, k: int) -> float:
-    """Probability that ``k`` of a task's samples include a won one: 1 - C(n-c, k) / C(n, k).
+    """Return the probability that ``k`` of a task's samples include a won one: 1 - C(n-c, k) / C(n, k).
 
     An unbiased estimate of 1 - (1 - p)^k, unlike 1 - (1 - c/n)^k (Chen et al. 2021, equation 1). Raises ValueError
     unless 1 <= k <= samples and 0 <= won <= samples.
@@ -244,7 +244,7 @@ def estimate_pass_at(samples: int, won: int, k: int) -> float:
 
 
 def _estimate_passes(trajectories: Iterable[Trajectory]) -> dict[int, Estimate]:
-    """pass@k for powers of two and the largest number of samples, over the tasks with k samples."""
+    """Return pass@k for powers of two and the largest number of samples, over the tasks with k samples."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for trajectory in trajectories:
         counts[trajectory.task_id][0] += 1
@@ -258,7 +258,7 @@ def _estimate_passes(trajectories: Iterable[Trajectory]) -> dict[int, Estimate]:
 
 
 def average_parts(parts: Iterable[Part]) -> Estimate | None:
-    """Unweighted mean of the parts' success; None if a part has none.
+    """Return the unweighted mean of the parts' success; None if a part has none.
 
     The parts are treated as independent: the half width is sqrt(sum of squares) / m. ``tasks`` is the sum over parts.
     """
@@ -272,12 +272,12 @@ def average_parts(parts: Iterable[Part]) -> Estimate | None:
 
 
 def estimate_outcomes(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
-    """Success over tasks, of whose samples the mean counts."""
+    """Return the success over tasks, of whose samples the mean counts."""
     return estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])
 
 
 def format_percent(estimate: Estimate) -> str:
-    """Mean and interval in percent."""
+    """Return the mean and interval in percent."""
     return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
@@ -303,7 +303,7 @@ class Comparison:
         return self.before.high < self.after.low or self.after.high < self.before.low
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return {
             "before": plain_estimate(self.before),
             "after": plain_estimate(self.after),
@@ -340,11 +340,12 @@ def compare_trajectories(
 
 
 def estimate_difference(steps: Sequence[float]) -> Estimate:
-    """Mean over tasks of paired differences in [-1, 1], with a score interval that has a width at the edges, too.
+    """Return the mean over tasks of paired differences in [-1, 1], with a score interval.
 
-    The difference is that of what was gained and what was lost, two means in [0, 1]. Their intervals (Wilson's with the
-    correction for continuity) are combined with their correlation, as by Newcombe (1998, "Interval estimation for the
-    difference between independent proportions", method 10 for pairs). The coverage is 95 % or more from 24 tasks on.
+    The difference is that of two means in [0, 1], what was gained and what was lost. Their intervals (Wilson's with the
+    correction for continuity, so that they have a width at the edges) are combined with their correlation, as by
+    Newcombe (1998, "Interval estimation for the difference between independent proportions", method 10 for pairs). The
+    coverage is 95 % or more from 24 tasks on.
     """
     if wrong := next((step for step in steps if not -1.0 <= step <= 1.0), None):
         raise SpearError(f"a difference of {wrong:g} is outside [-1, 1]")
@@ -362,7 +363,7 @@ def estimate_difference(steps: Sequence[float]) -> Estimate:
 
 
 def _correct(per_task: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of rates and Wilson's interval with the correction for continuity."""
+    """Return the mean of rates and Wilson's interval with the correction for continuity."""
     mean, trials = _count_trials(per_task)
     scale, centre = 2 * (trials + _Z95**2), 2 * trials * mean + _Z95**2
 

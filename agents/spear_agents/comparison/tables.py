@@ -33,7 +33,7 @@ READABLE = 50
 
 
 def print_rows(console: Console, headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
-    """A table of short cells, each row with a text next to it if there is room, else below it."""
+    """Return a table of short cells, each row with a text next to it if there is room, else below it."""
     widths = [max(map(len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
     if console.width >= sum(widths) + 2 * len(widths) + READABLE:
         table = Table(*headings, "what it is", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -124,7 +124,7 @@ class Cell:
         return "–" if self.estimate is None else f"{100 * self.estimate.mean:.1f}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return {"heading": self.heading, "estimate": self.estimate and plain_estimate(self.estimate)}
 
 
@@ -132,18 +132,18 @@ Columns = Callable[[Part, Mapping[str, Part], Mapping[str, Any]], list[Cell]]
 
 
 def choose_samples(env_id: str, env_kwargs: Mapping[str, Any]) -> int:
-    """Default number of episodes per task: 30 on AIME, else 1."""
+    """Return the default number of episodes per task: 30 on AIME, else 1."""
     is_aime = _name_family(env_id) == "CodeInterpreter" and str(env_kwargs.get("dataset", "")).startswith("aime")
     return AIME_SAMPLES if is_aime else 1
 
 
 def make_cells(env_id: str, env_kwargs: Mapping[str, Any], overall: Part, subtasks: Mapping[str, Part]) -> list[Cell]:
-    """The columns of the environment's table in the paper; for other environments each subtask, and all."""
+    """Return the columns of the environment's table in the paper; for other environments each subtask, and all."""
     return _TABLES.get(_name_family(env_id), _list_generic)(overall, subtasks, env_kwargs)
 
 
 def has_paper_table(env_id: str) -> bool:
-    """Whether the paper has a table of the environment."""
+    """Return whether the paper has a table of the environment."""
     return _name_family(env_id) in _TABLES
 
 
@@ -167,7 +167,7 @@ def _format_cell(cell: Cell, intervals: bool) -> str:
 
 
 def _name_family(env_id: str) -> str:
-    """``ALFWorld`` of ``spear/ALFWorld-v0``; other namespaces do not have a table."""
+    """Return ``ALFWorld`` of ``spear/ALFWorld-v0``; other namespaces do not have a table."""
     namespace, _, name = env_id.rpartition(":")[2].rpartition("/")
     return name.rpartition("-v")[0] if namespace == "spear" else ""
 

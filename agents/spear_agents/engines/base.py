@@ -34,11 +34,11 @@ class ByteTokenizer:
         return "".join(message["content"] for message in conversation)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The bytes of ``text``."""
+        """Return the bytes of ``text``."""
         return list(text.encode("utf-8", "surrogatepass"))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of bytes, without the end token; invalid bytes are replaced."""
+        """Return the text of bytes, without the end token; invalid bytes are replaced."""
         data = bytes(i for i in token_ids if i < BYTES_END)
         try:
             return data.decode("utf-8", "surrogatepass")
@@ -61,7 +61,7 @@ class ChatByteTokenizer(ByteTokenizer):
         return text + _MARK.format("assistant") if kwargs.get("add_generation_prompt") else text
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The bytes of ``text`` and the ids of its marks."""
+        """Return the bytes of ``text`` and the ids of its marks."""
         ids: list[int] = []
         end = 0
         for mark in _MARKS.finditer(text):
@@ -71,7 +71,7 @@ class ChatByteTokenizer(ByteTokenizer):
         return ids + super().encode(text[end:])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of the ids, without marks of roles if ``skip_special_tokens``."""
+        """Return the text of the ids, without marks of roles if ``skip_special_tokens``."""
         text: list[str] = []
         for role, content in self._split(token_ids):
             text += [_MARK.format(role)] if role and not skip_special_tokens else []
@@ -79,7 +79,7 @@ class ChatByteTokenizer(ByteTokenizer):
         return "".join(text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """The bytes of ``text`` without recognising marks, for text of a model."""
+        """Return the bytes of ``text`` without recognising marks, for text of a model."""
         return super().encode(text)
 
     def read_messages(self, token_ids: Sequence[int]) -> list[dict[str, str]]:
@@ -97,7 +97,7 @@ class ChatByteTokenizer(ByteTokenizer):
         return messages
 
     def _split(self, token_ids: Sequence[int]) -> list[tuple[str, str]]:
-        """Role and content of each message; the role is empty before the first mark."""
+        """Return the role and content of each message; the role is empty before the first mark."""
         parts: list[tuple[str, list[int]]] = [("", [])]
         for token in token_ids:
             if BYTES_END < token <= BYTES_END + len(_ROLES):
@@ -117,7 +117,7 @@ class Decoder(Protocol):
     """The decoding half of a tokenizer."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         ...
 
 
@@ -135,7 +135,7 @@ class StopFinder:
         self._may_end: dict[int, bool] = {}
 
     def is_reached(self, token_ids: Sequence[int]) -> bool:
-        """Whether ``token_ids`` reach a stop string with their last token, and not before."""
+        """Return whether ``token_ids`` reach a stop string with their last token, and not before."""
         if not token_ids or not self._strings:
             return False
         last = token_ids[-1]
@@ -172,7 +172,7 @@ class HasEnd(Protocol):
 
 
 def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
-    """Ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
+    """Return the ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
 
     Chat models are inconsistent: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings ``<|endoftext|>``
     too; others lack one of the files. Whichever is sampled ends the response. The tokenizer's own comes first; ids that
@@ -194,7 +194,7 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
 
 
 def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
-    """:func:`find_end_ids`. Raises SpearError if no source names an end token: no response would end."""
+    """Find ends as :func:`find_end_ids`. Raises SpearError if no source names an end token: no response would end."""
     found = find_end_ids(folder, tokenizer)
     if not found:
         raise SpearError(f"{folder} names no end token: set eos_token_id in its generation_config.json")
@@ -375,6 +375,6 @@ class Engine(Protocol):
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed in [0, 2**63) from the text of ``parts``; the same in every process and on every machine."""
+    """Return a seed in [0, 2**63) from the text of ``parts``; the same in every process and on every machine."""
     text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

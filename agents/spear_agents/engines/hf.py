@@ -45,7 +45,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
-    """The end tokens of a Hugging Face folder, which may lack a tokenizer."""
+    """Return the end tokens of a Hugging Face folder, which may lack a tokenizer."""
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     return find_end_ids(folder, load_tokenizer(folder) if has_tokenizer else None)
 
@@ -92,7 +92,7 @@ class HFModel:
         self._finders: dict[tuple[str, ...], StopFinder] = {}
 
     def _find_stops(self, strings: tuple[str, ...]) -> StopFinder | None:
-        """Finder of these stop strings, or None. Only this needs the folder's tokenizer."""
+        """Return a finder of these stop strings, or None. Only this needs the folder's tokenizer."""
         if strings and strings not in self._finders:
             self._finders[strings] = StopFinder(load_tokenizer(self.path), strings)
         return self._finders.get(strings)
@@ -133,7 +133,7 @@ class HFModel:
         temperature: float = 1.0,
         images: Sequence[np.ndarray] = (),
     ) -> tuple[float, ...]:
-        """Natural-log probability of each response token, from one forward pass without a cache."""
+        """Return the natural-log probability of each response token, from one forward pass without a cache."""
         if not response_ids:
             return ()
         ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
@@ -204,7 +204,7 @@ class HFModel:
             logits = self._read_logits(output)[:, -1]
 
     def _read_logits(self, output: Any) -> torch.Tensor:
-        """Logits [N, L, V] of a pass, without tokens that a response cannot contain."""
+        """Return the logits [N, L, V] of a pass, without tokens that a response cannot contain."""
         if self.reader is not None:
             self.reader.forbid_places(output.logits)
         return output.logits
@@ -212,7 +212,7 @@ class HFModel:
     def _look(
         self, ids: torch.Tensor, mask: torch.Tensor | None, images: Sequence[Sequence[np.ndarray]]
     ) -> dict[str, Any]:
-        """Inputs of a model with a vision tower besides ids [N, L]: patches of all pictures, and positions [3, N, L].
+        """Return what a model with a vision tower reads besides ids [N, L]: patches of pictures, positions [3, N, L].
 
         The last position of a prompt is the same in all three; those of its response continue from there.
         """
@@ -351,7 +351,7 @@ class _Batch:
         return tokens, keep
 
     def _find_strings(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of the running batch that reached a stop string with their newest token."""
+        """Return the rows of the running batch that reached a stop string with their newest token."""
         reached = torch.zeros(len(self.rows), dtype=torch.bool)
         for place, (row, token) in enumerate(zip(self.rows.tolist(), tokens.tolist(), strict=True)):
             finder = self.finders.get(row)
@@ -385,7 +385,7 @@ def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[tor
 
 
 def find_drawn(loading: Mapping[str, Any]) -> list[str]:
-    """Weights that transformers drew at random, by the ``loading_info`` of ``from_pretrained``, sorted."""
+    """Return the weights that transformers drew at random, by the ``loading_info`` of ``from_pretrained``, sorted."""
     return sorted({*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])})
 
 

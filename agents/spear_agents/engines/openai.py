@@ -50,8 +50,8 @@ from spear_agents.engines.replies import (
 )
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
+from spear_sandbox.errors import hide_secret, show_text
 from spear_sandbox.options import option
-from spear_sandbox.service.foreign import hide_secret, show_text
 from spear_sandbox.web.endpoints import bound_answers
 from spear_sandbox.web.listening import is_loopback
 
@@ -69,7 +69,7 @@ _REACH_S = 2.0
 _CONNECT_S = 10.0
 _PATH = "/chat/completions"
 _READ = "spear_read"
-"""Of a response's extensions: what was read from it."""
+"""Key under which httpx keeps what was read from a response."""
 _ANEW = 16
 """Most times that a request is written anew: there are fewer fields to drop, and the room for a response is halved."""
 
@@ -87,7 +87,7 @@ class ServerKind(str, Enum):
 
 
 def choose_kind(base_url: str) -> ServerKind:
-    """The kind of server at an address, as far as the address tells."""
+    """Return the kind of server at an address, as far as the address tells."""
     return ServerKind.OPENAI if urlsplit(base_url).hostname == _OPENAI_HOST else ServerKind.COMPATIBLE
 
 
@@ -98,7 +98,7 @@ class Server:
     base_url: str
     """Address, including ``/v1``, such as ``http://127.0.0.1:8000/v1``."""
     model: str
-    """Its name there."""
+    """Name of the model at the server."""
     kind: ServerKind = option(
         ServerKind.COMPATIBLE,
         "Which fields the server understands; default: openai at api.openai.com, else compatible.",
@@ -106,14 +106,14 @@ class Server:
         section=_SECTION,
     )
     key_variable: str = option(KEY_VARIABLE, "Variable with the server's key.", section=_SECTION)
-    """Without it no key is sent."""
+    """Environment variable of the key; if it is not set, none is sent."""
     limit: int = option(16, "Requests at a time.", flag="requests", at_least=1, section=_SECTION)
     timeout_s: float = option(
         300.0, "Seconds for one request, including its answer.", flag="request-timeout", above=0, section=_SECTION
     )
     tries: int = option(6, "Tries of one request.", at_least=1, section=_SECTION)
     prices: Prices | None = None
-    """Of tokens; None if it is free."""
+    """Prices of its tokens; None if it is free."""
     sends_seed: bool = True
     """Send the seed of each response."""
 
@@ -256,7 +256,7 @@ class OpenAIEngine:
             raise SpearError(f"the certificate of {self.server.url} is not trusted ({cause}); see SSL_CERT_FILE")
 
     def _rewrite(self, request: dict[str, Any], sent: dict[str, Any], refusal: Refusal) -> bool:
-        """Whether the refused request is to be sent again in another form.
+        """Return whether the refused request is to be sent again in another form.
 
         Raises ContextExceededError if its prompt is too long, and SpearError if nothing can be changed about it.
         """
@@ -339,7 +339,7 @@ class OpenAIEngine:
 
 
 def _count_tries(request: httpx.Request) -> int:
-    """How often the client has sent a request."""
+    """Return how often the client has sent a request."""
     return 1 + int(request.headers.get("x-stainless-retry-count", 0))
 
 

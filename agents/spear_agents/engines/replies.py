@@ -116,7 +116,7 @@ class Refusal:
         return self.status in (400, 403, 422) and bool(_WITHHELD_WORDS.search(f"{self.code} {self.text}"))
 
     def find_room(self, asked: int) -> Room | None:
-        """The room for a response, if ``asked`` tokens are too many; None if the refusal is about something else."""
+        """Return the room for a response if ``asked`` tokens are too many, None for a refusal of something else."""
         if self.status in _NOT_OF_THE_REQUEST or not (_RESPONSE.search(self.text) and _EXCESS.search(self.text)):
             return None
         numbers = [int(found.replace(",", "")) for found in _NUMBER.findall(self.text)]
@@ -129,7 +129,7 @@ class Refusal:
         return room
 
     def explain(self, url: str, model: str, key_variable: str) -> SpearError:
-        """The error for an answer that another try would not change."""
+        """Return the error for an answer that another try would not change."""
         if self.status in (401, 403):
             return SpearError(f"{url} refused the key ({self.status}): set {key_variable}. It said: {self.message}")
         if self.status == 404:
@@ -146,7 +146,7 @@ class Refusal:
 
 
 def _compute_room(numbers: list[int], asked: int) -> Room:
-    """The room by the numbers of a refusal: its limit, and perhaps the tokens of the prompt, or of prompt and response.
+    """Compute the room from the numbers of a refusal: its limit, and perhaps the tokens of the prompt or of both.
 
     Without a limit it is half of what was asked for.
     """
@@ -182,7 +182,7 @@ class Dialect:
         self._streams = False
 
     def write(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The request in the form that the server takes."""
+        """Return the request in the form that the server takes."""
         written = dict(request)
         if self._streams:
             written |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -193,7 +193,7 @@ class Dialect:
         return written
 
     def learn(self, refusal: Refusal, sent: Mapping[str, Any]) -> str:
-        """The field that is left out, or renamed, from now on; empty if none. ``sent`` is the refused request."""
+        """Return the field to leave out or rename from now on, empty for none. ``sent`` is the refused request."""
         if refusal.will_pass or refusal.status in _NOT_OF_THE_REQUEST:
             return ""
         if _RANGE.search(refusal.text) or not (refusal.fields or _UNSUPPORTED.search(refusal.text)):
@@ -217,7 +217,7 @@ class Dialect:
 
 
 def read_refusal(status: int, content: bytes) -> Refusal:
-    """The failure in an answer with another status than 200."""
+    """Return the failure in an answer with another status than 200."""
     try:
         return _make_refusal(status, json.loads(content), content)
     except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def read_refusal(status: int, content: bytes) -> Refusal:
 
 
 def find_inner(data: dict[str, Any]) -> Refusal | None:
-    """A failure inside an answer with status 200: of the answer, or of its choice; None if it holds none."""
+    """Return a failure inside an answer with status 200: of the answer, or of its choice; None if it holds none."""
     if data.get("error"):
         return _make_refusal(_read_status(data["error"]), data["error"], b"")
     choices = data.get("choices")
@@ -261,12 +261,12 @@ def _make_refusal(status: int, data: Any, content: bytes) -> Refusal:
 
 
 def _rank(text: str) -> tuple[bool, int]:
-    """Sentences before words, and of those the longest that can be shown."""
+    """Return the sentences before words, and of those the longest that can be shown."""
     return " " in text, len(text) if len(text) <= 2 * _MOST_SHOWN else 0
 
 
 def _list_texts(data: Any, depth: int = 0) -> Iterator[str]:
-    """Every text of an error's body, also of JSON within a text, without what repeats the request."""
+    """Return every text of an error's body, also of JSON within a text, without what repeats the request."""
     if isinstance(data, str):
         if data.lstrip()[:1] in ("{", "[") and depth < _DEPTH:
             try:
@@ -286,7 +286,7 @@ def _list_texts(data: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _list_places(data: Any, depth: int = 0) -> Iterator[list[str]]:
-    """The paths that a validator (pydantic's ``loc``) calls wrong."""
+    """Return the paths that a validator (pydantic's ``loc``) calls wrong."""
     if isinstance(data, Mapping) and depth < _DEPTH:
         place = data.get("loc")
         if isinstance(place, list) and place:
@@ -330,7 +330,7 @@ class Prices:
                 raise SpearError(f"a price is a number from 0, got {price}: give --price IN,OUT for a million tokens")
 
     def compute_cost(self, prompt: int, completion: int, cached: int) -> float:
-        """The cost of one response."""
+        """Return the cost of one response."""
         price = self.prompt if self.cached is None else self.cached
         return ((prompt - cached) * self.prompt + cached * price + completion * self.completion) / 1e6
 
@@ -345,7 +345,7 @@ class Reply:
     """Its data, without tries and cost."""
 
     def to_served(self, tries: int, prices: Prices | None) -> Served:
-        """The record of it."""
+        """Return the record of it."""
         served, cost = self.served, None
         if prices is not None and served.prompt_tokens is not None and served.completion_tokens is not None:
             cached = min(served.cached_tokens or 0, served.prompt_tokens)
@@ -406,7 +406,7 @@ def read_reply(content: bytes) -> Reply:
 
 
 def _explain_ending(reason: str, choice: dict[str, Any], message: dict[str, Any], text: str) -> dict[str, Any]:
-    """Ending and note of a response that a filter withheld, or that is a tool call."""
+    """Return the ending and note of a response that a filter withheld, or that is a tool call."""
     if any(word in reason for word in _WITHHELD):
         line = message.get("refusal") or choice.get("content_filter_results") or choice.get("stop_reason")
         return {"ending": Ending.FILTER, "note": f"{reason}: {line}"[:_SHOWN] if line else reason}
@@ -417,7 +417,7 @@ def _explain_ending(reason: str, choice: dict[str, Any], message: dict[str, Any]
 
 
 def _split_parts(content: Any) -> tuple[str, str]:
-    """Thoughts and text of a content: a text, or a list of parts. Raises BadReplyError for other parts."""
+    """Return the thoughts and text of a content: a text, or a list of parts. Raises BadReplyError for other parts."""
     if isinstance(content, str) or content is None:
         return "", content or ""
     if not isinstance(content, list):
@@ -436,7 +436,7 @@ def _split_parts(content: Any) -> tuple[str, str]:
 
 
 def _join_stream(content: bytes) -> dict[str, Any] | None:
-    """A streamed answer as one that came in one piece; None if it has a part that is not JSON.
+    """Return a streamed answer as one that came in one piece; None if it has a part that is not JSON.
 
     Raises BadReplyError if the stream broke off.
     """

@@ -32,7 +32,7 @@ class ScriptedEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """The policy's response; ``sampling.max_tokens`` is ignored."""
+        """Return the policy's response; ``sampling.max_tokens`` is ignored."""
         prompt = self._tokenizer.decode(prompt_ids, skip_special_tokens=False)
         written, cut = cut_at_stop(self._policy(prompt, random.Random(sampling.seed)), sampling.stop_strings)
         ids = self._tokenizer.encode(written, add_special_tokens=False)
@@ -59,7 +59,7 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def admissible_actions(self) -> list[str]:
-        """Admissible actions. Raises SpearError if the environment does not list them."""
+        """Return the admissible actions. Raises SpearError if the environment does not list them."""
         actions = self.info.get("admissible_actions")
         if not actions:
             name = type(self.unwrapped).__name__
@@ -113,7 +113,7 @@ class NoisyExpert:
         """The oracle's response in the last turn, whatever was played; None if the task was lost."""
 
     def __call__(self, prompt: str, dice: random.Random) -> str:
-        """The response of this turn."""
+        """Return the response of this turn."""
         core: Any = self._env.unwrapped
         if core.turn == 0:
             self._plan, self._lost, self._received = [], False, {}

@@ -241,14 +241,14 @@ _BLOCK = 256
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014): a bijection of uint64 [N]."""
+    """Return the output function of SplitMix64 (Steele, Lea and Flood 2014): a bijection of uint64 [N]."""
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
     state = (state ^ (state >> np.uint64(27))) * _MIX_2
     return state ^ (state >> np.uint64(31))
 
 
 def uniform_at(seeds: np.ndarray, position: int | np.ndarray) -> np.ndarray:
-    """Number ``position`` (one for all, or uint64 [N]) of each seed's stream (uint64 [N]): float64 [N] in [0, 1).
+    """Return number ``position`` (one, or uint64 [N]) of each seed's stream (uint64 [N]): float64 [N] in [0, 1).
 
     SplitMix64 used as a counter: any position of any stream is reached directly, so rows may enter and leave a batch.
     52 bits are kept, so that ``u * total < total`` holds in float64 for every positive total.
@@ -277,7 +277,7 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
 
 
 def invert_mass(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The ids (int64 [N]) at which cumulative distributions pass uniform numbers, in the order of the ids.
+    """Return the ids (int64 [N]) at which cumulative distributions pass uniform numbers, in the order of the ids.
 
     Sums are float64, first of blocks of ids and then within the selected block: a running sum over the vocabulary would
     take several times as long. ``probs`` [N, V] are not negative, with a positive sum of each row; ``uniform`` is

@@ -26,7 +26,7 @@ _OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|
 
 
 def has_vision(path: str | Path) -> bool:
-    """Whether a model (folder or hub id) reads pictures. Raises SpearError for families other than Qwen2.5-VL."""
+    """Tell whether a model (folder or hub id) reads pictures. Raises SpearError for families other than Qwen2.5-VL."""
     try:
         if Path(path).is_dir():
             config = json.loads((Path(path) / "config.json").read_text("utf-8"))
@@ -67,12 +67,12 @@ class ImageReader:
         self._find_positions = MethodType(Qwen2_5_VLModel.get_rope_index, rule)
 
     def count_tokens(self, image: np.ndarray) -> int:
-        """Number of tokens of a picture, uint8 [height, width, 3]."""
+        """Return the number of tokens of a picture, uint8 [height, width, 3]."""
         height, width = image.shape[:2]
         return int(self._processor.get_number_of_image_patches(height, width, {})) // self._merged
 
     def mark(self, image: np.ndarray) -> str:
-        """The text of a picture: one image token for each merged patch, between the model's marks."""
+        """Return the text of a picture: one image token for each merged patch, between the model's marks."""
         return _OPENING + _PLACE * self.count_tokens(image) + _CLOSING
 
     def forbid_places(self, logits: torch.Tensor) -> None:
@@ -83,14 +83,14 @@ class ImageReader:
         logits[..., self.image_token_id] = _OUT_OF_REACH
 
     def read(self, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-        """``pixel_values`` [patches, values], float32, and ``image_grid_thw`` [pictures, 3]; empty for none."""
+        """Return ``pixel_values`` [patches, values], float32, and ``image_grid_thw`` [pictures, 3]; empty for none."""
         if not len(images):
             return {}
         features = self._processor(images=list(images), return_tensors="pt")
         return {name: features[name] for name in ("pixel_values", "image_grid_thw")}
 
     def find_positions(self, token_ids: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor:
-        """Positions of one sequence of ids [T] in time, height and width: int64 [3, T].
+        """Return the positions of one sequence of ids [T] in time, height and width: int64 [3, T].
 
         ``grids`` are ``image_grid_thw`` of its pictures; None for none. Raises SpearError if these do not match the
         image tokens.
@@ -130,12 +130,12 @@ def unpack_pictures(packed: np.ndarray) -> list[np.ndarray]:
 
 
 def key_pictures(images: Sequence[np.ndarray]) -> bytes:
-    """Key of pictures; equal for equal ones."""
+    """Return the key of pictures; equal for equal ones."""
     return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
 
 
 def read_rows(reader: ImageReader, rows: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
-    """:meth:`ImageReader.read` of each row's pictures; equal rows (members of a group at their first turn) once."""
+    """Call :meth:`ImageReader.read` for each row's pictures, once for equal rows (a group at its first turn)."""
     keys = list(map(key_pictures, rows))
     known = {key: reader.read(images) for key, images in dict(zip(keys, rows, strict=True)).items()}
     return [known[key] for key in keys]

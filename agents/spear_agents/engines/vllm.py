@@ -320,7 +320,7 @@ class VLLMEngine:
         )
 
     def _is_ending(self) -> bool:
-        """Whether vLLM has died: a dead worker fails its calls before vLLM notices."""
+        """Return whether vLLM has died: a dead worker fails its calls before vLLM notices."""
         end = time.monotonic() + _NEWS_S
         while not self._llm.errored and time.monotonic() < end:
             time.sleep(0.1)

@@ -81,7 +81,7 @@ def read_dtype(path: Path) -> str:
 
 
 def size_cpu_cache(path: Path, options: VLLMOptions, places: int, share: float = 0.5) -> float:
-    """GiB for the keys and values of each of vLLM's processes on this machine's CPU.
+    """Return the GiB for the keys and values of each of vLLM's processes on this machine's CPU.
 
     Enough for ``places`` contexts of full length, but at most ``share`` of the free memory; at least 1.
     """
@@ -177,7 +177,7 @@ class EngineLog:
                         self._taken.append((handler, handler.setStream(self._file)))
 
     def find_cause(self) -> str | None:
-        """The last error with a cause, or None."""
+        """Return the last error with a cause, or None."""
         found = None
         for line in self._read().splitlines():
             text = _PREFIX.sub("", _COLOUR.sub("", line)).strip()
@@ -186,7 +186,7 @@ class EngineLog:
         return found
 
     def is_out_of_memory(self) -> bool:
-        """Whether the log shows that memory ran out."""
+        """Return whether the log shows that memory ran out."""
         return bool(_OUT_OF_MEMORY.search(self._read()))
 
     def keep(self) -> str:
@@ -220,7 +220,7 @@ _MAPPED = re.compile(r"/dev/shm/psm_\w+")
 
 
 def find_shared_memory(processes: Iterable[int]) -> list[Path]:
-    """The files of Python's shared memory that running ``processes`` have open; empty without ``/proc``."""
+    """Return the files of Python's shared memory that running ``processes`` have open; empty without ``/proc``."""
     found = set()
     for number in processes:
         with suppress(OSError):
@@ -229,5 +229,5 @@ def find_shared_memory(processes: Iterable[int]) -> list[Path]:
 
 
 def find_semaphores(processes: Iterable[int]) -> list[Path]:
-    """Semaphores of joblib from ended processes, found by name."""
+    """Return the semaphores of joblib from ended processes, found by name."""
     return [file for number in processes for file in Path("/dev/shm").glob(f"sem.loky-{number}-*")]

@@ -89,7 +89,7 @@ class WorkerExtension:
 
 
 def draw_uniform(rows: Sequence[Any]) -> np.ndarray:
-    """The next uniform number of each of vLLM's requests: float64 [N] in [0, 1)."""
+    """Return the next uniform number of each of vLLM's requests: float64 [N] in [0, 1)."""
     seeds = np.array([row.sampling_params.extra_args[SEED] for row in rows], dtype=np.uint64)
     return uniform_at(seeds, np.array([len(row.output_token_ids) for row in rows], dtype=np.uint64))
 

@@ -29,12 +29,12 @@ from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 
 DIRECT = "Answer with the action alone, written as the task wants it: no reasoning, no <think> and no <action> tags."
-"""What I/O asks for."""
+"""Form of a response that I/O asks for."""
 STEPWISE = """\
 Reason before you act. Answer in this form, without <think> or <action> tags, and stop after the action:
 Thought: your reasoning about the situation and the next step
 Action: the one action to take now, written as the task wants it"""
-"""What ReAct asks for."""
+"""Form of a response that ReAct asks for."""
 _AGAIN = "Go on with Thought: and Action:, one of each."
 _ACTION_TAG = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|action)>")
@@ -73,11 +73,11 @@ class FormTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """The base's."""
+        """Return the base's."""
         return self.base.system()
 
     def render(self, context: PromptContext) -> str:
-        """The base's text in this form, after the memory."""
+        """Return the base's text in this form, after the memory."""
         text = _restate(self.base.render(context), self.hint, self.form)
         if not self.memory:
             return text
@@ -85,28 +85,28 @@ class FormTemplate:
         return f"Earlier trials of this very task failed. What you noted after them:\n{learned}\n\n{text}"
 
     def follow_up(self, context: PromptContext) -> str:
-        """What the environment shows, and a reminder of the form."""
+        """Return what the environment shows, and a reminder of the form."""
         shown = _restate(self.base.follow_up(context), self.hint, self.reminder).strip("\n")
         return f"Observation: {shown}" if self.form is STEPWISE else shown
 
     def respond(self, action: str, think: str = "") -> str:
-        """The response that the form asks for."""
+        """Return the response that the form asks for."""
         return f"Thought: {think}\nAction: {action}" if self.form is STEPWISE else action
 
     def remember(self, memory: tuple[str, ...]) -> FormTemplate:
-        """A copy with another memory, in which image marks are broken up."""
+        """Return a copy with another memory, in which image marks are broken up."""
         return replace(self, memory=tuple(map(disarm_places, memory)))
 
 
 def make_form(method: Method, base: PromptTemplate, parser: ResponseParser) -> FormTemplate:
-    """The template of a method other than ``plain``."""
+    """Return the template of a method other than ``plain``."""
     if method is Method.IO:
         return FormTemplate(base, parser.hint, DIRECT, DIRECT, name="io")
     return FormTemplate(base, parser.hint, STEPWISE, _AGAIN, name="react")
 
 
 def _restate(text: str, hint: str, form: str) -> str:
-    """``text`` with the lines of ``hint`` replaced by ``form``."""
+    """Return ``text`` with the lines of ``hint`` replaced by ``form``."""
     at = text.rfind(hint)
     if at < 0:
         return f"{text.rstrip()}\n\n{form}"
@@ -146,7 +146,7 @@ def _compose(action: str, thought: str, text: str, parser: ResponseParser) -> st
 
 
 def _cut_action(text: str) -> str:
-    """The first line, or the full text if it begins with code or a tag."""
+    """Return the first line, or the full text if it begins with code or a tag."""
     text = text.strip()
     if text.startswith(("```", "<")):
         return text
@@ -156,7 +156,7 @@ def _cut_action(text: str) -> str:
 
 
 def wrap_reader(method: Method, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """The environment as a policy of this method plays it."""
+    """Return the environment as a policy of this method plays it."""
     if method is Method.PLAIN:
         return env
     core: Any = env.unwrapped
@@ -236,7 +236,7 @@ class Reflexion:
 async def _write_note(
     trial: Trajectory, engine: Engine, prompts: PromptBuilder, sampling: Sampling
 ) -> tuple[str, Served | None]:
-    """The model's note about a failed trial and its counts; empty if even a short account of it is too long."""
+    """Return the model's note about a failed trial and its counts; empty if even a short account of it is too long."""
     seed = derive_seed(trial.task_id, trial.seed, "note", trial.trial)
     drawn = replace(sampling, seed=seed, max_tokens=min(NOTE_TOKENS, sampling.max_tokens), stop_strings=())
     name = f"{trial.task_id}#{trial.seed:010d}#note{trial.trial:03d}"
@@ -256,7 +256,7 @@ async def _write_note(
 
 
 def _describe(trial: Trajectory, room: int) -> str:
-    """The account of a trial that the model sees: its last ``room`` characters."""
+    """Return the account of a trial that the model sees: its last ``room`` characters."""
     steps = [
         f"Observation {number}: {turn.observation}\nYour response: {turn.response}"
         for number, turn in enumerate(trial.turns, 1)

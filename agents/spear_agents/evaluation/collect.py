@@ -168,7 +168,7 @@ class SampleMaker:
         )
 
     def make_samples(self, trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
-        """The lines of all episodes."""
+        """Return the lines of all episodes."""
         for trajectory in trajectories:
             text = trajectory if trajectory.tokens is TokenKind.BYTES else self.rephrase(trajectory)
             tokens = trajectory if self.is_sampled else None
@@ -181,7 +181,7 @@ class SampleMaker:
             yield from _join_samples(read_messages(text, chains), tokens, trajectory, self.joined)
 
     def rephrase(self, trajectory: Trajectory, prompts: PromptBuilder | None = None) -> Trajectory | None:
-        """The episode played again with messages or other tokens; None if the environment now answers differently."""
+        """Play an episode again with messages or other tokens; None if the environment answers differently."""
         prompts = prompts or self._messages
         if isinstance(prompts.template, FormTemplate):
             prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
@@ -221,7 +221,7 @@ class _Player:
 
 
 def read_messages(trajectory: Trajectory, chains: Sequence[Sequence[int]]) -> list[list[Message]]:
-    """The messages of each line of an episode whose ids are bytes with roles; the last message is the policy's.
+    """Return the messages of each line of an episode whose ids are bytes with roles; the last message is the policy's.
 
     There is a line for each of ``chains``, the turns of a training row: a conversation up to the last of them. A
     conversation within one assistant message stays one message, the environment's words included; only its

@@ -54,7 +54,7 @@ class Recorded:
     _decoder: Decoder | None = field(default=None, repr=False)
 
     def report(self, trajectory: Trajectory) -> list[Said] | None:
-        """Prompt and response of each turn, in order; None for an unrepeatable episode. Raises SpearError for pictures.
+        """Return prompt and response of each turn, None for an unrepeatable episode. Raises SpearError for pictures.
 
         Each prompt ends where its response begins, also if a program continued from an earlier call than the last
         (``Turn.follows``).
@@ -139,7 +139,7 @@ def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = Fal
 
 
 def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
-    """Pairs ``{prompt, chosen, rejected}`` of a won and a lost episode of one task, at most ``most`` of a task.
+    """Make pairs ``{prompt, chosen, rejected}`` of a won and a lost episode of one task, at most ``most`` of a task.
 
     A pair is taken where the two episodes diverge: the first response of the won one to a prompt that the lost one
     answered differently. Both responses answer the same prompt and contain no text of the environment. Each is a list
@@ -166,7 +166,7 @@ def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
 
 
 def _part(won: list[Said], lost: list[Said]) -> dict[str, Any] | None:
-    """The pair where two episodes diverge, or None."""
+    """Return the pair where two episodes diverge, or None."""
     answers: dict[str, set[str]] = defaultdict(set)
     first: dict[str, str] = {}
     for said in lost:

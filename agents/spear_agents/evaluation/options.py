@@ -116,7 +116,7 @@ def add_playing_options(
 
 
 def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
-    """The settings of the options. Raises SpearError if they do not go together."""
+    """Return the settings of the options. Raises SpearError if they do not go together."""
     given = dict(options)
     vllm, served = take_values(VLLMOptions, given), take_values(Server, given)
     values = take_values(EvalSettings, given)
@@ -150,7 +150,7 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
 
 
 def _find_foreign(served: Mapping[str, Any], price: str | None, no_seed: bool) -> str | None:
-    """An option of a server that was given for another engine, or None."""
+    """Return an option of a server that was given for another engine, or None."""
     given = {"--base-url": served["base_url"], "--server": served["kind"]}
     given |= {"--price": price, "--no-seed": no_seed or None}
     given["--key-variable"] = None if served["key_variable"] == KEY_VARIABLE else served["key_variable"]

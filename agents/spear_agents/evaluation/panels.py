@@ -28,7 +28,7 @@ from spear_envs.core.errors import name_error, suggest_name
 from spear_envs.core.making import make_env, require_harmless
 from spear_envs.data.files import read_regular, write_json
 from spear_sandbox.console import echo
-from spear_sandbox.service.foreign import show_entry
+from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 
 FORMAT = 2
@@ -58,7 +58,7 @@ class Protocol:
     """Earlier turns shown in a prompt."""
     scoring: str = SCORING
     tasks: str = "all"
-    """All of the split, or some of them as in ``spear eval --tasks``."""
+    """Tasks of the split: all, or some as in ``spear eval --tasks``."""
     max_prompt_tokens: int | None = None
     """Longest prompt, in tokens of a local model; None for what its context has room for."""
     max_row_tokens: int | None = None
@@ -128,7 +128,7 @@ class Panel:
             raise SpearError(f"env_kwargs={self.env_kwargs!r} must be a mapping")
 
     def make_settings(self, settings: EvalSettings) -> EvalSettings:
-        """The settings of a player, with those of the panel.
+        """Return the settings of a player, with those of the panel.
 
         Limits of prompts and conversations are in tokens of a model, and stay the player's if its tokens are bytes: a
         script reads no tokens, and a server has a context of its own.
@@ -142,7 +142,7 @@ class Panel:
         return replace(settings, env_id=self.env_id, split=self.split, env_kwargs=self.env_kwargs, **decided)
 
     def override(self, settings: EvalSettings, given: Collection[str]) -> tuple[Panel, dict[str, Any]]:
-        """The panel that the ``given`` fields of ``settings`` make of this one, and the values that differ.
+        """Return the panel that the ``given`` fields of ``settings`` make of this one, and the values that differ.
 
         Keywords of the environment in ``settings`` are laid over the panel's. A method that needs a conversation brings
         that layout, and reflexion its trials. An agent program, which prompts in its own way, always makes another
@@ -173,7 +173,7 @@ class Panel:
         return replace(self, name=name, split=split, env_kwargs=env_kwargs, protocol=protocol), changes
 
     def settle(self, settings: EvalSettings, given: Collection[str]) -> EvalSettings:
-        """The settings of a player on this panel, or on the one that the ``given`` fields make of it.
+        """Return the settings of a player on this panel, or on the one that the ``given`` fields make of it.
 
         They name the panel and its digest. Raises SpearError for missing data.
         """
@@ -196,7 +196,7 @@ class Panel:
             }
 
     def _digest_prompts(self, env: SpearEnv[Any]) -> str:
-        """SHA-256 of the prompts of the first ten tasks: a changed prompt makes another panel."""
+        """Return the SHA-256 of the prompts of the first ten tasks: a changed prompt makes another panel."""
         if self.protocol.template not in env.templates:
             raise SpearError(f"panel {self.name} needs the prompt template {self.protocol.template!r} of {self.env_id}")
         template = env.templates[self.protocol.template]
@@ -235,7 +235,7 @@ def describe_overrides(overrides: Mapping[str, Any]) -> str:
 
 
 def digest_panel(written: Mapping[str, Any]) -> str:
-    """SHA-256 of a written panel without its digest."""
+    """Return the SHA-256 of a written panel without its digest."""
     return hashlib.sha256(canonical_json({k: v for k, v in written.items() if k != "digest"}).encode()).hexdigest()
 
 
@@ -247,7 +247,7 @@ def export_panel(panel: Panel, path: Path) -> str:
 
 
 def write_panel(panel: Panel) -> dict[str, Any]:
-    """A panel with its tasks and digest as plain values."""
+    """Return a panel with its tasks and digest as plain values."""
     named = asdict(panel)
     named["protocol"] = {
         name: value
@@ -321,7 +321,7 @@ _CONVERSATION = Layout.CONVERSATION.value
 
 
 def _play_as_paper(max_tokens: int, max_prompt_tokens: int) -> Protocol:
-    """Protocol of the paper's agents, with verl-agent's prompts."""
+    """Return the protocol of the paper's agents, with verl-agent's prompts."""
     return Protocol(temperature=0.4, max_tokens=max_tokens, max_prompt_tokens=max_prompt_tokens, template="verl_agent")
 
 

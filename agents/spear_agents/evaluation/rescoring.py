@@ -80,7 +80,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None, *, trust: b
 
 
 def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
-    """The present end of the episode and native reward of each turn."""
+    """Return the present end of the episode and native reward of each turn."""
     _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
     rewards = [0.0] * len(episode.turns)
     played = 0

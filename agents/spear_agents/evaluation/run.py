@@ -75,7 +75,7 @@ class Evaluation:
 
     @property
     def fingerprint(self) -> str:
-        """Of the task set."""
+        """Fingerprint of the task set."""
         return str(self.identity["fingerprint"])
 
     @property
@@ -89,7 +89,7 @@ class Evaluation:
         return sum((self._find_usage(trajectory) for trajectory in self.trajectories), NO_USAGE)
 
     def _find_usage(self, trajectory: Trajectory) -> Usage:
-        """What the job of an episode cost."""
+        """Return what the job of an episode cost."""
         return self.spent.get((trajectory.task_id, trajectory.seed)) or sum_usage([trajectory])
 
     @property
@@ -107,7 +107,7 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        """Figures by subtask, for notebooks."""
+        """Return the figures by subtask, for notebooks."""
         settings = self.settings
         title = f"{settings.env_id} {settings.split}, {self.row_name}, temperature {settings.temperature:g}"
         rows = [(name, part) for name, part in self.subtasks.items()] + [("all", self.overall)]
@@ -116,7 +116,7 @@ class Evaluation:
         return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"
 
     def to_pandas(self) -> DataFrame:
-        """A row for each episode, in the order of the tasks. Raises SpearError if pandas is not installed."""
+        """Return a row for each episode, in the order of the tasks. Raises SpearError if pandas is not installed."""
         try:
             from pandas import DataFrame
         except ImportError as error:
@@ -127,7 +127,7 @@ class Evaluation:
         return DataFrame([about | _describe_episode(each, self._find_usage(each)) for each in self.trajectories])
 
     def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
-        """The summary as plain values."""
+        """Return the summary as plain values."""
         summary = {
             "settings": asdict(self.settings),
             "fingerprint": self.fingerprint,
@@ -157,7 +157,7 @@ def _write_row(tag: str, cells: Sequence[str]) -> str:
 
 
 def _describe_episode(trajectory: Trajectory, usage: Usage) -> dict[str, Any]:
-    """An episode without its turns, in plain values; ``usage`` is what its job cost."""
+    """Return an episode without its turns, in plain values; ``usage`` is what its job cost."""
     return {
         **{name: getattr(trajectory, name) for name in EPISODE_COLUMNS},
         "stop": trajectory.stop.value,
@@ -185,7 +185,7 @@ Observer = Callable[[int, int, Trajectory | None], None]
 
 
 def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
-    """Task ids of ``"all"``, of N with each subtask in its share, or of a list of ids.
+    """Return the task ids of ``"all"``, of N with each subtask in its share, or of a list of ids.
 
     Raises UnknownTaskError or SpearError.
     """
@@ -206,7 +206,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
 
 
 def choose_template(env: gym.Env[Any, Any], name: str) -> Any:
-    """A prompt template of the environment. Raises SpearError if it has none of this name."""
+    """Return a prompt template of the environment. Raises SpearError if it has none of this name."""
     templates: Mapping[str, Any] = env.unwrapped.templates  # type: ignore[attr-defined]
     if name not in templates:
         raise SpearError(f"no prompt template {name!r}: this environment has {', '.join(sorted(templates))}")
@@ -347,12 +347,12 @@ def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[st
 
 
 def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.SUCCESS) -> Comparison:
-    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError if they do not match."""
+    """Compare two folders of :func:`run_evaluation`, task by task. Raises SpearError if they do not match."""
     return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)
 
 
 def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int | None = None) -> Part:
-    """Figures of a scripted player on the tasks and samples of another evaluation."""
+    """Return the figures of a scripted player on the tasks and samples of another evaluation."""
     plain = replace(
         settings,
         engine=kind,

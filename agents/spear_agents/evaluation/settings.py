@@ -107,7 +107,7 @@ class EvalSettings:
     """Everything an evaluation's numbers depend on; its fields are the options of ``spear eval``."""
 
     env_id: str
-    """Such as ``spear/Sokoban-v1``."""
+    """Id of the environment, such as ``spear/Sokoban-v1``."""
     engine: EngineKind = option(EngineKind.HF, "Who plays.", section=_POLICY)
     model: str | None = option(
         None,
@@ -117,7 +117,7 @@ class EvalSettings:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the environment besides ``split``."""
     split: str | None = None
-    """None for the last of the environment's splits."""
+    """Split of the tasks; None for the environment's last one."""
     tasks: str = option("all", "all, a number (each subtask in its share), or ids.", section=_EPISODES)
     episodes_per_task: int | None = option(None, "Default: the benchmark's own, 30 on AIME, else 1.", section=_EPISODES)
     temperature: float = option(1.0, "Of the sampling; 0 takes the most likely token.", at_least=0, section=_SAMPLING)
@@ -198,7 +198,7 @@ class EvalSettings:
         return self.method in (Method.REACT, Method.REFLEXION) or self.agent is not None
 
     def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
-        """The settings with the defaults of environment, engine and method filled in, and the model as a folder.
+        """Return the settings with the defaults of environment, engine and method filled in, and the model as a folder.
 
         Raises SpearError for a layout that the method does not support, or a model that is not available.
         """
@@ -221,14 +221,14 @@ class EvalSettings:
         )
 
     def sampling(self) -> Sampling:
-        """The sampling of these settings. Raises SpearError if a value is out of range."""
+        """Return the sampling of these settings. Raises SpearError if a value is out of range."""
         try:
             return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or DEFAULT_TOKENS)
         except ValueError as error:
             raise SpearError(str(error)) from error
 
     def choose_concurrency(self, wanted: int | None = None) -> int:
-        """Episodes at a time: as many as wanted (else SpearError below 1), or as a server takes requests.
+        """Return the episodes at a time: as many as wanted (else SpearError below 1), or as a server takes requests.
 
         More would wait for each other, end later, and lose more of what was paid for when the run is interrupted. A
         program may also work between its requests.
@@ -240,12 +240,12 @@ class EvalSettings:
         return CONCURRENCY if self.server is None or self.agent is not None else self.server.limit
 
     def jobs(self, task_ids: Sequence[str]) -> list[Job]:
-        """Jobs for all samples of all tasks: the first sample of every task, then the second."""
+        """Return the jobs for all samples of all tasks: the first sample of every task, then the second."""
         base = self.seed * MAX_SAMPLES
         return [Job(task_id, base + k) for k in range(self.episodes_per_task or 1) for task_id in task_ids]
 
     def identify(self, fingerprint: str) -> dict[str, Any]:
-        """Settings, tasks and weights that runs in one folder must share, as plain values."""
+        """Return the settings, tasks and weights that runs in one folder must share, as plain values."""
         wanted: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         for key in JOINABLE:
             wanted.pop(key)
@@ -264,7 +264,7 @@ class EvalSettings:
 
 
 def hash_settings(identity: Mapping[str, Any]) -> str:
-    """SHA-256 of :meth:`EvalSettings.identify`: equal hashes, same evaluation."""
+    """Return the SHA-256 of :meth:`EvalSettings.identify`: equal hashes, same evaluation."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode("ascii")).hexdigest()
 
 
@@ -282,7 +282,7 @@ class OpenPolicy:
     """Releases what belongs to the event loop."""
 
     def wrap_env(self, env: Env) -> Env:
-        """The environment as this policy plays it."""
+        """Return the environment as this policy plays it."""
         return InfoWatch(wrap_reader(self.settings.method, env))
 
 

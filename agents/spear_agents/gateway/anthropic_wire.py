@@ -100,7 +100,7 @@ class MessagesRequest(BaseModel):
 
 
 def write_message(answer: Completion, request: MessagesRequest, key: str) -> dict[str, Any]:
-    """The body of a response."""
+    """Return the body of a response."""
     written = len(answer.generation.token_ids)
     blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
     for place, call in enumerate(answer.calls):
@@ -120,7 +120,7 @@ def write_message(answer: Completion, request: MessagesRequest, key: str) -> dic
 
 
 def write_events(answer: Completion, request: MessagesRequest, key: str) -> Iterator[str]:
-    """Events of a stream: the complete response, a block at a time."""
+    """Return the events of a stream: the complete response, a block at a time."""
     whole = write_message(answer, request, key)
     start = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
     yield write_named_event({"type": "message_start", "message": start})
@@ -140,5 +140,5 @@ def write_events(answer: Completion, request: MessagesRequest, key: str) -> Iter
 
 
 def write_error(message: str, kind: str) -> dict[str, Any]:
-    """The body of an error."""
+    """Return the body of an error."""
     return {"type": "error", "error": {"type": kind, "message": message}}

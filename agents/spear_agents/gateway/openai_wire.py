@@ -42,7 +42,7 @@ _DATA = frozenset({"arguments", "input", "input_schema", "parameters"})
 
 
 def drop_neutral(body: dict[str, Any]) -> dict[str, Any]:
-    """A body without the fields that change nothing, as clients send them that write out their defaults."""
+    """Return a body without the fields that change nothing, as clients send them that write out their defaults."""
     return {
         key: value
         for key, value in _drop_nulls(body).items()
@@ -108,7 +108,7 @@ class ChatMessage(BaseModel):
 
 
 def join_parts(content: Any, kinds: Sequence[str] = ("text",)) -> str:
-    """The text of a content. Raises ValueError if it is neither a text nor a list of parts of these kinds."""
+    """Return the text of a content. Raises ValueError if it is neither a text nor a list of parts of these kinds."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -181,7 +181,7 @@ class ChatRequest(BaseModel):
     reasoning_effort: str | None = None
 
     def read_stops(self) -> list[str]:
-        """The stop strings. Raises ValueError if one is empty or there are too many."""
+        """Return the stop strings. Raises ValueError if one is empty or there are too many."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or "" in stops:
             raise ValueError(f"stop takes at most {MOST_STOPS} non-empty texts")
@@ -201,7 +201,7 @@ class ChatRequest(BaseModel):
 def write_completion(
     answer: Completion, request: ChatRequest, key: str, spell: Callable[[Sequence[int]], list[str]]
 ) -> dict[str, Any]:
-    """The body of a response; ``spell`` gives the text of each token, for log-probabilities."""
+    """Return the body of a response; ``spell`` gives the text of each token, for log-probabilities."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
     if answer.calls:
         message["tool_calls"] = _write_calls(answer)
@@ -220,7 +220,7 @@ def write_completion(
 
 
 def write_stream(answer: Completion, request: ChatRequest, key: str) -> Iterator[str]:
-    """Events of a stream: the complete response in one piece."""
+    """Return the events of a stream: the complete response in one piece."""
     frame = _frame(answer, request, key, "chat.completion.chunk")
     delta: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.calls:
@@ -233,12 +233,12 @@ def write_stream(answer: Completion, request: ChatRequest, key: str) -> Iterator
 
 
 def write_error(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """The body of an error."""
+    """Return the body of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def write_named_event(data: Mapping[str, Any]) -> str:
-    """An event of a stream, named after its type."""
+    """Return an event of a stream, named after its type."""
     return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 

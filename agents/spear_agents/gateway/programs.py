@@ -133,7 +133,7 @@ def load_program(name: str) -> Program:
 
 
 def resolve_program(name: str) -> str:
-    """The name with the absolute path of a file. Raises SpearError like :func:`load_program`."""
+    """Return the name with the absolute path of a file. Raises SpearError like :func:`load_program`."""
     load_program(name)
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if place.endswith(".py") else name

@@ -97,7 +97,7 @@ class ResponsesRequest(BaseModel):
 
 
 def write_response(answer: Completion, request: ResponsesRequest, key: str) -> dict[str, Any]:
-    """The body of a response."""
+    """Return the body of a response."""
     written = len(answer.generation.token_ids)
     cut = answer.generation.finish is Finish.LENGTH
     return {
@@ -127,7 +127,7 @@ def write_response(answer: Completion, request: ResponsesRequest, key: str) -> d
 
 
 def write_events(answer: Completion, request: ResponsesRequest, key: str) -> Iterator[str]:
-    """Events of a stream: the complete response, an item at a time."""
+    """Return the events of a stream: the complete response, an item at a time."""
     whole = write_response(answer, request, key)
     begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]

@@ -30,7 +30,7 @@ from spear_sandbox.web.listening import bind_socket, is_loopback, work_aside, wr
 from spear_sandbox.web.serving import make_server
 
 LARGEST_BODY = 4 << 20
-"""A million tokens."""
+"""Bytes of a request: a million tokens have fewer."""
 MOST_MESSAGES = 10_000
 DRAIN_S = 2
 _JSON = TypeAdapter(dict[str, Any])
@@ -88,7 +88,7 @@ class Gateway:
         self._server: Any = None
         self.app = self._make_app()
         self.url = ""
-        """Up to the port, once :meth:`start` has been called."""
+        """Address up to the port, once :meth:`start` has been called."""
 
     async def start(self) -> None:
         """Listen in the running event loop. Does nothing the second time."""
@@ -246,7 +246,7 @@ class Gateway:
 
 
 def describe_session(session: Session) -> dict[str, Any]:
-    """State of an episode for its program."""
+    """Return the state of an episode for its program."""
     world = session.world
     return {
         "environment": world.env_id,

@@ -141,7 +141,7 @@ class Session:
         stop: Sequence[str] = (),
         goes_on: bool = False,
     ) -> Completion:
-        """The model's response to ``messages``, of at most ``max_tokens``; see :meth:`Transcript.ask`.
+        """Return the model's response to ``messages``, of at most ``max_tokens``; see :meth:`Transcript.ask`.
 
         It ends at a text of ``stop``, which stays part of it. Raises EndedError if the episode is over or had too many
         calls, BusyError for too many at once, ContextExceededError, EngineFault without a response, and SpearError if
@@ -157,7 +157,7 @@ class Session:
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:
-        """A request is under way, so the episode is not idle."""
+        """Return a request is under way, so the episode is not idle."""
         self._running += 1
         try:
             yield
@@ -166,7 +166,7 @@ class Session:
             self.touched = time.monotonic()
 
     def is_idle(self, seconds: float) -> bool:
-        """Whether no request has been under way for so long."""
+        """Return whether no request has been under way for so long."""
         return self._running == 0 and not self._stepping.locked() and time.monotonic() - self.touched > seconds
 
     async def _ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> Asked:
@@ -238,7 +238,7 @@ class Session:
         return Completion(number, text, calls, generation, len(asked.ids), stop_string)
 
     def spell(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token."""
+        """Return the text of each token."""
         return [self._prompts.tokenizer.decode([token]) for token in token_ids]
 
     def _check_open(self) -> None:
@@ -260,11 +260,11 @@ class Session:
         return template.stop_strings if isinstance(template, RunningTemplate) else ()
 
     def write_prompt(self) -> str:
-        """Task, rules and first observation, for the program's first message."""
+        """Return the task, rules and first observation, for the program's first message."""
         return self.template.render(self._context())
 
     def write_observation(self) -> str:
-        """The present observation, for the program's next message."""
+        """Return the present observation, for the program's next message."""
         if self.stop is not None:
             return text_of(self.world.observation)
         return self.template.follow_up(self._context())
@@ -332,7 +332,7 @@ class Session:
         self.broken, self._fault, self._detail = error, BROKEN, str(error)
 
     def record(self, fault: AgentFaultKind | None = None) -> Trajectory:
-        """The record of the episode; ``fault`` is the program's, and ignored if the environment had ended."""
+        """Return the record of the episode; ``fault`` is the program's, and ignored if the environment had ended."""
         stop, given = self.stop, None
         if stop is None and self._too_long:
             stop = StopReason.CONTEXT_LIMIT  # programs may treat that as an error
@@ -369,7 +369,7 @@ def _make_turn(call: _Call) -> Turn:
 
 
 def _count(value: Any) -> int:
-    """Characters of all texts of messages or schemas, and one for each part."""
+    """Return the characters of all texts of messages or schemas, and one for each part."""
     if isinstance(value, str):
         return len(value) + 1
     if isinstance(value, Mapping):

@@ -20,7 +20,7 @@ from spear_envs.core.prompts import IMAGE
 _LOOK_EVERY_S = 0.25
 _lock = threading.Lock()
 _due: dict[int, float] = {}
-"""When the time of a thread is up."""
+"""Moment, on the monotonic clock, at which the time of a thread is up."""
 _pending = threading.Event()
 _watched_by = -1
 """The process whose thread watches: a forked child has none."""
@@ -79,7 +79,7 @@ LLAMA3 = (
 A piece that holds a line break ends in one, since ``\\s*[\\r\\n]+`` goes before ``\\s+``.
 """
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-"""The same of Qwen2, Qwen2.5 and Qwen3."""
+"""Pattern of the tokenizers of Qwen2, Qwen2.5 and Qwen3."""
 _LINE = re.compile(r".*?\n(?=[!-~])|.+", re.DOTALL)
 """Up to a line break before a visible ASCII character, which no later one joins or composes with."""
 
@@ -92,7 +92,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 
 def encode_by_line(encode: Encode, backend: Any) -> Encode:
-    """``encode``, with a cache of lines if ``backend`` (a ``tokenizers.Tokenizer``) tokenises each by itself."""
+    """Give ``encode`` a cache of lines if ``backend`` (a ``tokenizers.Tokenizer``) tokenises each by itself."""
     if not cuts_at_lines(json.loads(backend.to_str())):
         return encode
     remembered = lru_cache(REMEMBERED_LINES)(encode)
@@ -120,7 +120,7 @@ def _cut_at_fields(line: str) -> list[str]:
 
 
 def cuts_at_lines(description: dict[str, Any]) -> bool:
-    """Whether a tokenizer (``tokenizer.json``) gives a text the tokens of its lines one after the other."""
+    """Return whether a tokenizer (``tokenizer.json``) gives a text the tokens of its lines one after the other."""
     normalizer, cutter = description.get("normalizer"), description.get("pre_tokenizer") or {}
     if normalizer is not None and normalizer != {"type": "NFC"}:
         return False
@@ -156,7 +156,7 @@ _REPLY = "\x02reply\x02"
 _WORDS = ("alpha_word", "beta_word", "gamma_word", "delta_word", "epsilon_word")
 """Words by which a probe finds what a chat template shows."""
 RENDER_S = 5.0
-"""A template comes with a model and may loop."""
+"""Seconds that a template may take: it comes with a model and may loop."""
 _BROKEN_IMAGE = "< image>"
 _CACHED_TEXTS = 4096
 """Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
@@ -170,11 +170,11 @@ class Tokenizer(Decoder, Protocol):
     eos_token_id: int | None
 
     def apply_chat_template(self, conversation: list[Message], **kwargs: Any) -> Any:
-        """The text of a conversation (called with ``tokenize=False``)."""
+        """Return the text of a conversation (called with ``tokenize=False``)."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         ...
 
 
@@ -250,7 +250,7 @@ class Chat:
         return value
 
     def decode(self, response_ids: Sequence[int]) -> str:
-        """Text of a response without its closing stop token; other special tokens stay visible."""
+        """Return the text of a response without its closing stop token; other special tokens stay visible."""
         return self._decode(tuple(response_ids))
 
     def _decode_uncached(self, response_ids: tuple[int, ...]) -> str:
@@ -287,7 +287,7 @@ class Chat:
         return self._shows(messages[:1], tools=[{"type": "function", "function": tool}]) and self._shows(messages)
 
     def _shows(self, messages: list[Message], **keywords: Any) -> bool:
-        """Whether the chat template accepts messages and shows all their words."""
+        """Return whether the chat template accepts messages and shows all their words."""
         given = json.dumps([messages, keywords])
         try:
             text = self.render(messages, **keywords)
@@ -311,7 +311,7 @@ class Chat:
         return tuple(dict.fromkeys(mark for mark in marks if mark))
 
     def starts_with_end(self, text: str) -> bool:
-        """Whether ``text``, which follows a response, ends it as the chat template does."""
+        """Return whether ``text``, which follows a response, ends it as the chat template does."""
         return not self._written_end or text.startswith(self.end_marks)
 
     def drop_end(self, text: str) -> str:
@@ -360,7 +360,7 @@ def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
-    """``text -> ids`` without added special tokens; a fast tokenizer's backend saves four fifths of the call."""
+    """Return ``text -> ids`` without added special tokens; a fast tokenizer's backend saves four fifths of the call."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))

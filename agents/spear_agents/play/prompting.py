@@ -139,29 +139,29 @@ class PromptBuilder:
             _log.warning("the chat template rewrites earlier responses: such a turn begins a training row of its own")
 
     def begin(self, history: Sequence[tuple[str, str]] | None = None) -> Dialogue:
-        """The prompts of one episode, continuing after ``history``. Raises SpearError for a conversation with one."""
+        """Begin the prompts of one episode, after ``history``. Raises SpearError for a conversation with one."""
         if history is not None and self.layout is Layout.CONVERSATION:
             raise SpearError("a conversation cannot begin in a snapshot, which lacks its tokens: use layout per_turn")
         return Dialogue(self, history or ())
 
     def with_template(self, template: PromptTemplate) -> PromptBuilder:
-        """A copy with another template, whose system message and stop strings must be equal."""
+        """Return a copy with another template, whose system message and stop strings must be equal."""
         other = copy(self)
         other.template = template
         return other
 
     def ask(self, text: str) -> tuple[int, ...]:
-        """The prompt of a single message, outside an episode."""
+        """Return the prompt of a single message, outside an episode."""
         return self.chat.encode(self.chat.render([{"role": "user", "content": self.chat.disarm(disarm_places(text))}]))
 
     def first(self, context: PromptContext, picture: np.ndarray | None = None) -> Prompt:
-        """The prompt of a ``per_turn`` turn, or the first of a conversation."""
+        """Return the prompt of a ``per_turn`` turn, or the first of a conversation."""
         text, shows_image = self._write(self.template.render(disarm_context(context)), picture)
         ids = self.chat.encode(self._set_in(self._opening, self._system, "", text))
         return Prompt(ids, ids, shows_image)
 
     def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
-        """What follows a response in a conversation: its end mark if the response lacks one, and the next message.
+        """Return what follows a response in a conversation: an end mark if it lacks one, and the next message.
 
         A response that ended with another end token than the chat template's keeps it and gets no second one.
         """
@@ -176,7 +176,7 @@ class PromptBuilder:
         return Prompt(ids, ids, shows_image)
 
     def _write(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
-        """A message for the tokenizer, and whether it has the place of a picture."""
+        """Return a message for the tokenizer, and whether it has the place of a picture."""
         text = self.chat.disarm(text)
         places = text.count(IMAGE)
         if places > 1:
@@ -191,7 +191,7 @@ class PromptBuilder:
         return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self.chat.encode(text))
 
     def decode(self, response_ids: Sequence[int]) -> str:
-        """Text of a response without its closing stop token; other special tokens stay visible."""
+        """Return the text of a response without its closing stop token; other special tokens stay visible."""
         return self.chat.decode(response_ids)
 
     def _render_after(self, before: list[Message], marker: str, content: str) -> str:
@@ -204,13 +204,13 @@ class PromptBuilder:
         return rest
 
     def _keeps(self, reply: str) -> bool:
-        """Whether the chat template keeps this response unchanged in a later prompt."""
+        """Return whether the chat template keeps this response unchanged in a later prompt."""
         asked = [*self._system, _QUESTION]
         later = self.chat.render([*asked, {"role": "assistant", "content": reply}, _QUESTION])
         return later.startswith(self.chat.render(asked) + reply)
 
     def _find_frame(self, before: list[Message], marker: str) -> tuple[str, str] | None:
-        """Text of the chat template before and after a user message, or None if it depends on the message."""
+        """Return the template's text before and after a user message, or None if it depends on the message."""
         seed = "\x02content\x02"
         head, found, tail = self._render_after(before, marker, seed).partition(seed)
         if not found:
@@ -247,7 +247,7 @@ class Dialogue:
         max_turns: int,
         picture: np.ndarray | None = None,
     ) -> Prompt | None:
-        """The prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it.
+        """Return the prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it.
 
         ``picture`` is what the observation shows besides its text, uint8 [height, width, 3].
         """
@@ -284,12 +284,12 @@ class Dialogue:
         return prompt
 
     def recall(self) -> tuple[tuple[str, str], ...]:
-        """Observation and action of the turns that the next prompt may show."""
+        """Return the observation and action of the turns that the next prompt may show."""
         window = self._builder.history
         return tuple(self._past[-window:]) if window else ()
 
     def _shorten(self, context: PromptContext, picture: np.ndarray | None) -> Prompt:
-        """The prompt with as many of the latest turns as fit, possibly none."""
+        """Return the prompt with as many of the latest turns as fit, possibly none."""
         limit = self._builder.max_prompt_tokens
         for dropped in range(len(context.history) + 1):
             prompt = self._builder.first(replace(context, history=context.history[dropped:]), picture)
@@ -318,7 +318,7 @@ class _Written:
         self._runs_on = False
 
     def ask(self, context: PromptContext, picture: np.ndarray | None) -> Prompt | None:
-        """The next prompt, or None if there is no room for it or for a response to it."""
+        """Return the next prompt, or None if there is no room for it or for a response to it."""
         template = self._builder.template
         words = template.render if self._asked is None else template.follow_up
         text, shows_image = self._builder._write(words(disarm_context(context)), picture)
@@ -346,7 +346,7 @@ class _Written:
 
 
 def shows_picture(env: Any, template: PromptTemplate) -> bool:
-    """Whether the first prompt of an environment, which is reset, has a picture."""
+    """Return whether the first prompt of an environment, which is reset, has a picture."""
     observation, info = env.reset(seed=0)
     context = PromptContext(
         instruction=info["instruction"],
@@ -361,7 +361,7 @@ def shows_picture(env: Any, template: PromptTemplate) -> bool:
 
 
 def disarm_context(context: PromptContext) -> PromptContext:
-    """The slots of a prompt without a picture's place in any of them (:func:`disarm_places`)."""
+    """Return the slots of a prompt without a picture's place in any of them (:func:`disarm_places`)."""
     actions = context.admissible_actions
     return replace(
         context,
@@ -373,7 +373,7 @@ def disarm_context(context: PromptContext) -> PromptContext:
 
 
 def find_image_mark(tokenizer: Tokenizer) -> str:
-    """What a chat template writes for a picture, such as Qwen's ``<|image_pad|>`` in its frame, else ``<image>``."""
+    """Find what a chat template writes for a picture, such as Qwen's ``<|image_pad|>`` in a frame, else ``<image>``."""
     seed = "\x02"
     parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
     try:

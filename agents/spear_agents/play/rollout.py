@@ -17,9 +17,8 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.engines.base import Engine, Generation, Sampling
-from spear_agents.play.episode import play_episode
+from spear_agents.play.episode import Snapshot, play_episode
 from spear_agents.play.prompting import PromptBuilder
-from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory
 from spear_sandbox.web.endpoints import Backoff
 
@@ -81,7 +80,7 @@ class CacheGate:
         self._contexts[number] = tokens
 
     def _find_admitted(self) -> set[int]:
-        """The oldest conversations that fit together, and at least the oldest."""
+        """Return the oldest conversations that fit together, and at least the oldest."""
         expected = self._ended_tokens // self._ended if self._ended else 0
         admitted: set[int] = set()
         total = 0
@@ -156,7 +155,7 @@ class Retrying:
     discarded: int = field(default=0, init=False)
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
-        """The first episode without a fault, or the last one."""
+        """Return the first episode without a fault, or the last one."""
         attempt = 1
         while True:
             played = await self.play(env, engine, prompts, **job)
@@ -176,7 +175,7 @@ class Listening:
     on_response: Callable[[Generation], None]
 
     async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
-        """The episode of ``play``."""
+        """Return the episode of ``play``."""
         return await self.play(env, _Heard(engine, self.on_response), prompts, **job)
 
 

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from spear_agents.engines.base import BYTES_END, Ending, Finish, Served
-from spear_agents.play.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import Criterion
 from spear_envs.data.files import explain_unwritable, open_regular, sync
+
+if TYPE_CHECKING:
+    from spear_agents.play.episode import Snapshot
 
 MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""
@@ -122,7 +124,7 @@ class Turn:
         return f"Turn({_shorten(self.response)!r}, action {_shorten(self.action)!r}, reward {self.reward:g}, {tokens})"
 
     def _repr_html_(self) -> str:
-        """What was seen, said and done, for notebooks."""
+        """Return what was seen, said and done, for notebooks."""
         return (
             f"<pre>{escape(self.observation)}</pre><pre><b>{escape(self.response)}</b></pre>"
             f"<p>action {escape(repr(self.action))}, reward {self.reward:g}, "
@@ -201,7 +203,7 @@ class Trajectory:
         )
 
     def _repr_html_(self) -> str:
-        """The episode turn by turn, for notebooks."""
+        """Return the episode turn by turn, for notebooks."""
         turns = "".join(
             f"<details><summary>{number}: {escape(_shorten(turn.action))}</summary>{turn._repr_html_()}</details>"
             for number, turn in enumerate(self.turns, 1)
@@ -215,11 +217,11 @@ class Trajectory:
         return all(turn.format_ok for turn in self.turns)
 
     def list_steps(self) -> tuple[tuple[int, str], ...]:
-        """The steps of the environment in order: the index of the turn that led to it, and the response."""
+        """Return the steps of the environment in order: the index of the turn that led to it, and the response."""
         return self.steps if self.steps is not None else tuple((i, turn.response) for i, turn in enumerate(self.turns))
 
     def chains(self) -> list[list[int]]:
-        """Indices of the turns of each training row: those that continue one another, in order."""
+        """Return the indices of the turns of each training row: those that continue one another, in order."""
         chains: list[list[int]] = []
         ends: dict[int, list[int]] = {}
         for place, turn in enumerate(self.turns):
@@ -232,15 +234,15 @@ class Trajectory:
         return chains
 
     def rows(self) -> list[Row]:
-        """Training rows, one for each of :meth:`chains`: one per turn (``per_turn``), or one for a conversation without
-        rewrites.
+        """Return the training rows, one for each of :meth:`chains`.
 
-        Their ids are those of the record (bytes if ``tokens`` says so).
+        There is one per turn (``per_turn``), or one for a conversation without rewrites. Their ids are those of the
+        record (bytes if ``tokens`` says so).
         """
         return [_make_row(self.turns, chain) for chain in self.chains()]
 
     def to_json(self, *, timed: bool = False) -> str:
-        """One line of ASCII JSON, which :meth:`from_json` reads back; with ``seconds`` if ``timed``."""
+        """Write one line of ASCII JSON, which :meth:`from_json` reads back; with ``seconds`` if ``timed``."""
         # dataclasses.asdict copies every tuple entry by entry and takes ten times as long.
         turns = [vars(turn) | ({"served": _write_served(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
@@ -297,7 +299,7 @@ class Trajectory:
 
 
 def _shorten(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
 
@@ -360,12 +362,12 @@ def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
 
 
 def _spell(response: str, finish: Finish) -> tuple[int, ...]:
-    """The bytes of a response, and its end."""
+    """Return the bytes of a response, and its end."""
     return (*response.encode("utf-8", "surrogatepass"), *((BYTES_END,) if finish is Finish.STOP else ()))
 
 
 def _shrink(turn: dict[str, Any]) -> dict[str, Any]:
-    """A turn of bytes without what follows from its text: the ids, and zeros of a policy without log-probabilities."""
+    """Leave out of a turn of bytes what follows from its text: ids, and zeros of a policy without log-probabilities."""
     kept = turn | {key: _write_bytes(turn[key]) for key in ("prompt_ids", "response_ids")}
     if turn["response_ids"] == (ids := _spell(turn["response"], turn["finish"])):
         del kept["response_ids"]
@@ -375,7 +377,7 @@ def _shrink(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
-    """A character for each id, a quarter of the size of numbers; other ids stay numbers."""
+    """Return a character for each id, a quarter of the size of numbers; other ids stay numbers."""
     return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
 
 
@@ -417,7 +419,7 @@ def _read_turn(data: dict[str, Any], tokens: TokenKind) -> Turn:
 
 
 def _write_served(served: Served) -> dict[str, Any]:
-    """Plain values, without the fields of rare endings if they are empty."""
+    """Return the fields as plain values, without the fields of rare endings if they are empty."""
     return {key: value for key, value in vars(served).items() if value or key not in ("ending", "note", "dropped")}
 
 

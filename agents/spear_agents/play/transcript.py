@@ -70,12 +70,12 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
     def write(self) -> str:
-        """The call in Hermes' form."""
+        """Return the call in Hermes' form."""
         return f"{_OPEN}\n{json.dumps({'name': self.name, 'arguments': self.arguments}, ensure_ascii=False)}\n{_CLOSE}"
 
 
 def find_form(chat_template: str) -> CallForm:
-    """The form that a chat template asks for; Hermes' (the one of :func:`spell_out`) if it is empty."""
+    """Return the form that a chat template asks for; Hermes' (the one of :func:`spell_out`) if it is empty."""
     if not chat_template or any(mark in chat_template for mark in (*_MARKS, *_WRAPPERS)):
         return CallForm.HERMES
     return CallForm.LLAMA if '"parameters"' in chat_template else CallForm.UNKNOWN
@@ -122,7 +122,7 @@ def read_calls(
 
 
 def _end_thought(text: str, at: int, closes: Any) -> int:
-    """Where the thought open at ``at`` ends; the end of the text if it stays open."""
+    """Return where the thought open at ``at`` ends; the end of the text if it stays open."""
     ends = [end + len(close) for close in closes if (end := text.find(close, at)) >= 0]
     return min(ends, default=len(text))
 
@@ -131,7 +131,7 @@ _Types = Mapping[str, Mapping[str, frozenset[str]]]
 
 
 def _read_marked(text: str, mark: str, at: int, types: _Types) -> tuple[list[ToolCall], int]:
-    """The calls after a mark that ends at ``at``, and where they end; none if they are malformed."""
+    """Return the calls after a mark that ends at ``at``, and where they end; none if they are malformed."""
     calls: list[ToolCall] = []
     end = at
     if mark in _HEADS and (head := _HEADS[mark].match(text, at)) is not None:
@@ -162,7 +162,7 @@ def _read_marked(text: str, mark: str, at: int, types: _Types) -> tuple[list[Too
 def _read_pairs(
     text: str, at: int, opening: re.Pattern[str], closing: re.Pattern[str], last: str, types: _Types
 ) -> tuple[list[ToolCall], int]:
-    """A name, keys and values between tags, and the closing ``last``, which stays unless it is the function's own."""
+    """Read a name, keys and values between tags, and ``last``, which stays unless it is the function's own."""
     name = _NAME.match(text, at)
     if name is None:
         return [], at
@@ -184,7 +184,7 @@ def _read_pairs(
 
 
 def _read_value(written: str, kinds: frozenset[str]) -> Any:
-    """A value in a tag: a text if the schema says so, else JSON where it is."""
+    """Return a value in a tag: a text if the schema says so, else JSON where it is."""
     if "string" in kinds and not ("null" in kinds and written == "null"):
         return written
     try:
@@ -194,7 +194,7 @@ def _read_value(written: str, kinds: frozenset[str]) -> Any:
 
 
 def _list_types(function: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """The JSON types of each parameter, as far as its schema tells."""
+    """Return the JSON types of each parameter, as far as its schema tells."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     found = {}
@@ -210,7 +210,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _read_bare(text: str, thought: int, form: CallForm, types: _Types) -> tuple[str, list[ToolCall]]:
-    """Calls as bare JSON after ``thought`` characters: a whole response, or the end of one in Llama's form."""
+    """Read calls as bare JSON after ``thought`` characters: a whole response, or the end of one in Llama's form."""
     rest = text[thought:].strip().removeprefix(_PYTHON_TAG)
     fence = _FENCE.fullmatch(rest)
     rest = fence[1] if fence is not None else rest
@@ -228,7 +228,7 @@ def _read_bare(text: str, thought: int, form: CallForm, types: _Types) -> tuple[
 
 
 def _split_objects(text: str) -> list[Any]:
-    """The JSON objects of ``text``, which semicolons and blanks may separate."""
+    """Return the JSON objects of ``text``, which semicolons and blanks may separate."""
     parts: list[Any] = []
     at = 0
     while at < len(text):
@@ -243,7 +243,7 @@ def _split_objects(text: str) -> list[Any]:
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:
-    """The JSON list or object at ``at``, after blanks, and its end; None if there is none."""
+    """Return the JSON list or object at ``at``, after blanks, and its end; None if there is none."""
     while text[at : at + 1].isspace():
         at += 1
     if text[at : at + 1] not in ("{", "["):
@@ -322,7 +322,7 @@ class _Said:
     """An answered call."""
 
     text: str
-    """Of prompt and response."""
+    """Text of prompt and response."""
     ids: tuple[int, ...]
     finish: Finish
     opening: int
@@ -414,7 +414,7 @@ class Transcript:
         self.release(asked.follows)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
-        """The text of a prompt, disarmed. Raises SpearError if the chat template refuses the messages."""
+        """Return the text of a prompt, disarmed. Raises SpearError if the chat template refuses the messages."""
         messages, tools = self._chat.disarm_all(messages), self._chat.disarm_all(tools)
         keywords: dict[str, Any] = {"continue_final_message": True} if goes_on else {}
         if not self._knows_tools:
@@ -428,7 +428,7 @@ class Transcript:
         return self._chat.render(messages, add_generation_prompt=not goes_on, **keywords)
 
     def _find_begin(self, text: str) -> int | None:
-        """The longest open call that ``text`` continues."""
+        """Return the longest open call that ``text`` continues."""
         fitting = []
         for place in self._free:
             said = self._said[place]
@@ -438,7 +438,7 @@ class Transcript:
         return max(fitting)[1] if fitting else None
 
     def _measure_room(self, length: int, opening: int) -> int | None:
-        """Tokens left for the response.
+        """Return the tokens left for the response.
 
         The first prompt of an episode has at most ``max_prompt_tokens``. One that starts a later row contains earlier
         rows, so its limit is that of prompt and row together.

@@ -23,7 +23,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:
-    """The decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
+    """Return the decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
 
     A relative path is also resolved in the evaluation's ``folder`` and those above it. Raises SpearError if the
     tokenizer is missing or cannot be read.
@@ -132,7 +132,7 @@ def describe_response(response: str) -> dict[str, str]:
 
 
 def finite(value: Any) -> float | None:
-    """A number that JSON can hold, or None."""
+    """Return a number that JSON can hold, or None."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
@@ -160,14 +160,14 @@ def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, p
 
 
 def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:
-    """The model's tokens and their log-probabilities, where known."""
+    """Return the model's tokens and their log-probabilities, where known."""
     if turn.served is None:
         return turn.response_ids, turn.log_probs
     return turn.served.token_ids or (), turn.served.log_probs or ()
 
 
 def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[float]) -> list[Any] | None:
-    """Pieces of the response with their log-probabilities; None if these are not known."""
+    """Return the pieces of the response with their log-probabilities; None if these are not known."""
     if not log_probs or len(log_probs) != len(token_ids):
         return None
     coloured = []
@@ -180,7 +180,7 @@ def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[floa
 
 
 def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
-    """Whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
+    """Return whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
     try:
         return all(
             decoder.decode(list(ids), skip_special_tokens=False).startswith(turn.response)
@@ -192,7 +192,7 @@ def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
 
 
 def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
-    """Data URLs of pictures: before each response, and after the last. Empty if the environment does not draw."""
+    """Return data URLs of pictures before each response and after the last; empty if the environment does not draw."""
     if trajectory.began is not None:
         notes.append(
             f"Began before turn {trajectory.began + 1} of an earlier episode, whose responses are not in this record: "

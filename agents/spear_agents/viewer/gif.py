@@ -52,7 +52,7 @@ def replay_frames(
     split: str | None = None,
     method: str = Method.PLAIN,
 ) -> list[np.ndarray]:
-    """Frames of an episode, uint8 [height, width, 3]: the first, and one after each response. Raises SpearError."""
+    """Draw an episode's frames, uint8 [height, width, 3]: the first, and one after each response. Raises SpearError."""
     if trajectory.began is not None:
         raise SpearError(f"{trajectory.task_id} began within another episode: choose one from the start")
     split = split or next((part for part in ("train", "valid", "test") if part in trajectory.task_id.split("/")), None)

@@ -25,7 +25,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.sokoban.engine import paint_board
 from spear_envs.sokoban.env import SokobanEnv
-from spear_sandbox.service.foreign import show_text
+from spear_sandbox.errors import show_text
 
 HISTORY = 2
 
@@ -144,7 +144,7 @@ class Game:
         self.reward = move.reward
 
     def hint(self) -> str | None:
-        """The expert's action in the present state; None if the task can no longer be won."""
+        """Return the expert's action in the present state; None if the task can no longer be won."""
         plan = [] if self.done else self.core.expert_plan()
         return plan[0] if plan else None
 
@@ -159,7 +159,7 @@ class Game:
         return text_of(self.observation)
 
     def describe(self) -> dict[str, Any]:
-        """The game for the page."""
+        """Return the game for the page."""
         info = self.info
         return {
             "env": self.env_id,
@@ -283,7 +283,7 @@ def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
 
 
 def complete(options: Sequence[str], text: str) -> list[str]:
-    """Completions of a line: the options that start with it, else those that contain it."""
+    """Return the completions of a line: the options that start with it, else those that contain it."""
     lowered = text.lower()
     return [x for x in options if x.lower().startswith(lowered)] or [x for x in options if lowered in x.lower()]
 
@@ -341,7 +341,7 @@ def _expand(game: Game, line: str) -> str:
 
 
 def _read_action(ask: Ask) -> str:
-    """A line, or all lines of a fenced block of code."""
+    """Return a line, or all lines of a fenced block of code."""
     line = ask("> ")
     if not line.lstrip().startswith(_FENCE):
         return line.strip()

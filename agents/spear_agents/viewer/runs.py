@@ -210,7 +210,7 @@ class Run:
                 self._entries += _scan(source)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping for each episode, its number ``i`` among them.
+        """Return one mapping for each episode, its number ``i`` among them.
 
         ``counts`` is False if the same sample of a task was played again later: after a fault, or as a further trial of
         a policy that learns within a task.
@@ -234,7 +234,7 @@ class Run:
             raise SpearError(f"{source.path}, byte {entry.offset}: a value is of another type ({error})") from error
 
     def search(self, text: str) -> list[int]:
-        """Numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
+        """Return the numbers of the episodes whose texts have all words of ``text``, in any case. Raises SpearError."""
         words = text.lower().split()
         with self._lock:
             entries = list(self._entries)
@@ -258,7 +258,7 @@ class Run:
         return digest.hexdigest()
 
     def read_trainings(self) -> list[dict[str, Any]]:
-        """The metrics of each training: its ``name``, ``steps``, and ``metrics`` with a value or None for each step."""
+        """Return for each training its ``name``, its ``steps``, and ``metrics`` with a value or None for each step."""
         trainings = []
         for folder in self._find_trainings():
             history = read_history(folder)
@@ -271,7 +271,7 @@ class Run:
         return trainings
 
     def summarise(self) -> dict[str, Any]:
-        """The initial data of the page."""
+        """Return the initial data of the page."""
         rows = self.rows()
         with self._lock:
             settings = {source.name: source.settings for source in self._sources.values()}
@@ -373,7 +373,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
 
 
 def _name_job(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Key shared by rows of which only the last counts; validations of a training repeat their seeds."""
+    """Return the key shared by rows of which only the last counts; validations of a training repeat their seeds."""
     return row["source"], row["step"], row["task"], row["seed"]
 
 

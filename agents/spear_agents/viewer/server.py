@@ -58,7 +58,7 @@ def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = l
 
 
 def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
-    """The HTML of a page, with the numbers and contents of episodes in ``bodies``.
+    """Return the HTML of a page, with the numbers and contents of episodes in ``bodies``.
 
     ``data`` has ``title``, ``episodes``, ``sources``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or
     ``title`` and the ``token`` of a server that is asked for the rest.
@@ -78,13 +78,13 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
 
 
 def escape_json(value: Any) -> str:
-    """JSON for a script element; ``<``, ``>``, ``&`` and line separators are escaped. Raises ValueError for NaN."""
+    """Write JSON for a script element, ``<``, ``>``, ``&`` and line separators escaped. Raises ValueError for NaN."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
 
 
 @lru_cache(maxsize=1)
 def make_policy() -> str:
-    """The content security policy: only this script and style run, and only the page's own server may be contacted."""
+    """Write the content security policy: only this script and style run, and only the own server may be contacted."""
     script, style = (
         "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
         for text in (_script(), _read("page.css"))
@@ -115,7 +115,7 @@ PORT = 8700
 LONGEST_BODY = 1_000_000
 BODY_S = 30.0
 CONNECTIONS = 64
-"""One browser opens six."""
+"""Connections at a time; one browser opens six."""
 DRAIN_S = 2
 _log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class PageServer:
         self._server.should_exit = True
 
     def answer(self, method: str, path: str, content: Any) -> Any:
-        """The JSON value for a request of the page. Raises LookupError for an unknown name, SpearError if it fails."""
+        """Answer a request of the page with a JSON value. Raises LookupError for an unknown name, SpearError."""
         if self.stage is not None and method == "POST" and path.startswith("/api/play/") and isinstance(content, dict):
             return self.stage.perform(path.removeprefix("/api/play/"), content)
         with self._reading:
@@ -218,7 +218,7 @@ class PageServer:
     async def _decide(
         self, method: str, raw_path: bytes, headers: dict[str, str], receive: Any
     ) -> tuple[HTTPStatus, str, bytes]:
-        """Status, content type and body of the answer."""
+        """Return the status, content type and body of the answer."""
         path = raw_path.decode("latin-1")
         host, _, port = headers.get("host", "").rpartition(":")
         if method not in ("GET", "POST"):
@@ -248,7 +248,7 @@ class PageServer:
 
 
 async def _read_content(receive: Any) -> Any:
-    """The JSON of a request; None if it is not JSON, or too long."""
+    """Return the JSON of a request; None if it is not JSON, or too long."""
     body = b""
     more = True
     while more and len(body) <= LONGEST_BODY:

@@ -67,7 +67,7 @@ class Replica:
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
-    """The application for ``serve run``; raises ValueError unless the arguments are numbers of ``NUMBERS``."""
+    """Return the application for ``serve run``; raises ValueError unless the arguments are numbers of ``NUMBERS``."""
     unknown = set(arguments) - set(NUMBERS)
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: unknown; give some of {', '.join(NUMBERS)}.")

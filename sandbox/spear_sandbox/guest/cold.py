@@ -16,7 +16,7 @@ from spear_sandbox.guest.locks import LockKeeper, can_listen
 from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 
 _ROOM_FOR_OTHERS = 4
-"""Concurrent runs of the same user count together, so the kernel's bound is wider than that of one run."""
+"""Factor by which the kernel's bound exceeds that of one run: runs of one user count together."""
 
 
 class _EndedError(BaseException):
@@ -111,7 +111,7 @@ def _end(*_: object) -> None:
 
 
 def _list_below(ancestor: str) -> Iterator[str]:
-    """Process ids of the descendants."""
+    """Return the process ids of the descendants."""
     parents: dict[str, str] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

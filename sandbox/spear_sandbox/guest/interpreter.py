@@ -25,11 +25,11 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_REPLY = 24 << 20
-"""Bytes of a reply."""
+"""Largest reply in bytes: the pool holds it in memory."""
 MAX_PARTS = 16_384
-"""Named texts of a reply."""
+"""Most named texts of a reply."""
 MAX_READ = 12 << 20
-"""Bytes of a file that can be read."""
+"""Largest file in bytes that can be read: it must fit into a reply."""
 MAX_LISTED = 4096
 HEAD = struct.Struct("<III")
 """Before the parts of a reply: number of its question, number of parts, bytes that follow."""
@@ -232,6 +232,7 @@ def serve() -> None:
     # Neither programs nor what they start find the socket.
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     folder = os.getcwd()
+    # The empty program that the session was started with is not one of its files.
     os.unlink(sys.argv[0])
     sys.argv = [""]
     interpreter = Interpreter()

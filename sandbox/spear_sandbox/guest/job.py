@@ -28,12 +28,12 @@ class Job(TypedDict):
 
 
 def pack_job(job: Job) -> bytes:
-    """Bytes for :func:`read_job`. Lone surrogates survive."""
+    """Return the bytes for :func:`read_job`. Lone surrogates survive."""
     return marshal.dumps(dict(job))
 
 
 def read_job(fd: int) -> Job:
-    """The job in an anonymous file; closes it. The writer is the pool, never a guest."""
+    """Return the job in an anonymous file; closes it. The writer is the pool, never a guest."""
     size = os.lseek(fd, 0, os.SEEK_END)
     data = os.pread(fd, size, 0)
     while len(data) < size:  # one call gives at most 2 GiB
@@ -67,7 +67,7 @@ _FILE = struct.Struct("<II")
 
 
 def pack_record(record: Record) -> bytes:
-    """Bytes for :func:`unpack_record`."""
+    """Return the bytes for :func:`unpack_record`."""
     head = (record.verdict, record.wait_status, record.cpu_s, record.wall_s, record.peak_rss_kb, len(record.files))
     parts = [_HEAD.pack(*head)]
     for name, content in record.files.items():
@@ -77,7 +77,7 @@ def pack_record(record: Record) -> bytes:
 
 
 def unpack_record(data: bytes) -> Record | None:
-    """The first record in these bytes, or None if it is incomplete."""
+    """Return the first record in these bytes, or None if it is incomplete."""
     try:
         verdict, wait_status, cpu_s, wall_s, peak_rss_kb, count = _HEAD.unpack_from(data)
         place, files = _HEAD.size, {}
@@ -90,6 +90,7 @@ def unpack_record(data: bytes) -> Record | None:
             place += size
     except (struct.error, UnicodeDecodeError):
         return None
+    # Slices beyond the end are short, not an error, so that only the last place tells.
     if place > len(data):
         return None
     return Record(verdict, wait_status, cpu_s, wall_s, peak_rss_kb, files)

@@ -68,6 +68,7 @@ def _prctl(operation: int, first: int = 0, second: int = 0) -> int:
 def clone(flags: int) -> tuple[int, int]:
     """Fork into new namespaces; return the process id and a pidfd in the parent, ``(0, -1)`` in the child."""
     pidfd = ctypes.c_int(-1)
+    # Without a stack of its own the child continues on a copy of this one, as after fork.
     child = _call(_NUMBERS["clone"], "clone", flags | _CLONE_PIDFD | _SIGCHLD, 0, ctypes.byref(pidfd), 0, 0)
     return child, pidfd.value
 
@@ -91,7 +92,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     result = _libc.mount(*texts[:3], flags, texts[3])
     _check(result, f"mount {kind or source} on {target}")
@@ -104,6 +105,7 @@ def make_mounts_private() -> None:
 
 def bind(source: str, target: str, *, read_only: bool = True, devices: bool = False) -> None:
     """Show ``source``, and what is mounted below it, at ``target`` as well; set-user-id bits have no effect there."""
+    # The kernel ignores further flags of a bind mount, and a remount changes the upper one alone.
     mount(source, target, None, MS_BIND | _MS_REC)
     flags = MS_NOSUID | (MS_RDONLY if read_only else 0) | (0 if devices else MS_NODEV)
     attributes = _MountAttributes(flags, 0, 0, 0)
@@ -115,6 +117,7 @@ def bind(source: str, target: str, *, read_only: bool = True, devices: bool = Fa
 def enter_root(folder: str) -> None:
     """Make ``folder``, a mount, the root, read-only, and let go of the old one."""
     os.chdir(folder)
+    # With one folder for both, the old root is stacked on the new one and needs no place of its own.
     here = ctypes.c_char_p(b".")
     _call(_NUMBERS["pivot_root"], "pivot_root", here, here)
     _check(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)), "umount of the old root")
@@ -171,6 +174,7 @@ def keep_one_capability(capability: int) -> None:
 
 def drop_capabilities() -> None:
     """Give up all capabilities, now and for whatever is executed later."""
+    # The bounding set first: shrinking it needs a capability that is then given up.
     for capability in range(_HIGHEST_CAPABILITY + 1):
         if _drop(_PR_CAPBSET_DROP, capability) < 0:
             if ctypes.get_errno() == errno.EINVAL:  # above the highest that this kernel knows
@@ -181,7 +185,7 @@ def drop_capabilities() -> None:
 
 
 def _set_capabilities(kept: int) -> None:
-    """The effective, permitted and inheritable set, as a mask of the first 32."""
+    """Set the effective, permitted and inheritable capabilities to a mask of the first 32."""
     header, sets = struct.pack("Ii", 0x2008_0522, 0), struct.pack("6I", kept, kept, kept, 0, 0, 0)
     _call(_NUMBERS["capset"], "capset", ctypes.c_char_p(header), ctypes.c_char_p(sets))
 

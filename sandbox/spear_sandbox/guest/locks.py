@@ -44,7 +44,7 @@ class LockKeeper:
             fcntl.ioctl(self.listener, _SEND, _ANSWER.pack(*answer))
 
     def _judge(self, thread: int, descriptor: int) -> int:
-        """0, or an errno."""
+        """Return 0 to allow the lock, or the errno of its refusal."""
         try:
             found = os.stat(f"/proc/{thread}/fd/{descriptor}")
         except FileNotFoundError:
@@ -60,7 +60,7 @@ class LockKeeper:
 
 
 def can_listen() -> bool:
-    """Whether the kernel can ask: since Linux 5.5, unless an outer process already listens."""
+    """Return whether the kernel can ask: since Linux 5.5, unless an outer process already listens."""
     child = os.fork()
     if child == 0:
         ended = 1

@@ -56,6 +56,7 @@ def set_limits(job: Job, baseline: int) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         _lower(which, bound, bound)
+    # A program may catch SIGXCPU at the soft limit, but not SIGKILL at the hard one.
     _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # a lower one needs a privilege
 
@@ -68,7 +69,7 @@ def _lower(which: int, soft: int, hard: int) -> None:
 
 
 def measure_address_space() -> int:
-    """Bytes of address space of this process."""
+    """Return the bytes of address space of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 

@@ -17,7 +17,7 @@ from spear_sandbox.guest.program import MAIN, write_files
 from spear_sandbox.guest.supervisor import hold_in_sockets, supervise
 
 _TIMES = 20
-"""Python 3.11 rewrites a function after eight calls and settles a few calls later."""
+"""Rehearsals: Python 3.11 rewrites a function after eight calls and settles a few calls later."""
 _JOB: Job = {
     "code": "for i in range(2):\n    print(i + 1)\n",
     "files": {},

@@ -18,7 +18,7 @@ from spear_sandbox.guest.users import choose_users, prepare_map
 from spear_sandbox.guest.zygote import FAILED, serve
 
 OOM_SCORE = 500
-"""Where memory is short, runs are killed first, then warm interpreters, then the pool's own process."""
+"""Score of a warm interpreter: where memory is short it is killed after runs and before the pool's process."""
 CODE, SITE, HELPERS = "/opt/sandbox/code", "/opt/sandbox/site", "/opt/sandbox/helpers"
 _NAMES = "bin include sbin lib lib32 lib64 libexec share/nodejs share/zoneinfo"
 SYSTEM_FOLDERS = tuple(f"/usr/{name}" for name in _NAMES.split())
@@ -66,14 +66,14 @@ class Settings(TypedDict):
 
 
 def list_folders(prefix: str) -> list[str]:
-    """Folders of the system and of the interpreter that the sandbox shows, read-only."""
+    """Return the folders of the system and of the interpreter that the sandbox shows, read-only."""
     own = [os.path.join(prefix, name) for name in ("bin", "lib", "lib64")]
     found = [folder for folder in (*SYSTEM_FOLDERS, *own) if os.path.isdir(folder)]
     return sorted(folder for folder in set(found) if not any(folder.startswith(f"{other}/") for other in found))
 
 
 def list_hidden(folders: list[str]) -> list[str]:
-    """Folders of installed packages below these; only the packages of the settings are shown."""
+    """Return the folders of installed packages below these; only the packages of the settings are shown."""
     patterns = ("python3*/site-packages", "python3*/dist-packages")
     return sorted(path for folder in folders for pattern in patterns for path in glob.glob(f"{folder}/{pattern}"))
 
@@ -229,7 +229,7 @@ def _build_root(stage: str, settings: Settings) -> None:
 
 
 def list_parents(prefix: str) -> list[str]:
-    """The folders from the root to where the interpreter is installed that hold nothing else in the sandbox."""
+    """Return the folders from the root to where the interpreter is installed that hold nothing else in the sandbox."""
     parts = prefix.strip("/").split("/")
     parents = ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return [

@@ -85,6 +85,7 @@ def _load_argument(index: int) -> _Step:
 def _one_of(index: int, values: Sequence[int], then: int, otherwise: int, mask: int | None = None) -> Program:
     """Return ``then`` if the argument, or what ``mask`` leaves of it, has one of the values."""
     masked = [] if mask is None else [_Step(_AND, 0, 0, mask)]
+    # A hit jumps over the tests that are left and over the return of ``otherwise``.
     tests = [_Step(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_load_argument(index), *masked, *tests, *_end(otherwise), *_end(then)]
 
@@ -100,7 +101,7 @@ def _unless(index: int, value: int, otherwise: int) -> Program:
 
 
 def _no_namespaces_nor_shared_tables(denied: int) -> Program:
-    """For clone: processes that share descriptors without being threads of one could deceive the supervisor."""
+    """Restrict clone: processes that share descriptors without being threads of one could deceive the supervisor."""
     return [
         _load_argument(0),
         _Step(_ANY_BIT, 4, 0, ALL_NAMESPACES | NEW_CONTROL_GROUPS),
@@ -120,7 +121,7 @@ def _fcntl(commands: Sequence[int], locks: int, otherwise: int) -> Program:
 
 
 def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, Program]:
-    """Rules for the calls that are decided by their arguments."""
+    """Return the rules for the calls that are decided by their arguments."""
     denied = _ERRNO | errno.EPERM
     lock = {Locks.ASK: _ASK, Locks.RECORDS: denied, Locks.ALLOW: _ALLOW}[locks]
     owners = () if own_process is not None else _OWNER_COMMANDS

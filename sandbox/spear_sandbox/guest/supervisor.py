@@ -22,23 +22,23 @@ CONTROL_FD = 4
 REST, GO_ON, INTERRUPT = b"r", b"g", b"i"
 """Orders to the supervisor of a session."""
 OOM_SCORE = 1000
-"""Runs are killed first where memory is short, whatever else the machine or the container does."""
+"""Score by which runs are killed first where memory is short."""
 _MIB = 1 << 20
 _LOOK_EVERY_S = 0.05
 _LOOK_AT_REST_S = 2.0
 _LOOK_SOON_S = 0.5
-"""After an order to rest, and after something has woken all the same."""
+"""Seconds until the next look after an order to rest, and after something has woken all the same."""
 _MOST_WAKINGS = 3
-"""Only a program that sends itself SIGCONT by timers wakes at all."""
+"""Wakings of a resting session that end it: only a program that sends itself SIGCONT by timers wakes at all."""
 _INTERRUPT_EVERY_S = 0.01
 _SUM_FACTOR = 1.5
 _FETCHED_BYTES = 16 << 20
-"""Enough for a compiled program with tables in it."""
+"""Bytes of a fetched file: enough for a compiled program with tables in it."""
 _FETCHED_TOTAL = 64 << 20
-"""Files with holes take no room in the working folder, but they do here."""
+"""Bytes of all fetched files: holes take no room in the working folder, but they do here."""
 _FETCHED_BY_PATTERN = 64
 _SOCKET_BYTES = 256 << 10
-"""What one socket can hold: programs cannot change the size of its buffer."""
+"""Bytes that one socket can hold: programs cannot change the size of its buffer."""
 
 Processes = Callable[[], Iterator[str]]
 
@@ -72,6 +72,7 @@ def supervise(
         if exceeds is not None and exceeds():
             return True
         left = most_bytes - (elsewhere() if elsewhere is not None else 0)
+        # The rough sum is cheap and never too small. Only where it is too large the exact one walks the page tables.
         return _sum_memory(processes(), exactly=False) > left and _sum_memory(processes(), exactly=True) > left
 
     watch = _Watch(child, processes, exceeds_any, keeper, control)
@@ -186,7 +187,7 @@ class _Watch:
                 os.kill(self._child, _signal.SIGINT)
 
     def _has_woken(self) -> bool:
-        """Whether any thread runs that should rest; if so, stop everything again.
+        """Return whether any thread runs that should rest; if so, stop everything again.
 
         A process whose first thread has ended looks like a zombie while its other threads run.
         """
@@ -205,14 +206,14 @@ def _read_states(process: str) -> Iterator[bytes]:
 
 
 def _ignores(process: int, number: int) -> bool:
-    """Whether a process ignores a signal. Raises OSError if it has ended."""
+    """Return whether a process ignores a signal. Raises OSError if it has ended."""
     with open(f"/proc/{process}/status", "rb") as file:
         ignored = file.read().rpartition(b"\nSigIgn:")[2].split(maxsplit=1)[0]
     return bool(int(ignored, 16) >> (number - 1) & 1)
 
 
 def _reap(child: int) -> bool:
-    """Whether the program has ended. Reaps orphans, each of which counts among the run's processes."""
+    """Return whether the program has ended. Reaps orphans, each of which counts among the run's processes."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
@@ -223,7 +224,7 @@ def _reap(child: int) -> bool:
 
 
 def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
-    """Bytes of private and shared memory that the processes hold.
+    """Return the bytes of private and shared memory that the processes hold.
 
     Not exactly: shared pages count once for each process. Exactly, and slower: they count once in all, and those shared
     with the warm interpreter hardly at all. A process that is not dumpable counts in full.
@@ -232,7 +233,7 @@ def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
 
 
 def _find_memory(folder: str, exactly: bool) -> int:
-    """KiB of one process. If its first thread has ended, another thread tells."""
+    """Return the KiB of one process. If its first thread has ended, another thread tells."""
     found = _read_memory(folder, exactly)
     if found is None:
         with contextlib.suppress(OSError):
@@ -242,7 +243,7 @@ def _find_memory(folder: str, exactly: bool) -> int:
 
 
 def _read_memory(folder: str, exactly: bool) -> int | None:
-    """KiB of a process or thread; None if it has ended."""
+    """Return the KiB of a process or thread; None if it has ended."""
     try:
         if exactly:
             with contextlib.suppress(PermissionError, ValueError):
@@ -253,7 +254,7 @@ def _read_memory(folder: str, exactly: bool) -> int | None:
 
 
 def hold_in_sockets() -> int:
-    """Bytes that the sockets of this network namespace may hold, including in flight; no process accounts for them."""
+    """Return the bytes that the sockets of this network namespace may hold; no process accounts for them."""
     with contextlib.suppress(OSError, ValueError):
         return _read_sum("/proc/net/sockstat", b"sockets: used ") * _SOCKET_BYTES
     return 0
@@ -337,6 +338,7 @@ def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Se
     ``others`` follow the report and the control groups: a session's orders and stdin, if the job has them. All must be
     above 4, or be the report at 3.
     """
+    # Each target is below all sources, so no descriptor is overwritten before it has been moved.
     rest = list(others)
     control = rest.pop(0) if job["session"] else None
     if rest:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from spear_sandbox.guest import kernel
 
 _OF_ONE = 4096
-"""Users of one warm interpreter, which is replaced long before it runs out of them."""
+"""Users of one warm interpreter, which is replaced long before it runs out."""
 _BLOCKS = 1 << 15
 _END = 1 << 31
 """The blocks before it are above the ids of containers and those of directories (SSSD, by default)."""
@@ -27,18 +27,19 @@ def choose_users() -> range:
     blocks = min((end - first) // (2 if os.getuid() == 0 else 1) // _OF_ONE, _BLOCKS)
     if blocks == 0:
         return range(0)
+    # Live interpreters have different process ids, and so mostly different blocks.
     start = end - _OF_ONE * (1 + os.getpid() % blocks)
     return range(start, start + _OF_ONE)
 
 
 def _list_mapped() -> list[tuple[int, int]]:
-    """First number and length of the spans of this user namespace."""
+    """Return the first number and length of the spans of this user namespace."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return [(int(first), int(count)) for first, _, count in map(str.split, file)]
 
 
 def _list_granted() -> list[tuple[int, int]]:
-    """The same for what a user who is not root may use through newuidmap."""
+    """Return the same for what a user who is not root may use through newuidmap."""
     import pwd
 
     names, granted = {str(os.getuid())}, [(0, 0)]
@@ -58,6 +59,7 @@ def prepare_map(uid: int, users: range) -> Callable[[], bool]:
     Returns a function to be called inside, which maps these users and ``uid``, this process's by then, and returns
     whether that worked. Only the group is then left to map.
     """
+    # Only a process outside, with the privilege there, may map more than one id.
     ours, theirs = socket.socketpair()
     helper = os.fork()
     if helper == 0:
@@ -100,7 +102,7 @@ def _write_map(process: int, uid: int, users: range) -> bool:
 
 
 def let_others_read(user: int) -> bool:
-    """Whether this user can read the loaded modules: packages in a home folder may be private."""
+    """Return whether this user can read the loaded modules: packages in a home folder may be private."""
     child = os.fork()
     if child == 0:
         refused = 1

@@ -135,7 +135,7 @@ def _make_streams() -> None:
 
 
 def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callable[[], None]:
-    """As process 1 of the new namespaces: close them off, fork the program and supervise it.
+    """Close the new namespaces off as their process 1, fork the program and supervise it.
 
     ``gate`` is an eventfd that tells when this process has its own user; -1 if it will not have one.
     """

@@ -46,7 +46,7 @@ class ServiceSettings:
         at_most=86_400,
     )
     limits: Limits = field(default_factory=Limits)
-    """Of each run; a request may lower the memory."""
+    """Limits of each run; a request may lower the memory."""
     body_bytes: int = option(
         16 << 20, "MiB of a request; larger ones get 413.", flag="max-body-mb", at_least=1, unit=1 << 20
     )
@@ -139,7 +139,7 @@ class Admission:
             )
 
     def _expect(self, number: int) -> float:
-        """Seconds until the turn of the caller with this number in the queue, from 1."""
+        """Return the seconds until the turn of the caller with this number in the queue, from 1."""
         if len(self._ends) < FEWEST:
             return 1.0
         return SLACK * number * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

@@ -221,7 +221,7 @@ class _ColdBackend(Backend, ABC):
 
     @abstractmethod
     def _features(self) -> dict[str, bool]:
-        """What holds here, for ``/health``."""
+        """Return what holds here, for ``/health``."""
 
     def _start(
         self, command: list[str], descriptors: Sequence[int], environment: dict[str, str]

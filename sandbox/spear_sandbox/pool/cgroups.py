@@ -17,13 +17,13 @@ from spear_sandbox.protocol import Limits
 _MIB = 1 << 20
 _UNLIMITED = 1 << 60
 _RESERVED_MB = 512
-"""Of a container's memory, for the service and the warm interpreters."""
+"""MiB of a container that are kept for the service and the warm interpreters."""
 _KERNEL_MB = 16
-"""For what the kernel itself holds for a run: page tables, pipes, sockets."""
+"""MiB that the kernel itself may hold for a run: page tables, pipes, sockets."""
 _CHARGED_AT_ONCE = 1 << 20
-"""The kernel takes memory for a processor in advance, so a group at its limit may lack that much."""
+"""Bytes that a group at its limit may lack: the kernel takes memory for a processor in advance."""
 _SPARE_PROCESSES = 4
-"""For the supervisor and bubblewrap; the program's own are also bounded by ``RLIMIT_NPROC``."""
+"""Processes granted to the supervisor and bubblewrap; ``RLIMIT_NPROC`` also bounds the program's own."""
 _PROC = Path("/proc")
 _PREFIX = "spear-"
 
@@ -50,7 +50,7 @@ class _Place:
 
 
 def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
-    """The group of this process for a controller, as far as it can be seen from here."""
+    """Return the group of this process for a controller, as far as it can be seen from here."""
     try:
         own = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (proc / "self/mountinfo").read_text().splitlines()]
@@ -75,7 +75,7 @@ def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
 
 
 def _find_memory_bound(proc: Path) -> tuple[int, _Place] | None:
-    """The least bytes that a group of this process or one above it allows, and that group."""
+    """Return the least bytes that a group of this process or one above it allows, and that group."""
     place = _find_place("memory", proc)
     if place is None:
         return None
@@ -93,13 +93,13 @@ def _find_memory_bound(proc: Path) -> tuple[int, _Place] | None:
 
 
 def find_memory_limit(proc: Path = _PROC) -> int | None:
-    """Bytes that its control groups (``proc/self/cgroup``) allow this process and its children; None for no bound."""
+    """Return the bytes that the control groups allow this process and its children, None without a bound."""
     bound = _find_memory_bound(proc)
     return None if bound is None else bound[0]
 
 
 def lacks_memory(spare: int, proc: Path = _PROC) -> bool:
-    """Whether fewer than ``spare`` bytes of the memory bound are left, or half of it; False without a bound.
+    """Return whether fewer than ``spare`` bytes of the memory bound are left, or half of it; False without a bound.
 
     What the kernel can reclaim, such as cached files, counts as free.
     """
@@ -115,19 +115,19 @@ def lacks_memory(spare: int, proc: Path = _PROC) -> bool:
 
 
 def most_of_a_run(limits: Limits) -> int:
-    """MiB that one run may hold: all its processes, and its files, which are in memory."""
+    """Return the MiB that one run may hold: all its processes, and its files, which are in memory."""
     return limits.memory_mb * 3 // 2 + limits.disk_mb + _KERNEL_MB
 
 
 def choose_places(cores: int, limits: Limits, memory_bytes: int | None) -> int:
-    """Runs at a time: two for each core, but no more than fit into the memory of this container (None for no bound)."""
+    """Choose how many runs go at a time: two for each core, as far as they fit into the memory (None for no bound)."""
     if memory_bytes is None:
         return 2 * cores
     return max(1, min(2 * cores, ((memory_bytes >> 20) - _RESERVED_MB) // most_of_a_run(limits)))
 
 
 def _count_oom_kills() -> int:
-    """Processes that the kernel has killed for memory: of this process's control group, or of the whole machine."""
+    """Count whom the kernel has killed for memory: in this process's control group, or on the whole machine."""
     place = _find_own_memory()
     with contextlib.suppress(OSError, LookupError, ValueError):
         if place is not None:
@@ -161,7 +161,7 @@ class OomWatch:
         self._before = _count_oom_kills()
 
     def judge(self) -> OomKill:
-        """OTHERS if so: in this process's control group, or else on this machine."""
+        """Return OTHERS if so, in this process's control group or else on this machine."""
         return OomKill.OTHERS if _count_oom_kills() > self._before else OomKill.NONE
 
 
@@ -210,7 +210,7 @@ class Group:
             swap.write_text(most)
 
     def judge(self) -> OomKill:
-        """Whom the kernel has killed since :meth:`prepare`.
+        """Return whom the kernel has killed since :meth:`prepare`.
 
         In version 1 the limit counts as reached even where giving up cached files was enough.
         """
@@ -222,7 +222,7 @@ class Group:
         return _read_oom_kills(self._memory, self._unified)
 
     def _count_reached(self) -> int:
-        """How often the limit was reached; in version 1, whether it was since the maximum was last reset."""
+        """Return how often the limit was reached; in version 1, whether it was since the maximum was last reset."""
         if self._unified:
             return _read_field(self._memory / "memory.events", "oom")
         most = int((self._memory / "memory.max_usage_in_bytes").read_text())
@@ -249,7 +249,7 @@ class Groups:
 
     @classmethod
     def find(cls, proc: Path = _PROC) -> Groups | None:
-        """Groups of this process, if it may make any and the kernel counts memory in them."""
+        """Return the groups of this process, if it may make any and the kernel counts memory in them."""
         memory, processes = _find_place("memory", proc), _find_place("pids", proc)
         if memory is not None and memory.unified:
             memory = _find_delegated(memory)
@@ -308,7 +308,7 @@ class Groups:
 
 
 def _find_delegated(own: _Place) -> _Place | None:
-    """Where version 2 lets this process make groups that count.
+    """Return where version 2 lets this process make groups that count.
 
     That is its own group if the controllers are already enabled for its children, or the one above if systemd has
     delegated it (``Delegate=memory pids`` with ``DelegateSubgroup=``).

@@ -249,7 +249,7 @@ class LocalExecutor:
         return session
 
     def health(self) -> Health:
-        """State of the pool. Raises SandboxFault if it has not been started, or is closed."""
+        """Return the state of the pool. Raises SandboxFault if it has not been started, or is closed."""
         if self._backend is None:
             raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox has not been started")
         return self._backend.health()

@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Lend what starts the run of this program, until the run has ended."""
 
     def health(self) -> Health:
-        """How it is now."""
+        """Return how it is now."""
 
     async def close(self) -> None:
         """End all runs and processes."""
@@ -295,7 +295,7 @@ def _judge(
 
 
 def _look_for_oom_kill(record: Record | None, watch: OomWatch | Group) -> KillReason:
-    """MEMORY if the kernel ended the run at its own limit. Raises SandboxFault if it did for other processes' memory.
+    """Return MEMORY if the kernel ended the run at its own limit. Raises SandboxFault if it did for others' memory.
 
     A group reports on each process of the run. Without one, only a run whose first process or supervisor was ended by
     SIGKILL is considered, and any kill in the meantime counts as its own.

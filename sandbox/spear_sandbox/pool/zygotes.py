@@ -147,7 +147,7 @@ class Zygote:
 
 
 def lack_memory(why: str) -> SandboxFault:
-    """The fault of a run that was not started because others hold the memory."""
+    """Return the fault of a run that was not started because others hold the memory."""
     return SandboxFault(FaultKind.MEMORY, f"no memory to start the run ({why}): lower --max-running or --memory-mb")
 
 

@@ -239,7 +239,7 @@ _TOO_MUCH = CellError("OutputError", f"all cells together show more than {MAX_RE
 
 
 def _measure(outcome: CellOutcome) -> int:
-    """Characters of everything that a cell showed, and some for each thing."""
+    """Return the characters of everything that a cell showed, and some for each thing."""
     error = outcome.error
     texts = [outcome.stdout, outcome.stderr, *(text for forms in outcome.display for text in forms.values())]
     texts += [error.message, *error.traceback] if error is not None else []
@@ -247,7 +247,7 @@ def _measure(outcome: CellOutcome) -> int:
 
 
 def describe_cell(outcome: CellOutcome) -> dict[str, Any]:
-    """A cell's outcome for JSON."""
+    """Return a cell's outcome for JSON."""
     error = outcome.error
     return {
         "status": outcome.status.value,
@@ -364,7 +364,7 @@ def _find(service: CellService, name: str) -> LocalSession:
 
 
 def turn_away(error: NoPlaceError, what: str, busy_status: int = 503) -> HTTPException:
-    """``busy_status`` for a request that was turned away early, 504 for one that has waited."""
+    """Return the error of a request that was turned away early (``busy_status``) or has waited (504)."""
     if isinstance(error, QueueFullError):
         after = {"Retry-After": str(max(1, min(MOST_RETRY_S, math.ceil(error.retry_s))))}
         return HTTPException(busy_status, f"{what}: {error}.", headers=after)

@@ -56,9 +56,9 @@ class Counts:
     runs: int = 0
     """Runs carried out, however they ended."""
     ended: Counter[str] = field(default_factory=Counter)
-    """Of them, by status: ``success``, ``failed``, ``time_limit``."""
+    """Runs by status: ``success``, ``failed``, ``time_limit``."""
     killed: Counter[str] = field(default_factory=Counter)
-    """Of them, those ended by a limit, by its name."""
+    """Runs that a limit ended, by its name."""
     faults: int = 0
     """Runs that the sandbox failed to carry out."""
     gateway_timeouts: int = 0
@@ -73,7 +73,7 @@ class Counts:
     run_seconds: Histogram = field(default_factory=_count_seconds)
     """Wall time of runs, without their wait."""
     request_seconds: Histogram = field(default_factory=_count_seconds)
-    """Of ``/run_code``, whatever the answer."""
+    """Seconds of requests to ``/run_code``, whatever the answer."""
 
 
 def collect_metrics(counts: Counts, admission: Admission, health: Health) -> Iterator[Metric]:
@@ -102,7 +102,7 @@ def collect_metrics(counts: Counts, admission: Admission, health: Health) -> Ite
 logger = logging.getLogger(__name__)
 
 ADVICE = "send fewer or smaller files, or raise --max-body-mb of the server"
-"""For a body that is too large."""
+"""Advice for a body that is too large."""
 COMPILE_SLACK_S = 5.0
 """How much longer than its ``compile_timeout`` a request may wait: half of what clients grant on top."""
 
@@ -111,7 +111,7 @@ class ServedExecutor(Executor, SessionOpener, Protocol):
     """Runs the service's code."""
 
     def health(self) -> Health:
-        """State of the executor, without waiting."""
+        """Return the state of the executor, without waiting."""
 
 
 class RunService:
@@ -241,7 +241,7 @@ class RunService:
         return write_pieces(content, "application/json", headers={ISOLATION_HEADER: self._level().value})
 
     def describe(self) -> tuple[int, dict[str, Any]]:
-        """Status and content of ``GET /health``."""
+        """Return the status and content of ``GET /health``."""
         health = self._executor.health()
         isolation = {"level": health.level.value, "weak": health.level.weak, "features": dict(health.features)}
         return 200 if health.ok else 503, {
@@ -262,7 +262,7 @@ class RunService:
 
 
 def make_app(find_service: Callable[[], RunService]) -> FastAPI:
-    """The ASGI application of a service, which is found for each request, so that it can be made later."""
+    """Return the ASGI application of a service, which is found for each request, so that it can be made later."""
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
     add_error_pages(app, "POST /run_code, /run_jupyter or /sessions, GET /v1/ping, /health or /metrics")
 

@@ -22,7 +22,7 @@ MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1024
 SHOWN_CHARACTERS = 60
 _PIECE = 1 << 18
-"""Characters that are encoded at once."""
+"""Characters that are encoded at once, so that a thread with a long text lets others run."""
 
 
 class BadRequestError(ValueError):

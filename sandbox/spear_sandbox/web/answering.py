@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 def refuse(
     headers: Mapping[str, str], *, token: str | None, local: bool, hosts: Collection[str] | None = None
 ) -> tuple[int, str] | None:
-    """Status and reason if a request is refused; None if it may come in.
+    """Return the status and reason if a request is refused; None if it may come in.
 
     Refused are requests from pages of other sites, which a browser would let talk to this machine, and those without
     the token.

@@ -26,11 +26,11 @@ class Service:
     """A kind of service, for parsing and explaining its addresses."""
 
     name: str
-    """With its article: ``"a sandbox"``."""
+    """Name with its article: ``"a sandbox"``."""
     path: str
     """Path of its requests, which an address may end in: ``"/run_code"``."""
     port: int
-    """For the example in messages."""
+    """Port of the example in messages."""
     token_variable: str
     """The environment variable with the token."""
 
@@ -50,7 +50,7 @@ class Backoff:
     """Share that is randomly taken off, so that many clients do not come back at once."""
 
     def choose_wait(self, failures: int, rng: random.Random | None = None) -> float:
-        """Seconds after this number of failures in a row, at least 1; ``rng`` draws the jitter."""
+        """Return the seconds after this number of failures in a row, at least 1; ``rng`` draws the jitter."""
         full = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
         return full * (1 - self.jitter * (rng or random).random())
 
@@ -84,7 +84,7 @@ class EndpointRing:
         return chosen
 
     def choose_delay(self) -> float:
-        """Random extra seconds, so that clients waiting for the same server spread out."""
+        """Return the random extra seconds, so that clients waiting for the same server spread out."""
         return self._backoff.first * self._rng.random()
 
     def note_success(self, endpoint: Endpoint) -> None:
@@ -129,7 +129,7 @@ def _read_url(url: str, service: Service) -> str:
 
 
 MOST_BYTES = 160 << 20
-"""More than the largest answer of our services: 24 MiB of what a cell shows, each byte of it escaped."""
+"""Bytes read of an answer: more than our services send, which is 24 MiB of a cell with each byte escaped."""
 SHOWN_CHARACTERS = 200
 LONGEST_BY_DATE_S = 60.0
 """The longest wait for a ``Retry-After`` with a date: its clock, or ours, may be wrong by hours."""
@@ -187,7 +187,7 @@ def read_detail(response: httpx.Response) -> str:
 
 
 def read_retry_after(headers: Mapping[str, str], longest_by_date_s: float = LONGEST_BY_DATE_S) -> float | None:
-    """Seconds to wait, from either form of the header; None if it is missing or malformed."""
+    """Return the seconds to wait, from either form of the header; None if it is missing or malformed."""
     value = headers.get("retry-after", "").strip()
     with contextlib.suppress(ValueError):
         return max(0.0, float(value)) if math.isfinite(float(value)) else None

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from spear_sandbox.errors import SpearError
-from spear_sandbox.service.foreign import hide_secret
+from spear_sandbox.errors import SpearError, hide_secret
 
 BACKLOG = 2048
 
@@ -55,7 +54,7 @@ def _read_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     address = _read_address(host)
     return host == "localhost" if address is None else address.is_loopback
 

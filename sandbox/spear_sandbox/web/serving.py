@@ -22,11 +22,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 75
-"""Longer than clients keep idle connections; after uvicorn's 5 s some would send the next request to a closed one."""
+"""Seconds an idle connection is kept: longer than clients do, which would else use a closed one."""
 DESCRIPTORS = 65_536
-"""What a server asks for; the soft limit of most systems is 1,024."""
+"""Descriptors that a server asks for; the soft limit of most systems is 1,024."""
 SPARE_DESCRIPTORS = 256
-"""For files, pipes, and connections about to be refused, besides those that are served."""
+"""Descriptors kept for files, pipes and connections about to be refused."""
 ACCEPTED_AT_ONCE = 32
 """Connections accepted before the first of them can be refused; asyncio would accept all that wait."""
 LINGERING, LINGER_S = 64, 1.0
@@ -110,7 +110,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
-    """Bytes of the body by its headers; infinite if it is chunked: its reader bounds that."""
+    """Return the bytes of the body by its headers; infinite if it is chunked: its reader bounds that."""
     found = dict(headers)
     if b"transfer-encoding" in found:
         return math.inf

@@ -1,4 +1,3 @@
-import asyncio
 import json
 import random
 import shutil
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from spear_agents.engines.base import Finish, Generation, Request, Sampling  # noqa: E402
-from spear_agents.engines.hf import HFEngine, HFModel, load_tokenizer  # noqa: E402
+from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 
 
@@ -55,8 +54,13 @@ def test_log_probs_equal_a_plain_right_padded_pass(
     model: HFModel, lengths: tuple[int, ...], temperature: float
 ) -> None:
     requests = make_requests(model, 24, lengths=lengths, temperature=temperature)
+    requests = [
+        replace(request, sampling=replace(request.sampling, max_tokens=1 + place % 12))
+        for place, request in enumerate(requests)
+    ]
     answers = model.generate_batch(requests)
     for request, answer in zip(requests, answers, strict=True):
+        assert len(answer.token_ids) <= request.sampling.max_tokens
         assert answer.log_probs == pytest.approx(plain_log_probs(model, request, answer, 40), abs=1e-5)
         assert answer.log_probs == pytest.approx(
             model.log_probs(request.prompt_ids, answer.token_ids, temperature), abs=1e-5
@@ -64,7 +68,7 @@ def test_log_probs_equal_a_plain_right_padded_pass(
 
 
 def test_an_answer_does_not_depend_on_its_batch(model: HFModel) -> None:
-    requests = make_requests(model, 30, lengths=(9, 5))
+    requests = make_requests(model, 16, lengths=(9, 5))
     # The same prompts again with other seeds: shared prompts are computed once.
     requests += [
         Request(r.prompt_ids, Sampling(max_tokens=7, seed=5000 + i), f"twin{i}") for i, r in enumerate(requests[:10])
@@ -170,34 +174,6 @@ def test_what_it_cannot_do_is_said(model: HFModel, tmp_path: Path) -> None:
     assert model.generate_batch([]) == []
 
 
-def test_the_engine_gathers_concurrent_calls(model: HFModel) -> None:
-    requests = make_requests(model, 20)
-    sizes: list[int] = []
-    engine = HFEngine(model, max_batch=8, deterministic=True)
-    original = model.generate_batch
-
-    def spy(batch: list[Request]) -> list[Generation]:
-        sizes.append(len(batch))
-        return original(batch)
-
-    async def play(request: Request) -> Generation:
-        with engine.session():
-            return await engine.generate(request.prompt_ids, request.sampling, request_id=request.request_id)
-
-    async def main() -> list[Generation]:
-        return list(await asyncio.gather(*map(play, requests)))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "generate_batch", spy)
-        watched = HFEngine(model, max_batch=8, deterministic=True)
-        engine.close()
-        engine = watched
-        answers = asyncio.run(main())
-    engine.close()
-    assert sizes == [8, 8, 4]
-    assert [a.token_ids for a in answers] == [a.token_ids for a in model.generate_batch(requests)]
-
-
 def test_bfloat16_draws_in_full_precision_and_stays_near(tiny_model: Path, model: HFModel) -> None:
     half = HFModel(tiny_model, dtype="bfloat16")
     assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
@@ -214,21 +190,6 @@ def test_bfloat16_draws_in_full_precision_and_stays_near(tiny_model: Path, model
     exact_state = model.model.state_dict()
     half.load_state({name: 2 * tensor for name, tensor in exact_state.items()})
     assert torch.equal(half.model.state_dict()["lm_head.weight"], (2 * exact_state["lm_head.weight"]).bfloat16())
-
-
-def test_limits_are_each_row_s_own(model: HFModel) -> None:
-    requests = [Request((3, 4, 5), Sampling(max_tokens=n, seed=7), str(n)) for n in range(1, 9)]
-    answers = model.generate_batch(requests)
-    longest = max(answers, key=lambda answer: len(answer.token_ids)).token_ids
-    for n, answer in enumerate(answers, start=1):
-        assert answer.token_ids == longest[:n]
-
-
-def test_greedy_and_top_k_one_agree(model: HFModel) -> None:
-    greedy = model.generate_batch(make_requests(model, 8, temperature=0.0))
-    narrow = model.generate_batch(make_requests(model, 8, top_k=1))
-    assert [a.token_ids for a in greedy] == [a.token_ids for a in narrow]
-    assert [a.log_probs for a in greedy] == [pytest.approx(a.log_probs, abs=1e-6) for a in narrow]
 
 
 def test_weights_are_computed_with_in_their_own_type(tiny_model: Path, tmp_path: Path) -> None:

@@ -108,9 +108,3 @@ def test_filters_do_not_change_the_reported_log_probs() -> None:
     tokens, log_probs = draw_tokens(logits, uniform, heat, torch.full((50,), 2), torch.full((50,), 0.9))
     assert torch.allclose(log_probs, torch.log_softmax(logits.double(), -1).gather(1, tokens[:, None])[:, 0])
     assert (logits.argsort(descending=True)[:, :2] == tokens[:, None]).any(1).all()
-
-
-def test_rows_may_be_at_different_positions() -> None:
-    seeds, positions = np.arange(5, dtype=np.uint64), np.array([0, 7, 3, 7, 100], dtype=np.uint64)
-    alone = [uniform_at(seeds[i : i + 1], int(position))[0] for i, position in enumerate(positions)]
-    assert uniform_at(seeds, positions).tolist() == alone

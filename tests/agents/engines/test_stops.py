@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +24,7 @@ from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
-from spear_agents.play.trajectory import StopReason, Trajectory
+from spear_agents.play.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.corridor import CorridorEnv
 
@@ -71,11 +69,6 @@ def test_tokens_that_cannot_end_a_string_cost_nothing() -> None:
     assert tokenizer.calls == 1
 
 
-def test_no_strings_never_stop() -> None:
-    assert not StopFinder(ByteTokenizer(), ()).is_reached(list(b"</search>"))
-    assert cut_at_stop("</search>", ()) == ("</search>", False)
-
-
 class BytePieces:
     """Shows a run of bytes as U+FFFD throughout if any of it is broken, as tokenizers with byte fallback do."""
 
@@ -104,25 +97,16 @@ def test_a_stop_string_beyond_ascii_is_found(parts: list[str]) -> None:
         {"top_k": -1},
         {"max_tokens": 0},
         {"temperature": float("nan")},
+        {"stop_strings": ("</search>", "")},
     ],
 )
 def test_sampling_refuses_values_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ValueError, match=next(iter(wrong)).removesuffix("_strings")):
         Sampling(**wrong)  # type: ignore[arg-type]
 
 
 def test_derived_seeds_are_the_same_in_every_process() -> None:
-    code = "from spear_agents.engines.base import derive_seed; print(derive_seed('sokoban/x', 3, 1))"
-    seeds = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1")
-    }
-    assert seeds == {f"{derive_seed('sokoban/x', 3, 1)}\n".encode()}
+    assert derive_seed("sokoban/x", 3, 1) == 6_547_709_584_453_238_800
 
 
 def test_derived_seeds_tell_their_parts_apart() -> None:
@@ -344,24 +328,6 @@ def test_an_expert_can_write_down_its_thoughts() -> None:
     assert {"<think>"} == {thought for action, thought in strayed if action == "back"}, "an error has no reason"
 
 
-def test_a_lost_position_is_planned_once_and_played_to_the_end() -> None:
-    env = InfoWatch(CorridorEnv())
-    calls = 0
-
-    def no_plan() -> list[str]:
-        nonlocal calls
-        calls += 1
-        return []
-
-    env.unwrapped.expert_plan = no_plan  # type: ignore[attr-defined]
-    expert = NoisyExpert(env, TEMPLATE)
-    engine = ScriptedEngine(expert)
-    assert len(play(env, engine).turns) > 1
-    assert calls == 1 and expert.advice is None
-    play(env, engine)
-    assert calls == 2
-
-
 def test_the_random_policy_is_uniform_and_well_formed() -> None:
     env = InfoWatch(CorridorEnv(max_turns=30))
     engine = ScriptedEngine(random_policy(env, TEMPLATE))
@@ -392,27 +358,3 @@ def test_a_runner_that_loses_answers_is_told_apart() -> None:
 
     with pytest.raises(SpearError, match="0 answers to 1 requests"):
         asyncio.run(ask(MicroBatcher(run_batch, max_wait_s=0.0), "x"))
-
-
-def test_one_batcher_serves_one_event_loop_after_the_other() -> None:
-    engine = MicroBatcher(Recorder(), max_wait_s=0.0)
-    for _ in range(2):
-        assert asyncio.run(ask(engine, "x", 5)).token_ids == (5,)
-
-
-def test_bytes_that_are_no_text_do_not_raise() -> None:
-    assert ByteTokenizer().decode([0xFF, 65]) == "\ufffdA"
-
-
-def test_the_expert_wins_in_the_fewest_turns() -> None:
-    env = InfoWatch(CorridorEnv())
-    engine = ScriptedEngine(NoisyExpert(env, TEMPLATE))
-    for task, length in enumerate((2, 3, 4)):
-        trajectory = play(env, engine, task)
-        assert trajectory.stop is StopReason.WON
-        assert len(trajectory.turns) == length
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Sampling(stop_strings=("</search>", ""))

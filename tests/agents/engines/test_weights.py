@@ -1,8 +1,8 @@
-"""Weights for a running engine: what of them fits a folder, and how another process reads them."""
+"""Weights for a running engine: what of them fits a folder, how another process reads them, and memory given back."""
 
 import json
+import mmap
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ pytest.importorskip("safetensors")
 import torch
 from safetensors.torch import save_file
 
-from spear_agents.engines.tensors import read_shapes, select_weights, share_weights
+from spear_agents.engines.tensors import read_shapes, release_pages, select_weights, share_weights, trim_heap
 from spear_agents.engines.vllm_worker import WorkerExtension
 from spear_envs.core.errors import SpearError
 
@@ -67,10 +67,10 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_another_process_reads_them_and_nothing_stays() -> None:
     given = {"a.b": torch.arange(6.0).reshape(2, 3), "c": torch.full((3,), 0.1, dtype=torch.bfloat16)}
     with share_weights(given) as path:
-        code = f"import torch; s = torch.load({path!r}, mmap=True, weights_only=True); "
-        code += "print({name: tensor.tolist() for name, tensor in s.items()})"
-        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == str({name: tensor.tolist() for name, tensor in given.items()})
+        if (child := os.fork()) == 0:
+            read = torch.load(path, mmap=True, weights_only=True)
+            os._exit(0 if all(torch.equal(read[name], tensor) for name, tensor in given.items()) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not os.path.exists(path)
 
 
@@ -112,3 +112,44 @@ def test_a_tied_output_layer_gets_the_new_weights_too(tmp_path: Path) -> None:
     worker.load_weights(str(tmp_path / "weights"))
     for name, value in {"embed": 1.0, "linear": 2.0, "lm_head": 1.0}.items():
         assert torch.all(layers[name].packed == value), name
+
+
+ROLLUP = Path("/proc/self/smaps_rollup")
+needs_rollup = pytest.mark.skipif(not ROLLUP.exists(), reason="needs Linux, whose memory a process can count")
+MIB = 2**20
+
+
+def count_resident() -> int:
+    """Bytes of this process's anonymous memory that are in RAM."""
+    lines = ROLLUP.read_text("ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+
+
+@needs_rollup
+def test_pages_of_a_tensor_are_given_back_and_can_be_written_again() -> None:
+    cache = torch.ones(64 * MIB, dtype=torch.uint8)
+    before = count_resident()
+    given = release_pages(cache.untyped_storage())
+    assert 64 * MIB - 2 * mmap.PAGESIZE <= given <= 64 * MIB
+    assert before - count_resident() > 60 * MIB
+    assert int(cache.sum()) <= 2 * mmap.PAGESIZE, "zeros, but at the two ends"
+    cache.fill_(3)
+    assert bool((cache == 3).all())
+
+
+@needs_rollup
+def test_neighbours_of_a_small_tensor_are_left_alone() -> None:
+    block = torch.arange(3 * mmap.PAGESIZE, dtype=torch.uint8)
+    wanted = block.clone()
+    assert release_pages(torch.ones(16).untyped_storage()) == 0
+    assert torch.equal(block, wanted)
+
+
+@needs_rollup
+def test_freed_memory_is_given_back() -> None:
+    blocks = [torch.ones(16 * 1024) for _ in range(2048)]  # 64 KiB each, from the heap
+    del blocks[::2]  # malloc keeps the holes
+    before = count_resident()
+    trim_heap()
+    assert before - count_resident() > 40 * MIB
+    assert all(bool((block == 1).all()) for block in blocks)

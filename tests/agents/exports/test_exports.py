@@ -209,14 +209,6 @@ def test_what_cannot_be_exported_is_told_in_a_line(corridor: str, tmp_path: Path
     assert not (tmp_path / "pairs.jsonl").exists()
 
 
-def test_pairs_are_in_the_form_that_dpo_reads(scripted: Path, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    read_pairs(scripted, tmp_path / "pairs.jsonl")
-    table = datasets.load_dataset("json", data_files=str(tmp_path / "pairs.jsonl"), cache_dir=str(tmp_path / "cache"))
-    assert {"prompt", "chosen", "rejected"} <= set(table["train"].column_names)
-    assert table["train"][0]["chosen"][0]["role"] == "assistant"
-
-
 def test_the_record_itself_is_never_replaced(scripted: Path) -> None:
     before = (scripted / "episodes.jsonl").read_bytes()
     with pytest.raises(SpearError, match="is the record itself: name another file"):

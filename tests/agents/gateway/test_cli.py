@@ -79,6 +79,7 @@ def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
     assert result.exit_code != 0 and "an agent asks a model in its own way" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_starts_again_goes_on_with_other_jobs(tmp_path: Path) -> None:
     """Those cut short by its end are faults, which are played again."""
     arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "4"]
@@ -96,6 +97,7 @@ def test_a_gateway_that_starts_again_goes_on_with_other_jobs(tmp_path: Path) -> 
     assert [one.fault for one in read_trajectories(tmp_path / EPISODES)] == [None, *["gateway_stopped"] * 2] * 2
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_kept_ends_the_gateway(script: Script, tmp_path: Path) -> None:
     arguments = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", script.url, "--model", "m"]
     options = ["--env", "modality=text", "--out", str(tmp_path)]
@@ -147,9 +149,10 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
     assert len(SlowCorridor.closed) == 1 and not records
 
 
+@pytest.mark.slow
 def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script, tmp_path: Path) -> None:
     def answer_late(handler: Any) -> None:
-        time.sleep(3)
+        time.sleep(1.6)
         say(complete())(handler)
 
     script.answers[:] = [answer_late]
@@ -163,11 +166,12 @@ def test_a_call_under_way_is_not_idle_and_our_clock_is_no_failure(script: Script
         end = time.monotonic() + 10
         while client.get(f"{running.url}/episodes/{opened['id']}", headers=key).status_code == 200:
             assert time.monotonic() < end
-            time.sleep(2.5)
+            time.sleep(1.3)
     (played,) = read_last(tmp_path / EPISODES)
     assert played.stop is StopReason.FAULT and played.fault == "agent_timeout"
 
 
+@pytest.mark.slow
 def test_sixty_that_begin_at_once_get_different_episodes(tmp_path: Path) -> None:
     arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "64"]
 

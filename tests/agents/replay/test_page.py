@@ -155,6 +155,7 @@ def test_keys_lead_through_episodes_and_turns(page: Chromium) -> None:
     assert page.evaluate("document.activeElement === document.body")
 
 
+@pytest.mark.slow
 def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> None:
     run = Run(sokoban_run)
     summary = run.summarise()

@@ -61,70 +61,20 @@ def ask(
         connection.close()
 
 
-def test_the_page_its_list_and_its_episodes_are_served(server: PageServer) -> None:
-    status, headers, page = ask(server, "/")
-    assert status == 200 and server.token.encode() in page
-    assert "frame-ancestors 'none'" in headers["content-security-policy"]
-    assert headers["x-content-type-options"] == "nosniff"
-    status, _, run = ask(server, "/api/run")
-    assert status == 200 and len(json.loads(run)["episodes"]) == 5
-    status, _, body = ask(server, "/api/episode/0")
-    assert status == 200 and json.loads(body)["turns"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/../../etc/passwd",
-        "/..%2f..%2fetc%2fpasswd",
-        "/%2e%2e/%2e%2e/etc/passwd",
-        "//etc/passwd",
-        "/page/page.js",
-        "/episodes.jsonl",
-        "/api/episode/../run",
-        "/api/episode/..%2frun",
-        "/api/episode/-1",
-        "/api/episode/99",
-        "/api/episode/0x1",
-        "/api/episode/\u0661".encode().decode("latin-1"),
-        "/api/episode/" + "9" * 400,
-        "/api/play/look",
-        "/favicon.ico",
-    ],
-)
-def test_no_other_path_leads_anywhere(server: PageServer, path: str) -> None:
-    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
-    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nX-Spear-Token: {server.token}\r\n"
-    with connection:
-        connection.sendall(f"{request}Connection: close\r\n\r\n".encode("latin-1"))
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400")) and b"root:" not in answer
-
-
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "evil.example:{port}", ""])
-def test_requests_under_another_name_are_refused(server: PageServer, host: str) -> None:
-    for path in ("/", "/api/run"):
-        status, _, body = ask(server, path, Host=host.format(port=server.server_port))
-        assert status == 403 and server.token.encode() not in body
-
-
-def test_data_needs_the_token_of_the_page(server: PageServer) -> None:
-    for token in ("", "wrong", "é"):
-        assert ask(server, "/api/run", X_Spear_Token=token)[0] == 403
-        assert ask(server, "/api/play/act", "POST", b"{}", X_Spear_Token=token)[0] == 403
+@pytest.mark.parametrize("place", ["../run", "..%2frun", "-1", "99", "0x1", "%D9%A1", "9" * 400])
+def test_only_a_number_names_an_episode(server: PageServer, place: str) -> None:
+    assert json.loads(ask(server, "/api/episode/0")[2])["turns"]
+    assert ask(server, f"/api/episode/{place}")[0] == 404
 
 
 @pytest.mark.parametrize(
     ("method", "body", "headers", "status"),
     [
         ("POST", b"{}", {}, 404),  # there is no stage
-        ("POST", b"{not json", {}, 404),
-        ("POST", b"[" * 100_000, {}, 404),
         ("POST", b"{}", {"Content_Length": "-5"}, 400),
         ("POST", b"{}", {"Content_Length": "9999999999"}, 413),
         ("POST", b"{}", {"Content_Length": "9" * 5_000}, 400),
         ("PUT", b"{}", {}, 405),
-        ("DELETE", None, {}, 405),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(
@@ -149,10 +99,6 @@ def test_many_slow_connections_keep_nobody_out(server: PageServer) -> None:
             connection.close()
     time.sleep(0.2)
     assert ask(server, "/api/run")[0] == 200
-
-
-def test_it_listens_on_this_machine_alone(server: PageServer) -> None:
-    assert server.server_address[0] == "127.0.0.1"
 
 
 def test_a_taken_port_is_one_error(server: PageServer, sokoban_run: Path) -> None:
@@ -202,21 +148,14 @@ def test_the_policy_allows_this_script_and_this_style_alone() -> None:
 
 
 def test_libraries_are_the_released_files_with_their_licences() -> None:
-    listed = dict(
-        re.findall(r"^\| `(.+?)` .*`([0-9a-f]{64})` \|$", (LIBRARIES / "README.md").read_text(), re.MULTILINE)
-    )
+    readme = (LIBRARIES / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(.+?)` .*`([0-9a-f]{64})` \|$", readme, re.MULTILINE))
     files = {file.name: file for file in LIBRARIES.glob("*.js")}
     assert listed == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     for name, file in files.items():
         assert (LIBRARIES / f"{name.partition('.')[0]}.LICENSE").is_file()
         text = file.read_text(encoding="utf-8")
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|</script", text)
-
-
-def test_marks_in_data_are_not_places_to_fill() -> None:
-    text = render_page({"title": "{{script}}", "token": "{{style}}"})
-    assert "<title>{{script}} · SPEAR</title>" in text
-    assert '"token":"{{style}}"' in text
 
 
 def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Path) -> None:
@@ -229,10 +168,8 @@ def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Pa
     assert "<title>run\ufffd&lt;b&gt; · SPEAR</title>" in (tmp_path / "page.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("command", ["view", "play"])
-def test_a_page_is_served_until_ctrl_c(command: str, sokoban_run: Path, tmp_path: Path, root: Path) -> None:
-    arguments = [str(sokoban_run)] if command == "view" else ["spear/Sokoban-v1", "--browser", "--out", str(tmp_path)]
-    program = [sys.executable, "-u", "-m", "spear_envs.cli", command, *arguments, "--port", "0"]
+def test_a_page_is_served_until_ctrl_c(sokoban_run: Path, root: Path) -> None:
+    program = [sys.executable, "-u", "-m", "spear_envs.cli", "view", str(sokoban_run), "--port", "0"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
     try:
         assert process.stdout is not None
@@ -257,23 +194,3 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert isinstance(result.exception, SpearError) and "is not a file of episodes" in str(result.exception)
     result = CliRunner().invoke(play, ["spear/Sokobn-v0", "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, SpearError) and not (tmp_path / "out").exists()
-
-
-def test_numbers_that_json_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="JSON compliant"):
-        escape_json({"x": float("nan")})
-
-
-def test_an_export_is_the_same_every_time(sokoban_run: Path, tmp_path: Path) -> None:
-    for name in ("a.html", "b.html"):
-        export_page(Run(sokoban_run), tmp_path / name)
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-
-
-def test_the_page_needs_no_torch(sokoban_run: Path, tmp_path: Path, root: Path) -> None:
-    code = (
-        "import sys; from spear_agents.viewer.server import view; "
-        f"view([{str(sokoban_run)!r}, '--export', {str(tmp_path / 'page.html')!r}], standalone_mode=False); "
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def run_both(
             "spear": {"rollout": {"correction": {"bypass_mode": True}}},
         }
     )
-    queue = StepQueue(type("Tokenizer", (), {"pad_token_id": 12, "eos_token_id": 2}))
+    queue = StepQueue(SimpleNamespace(pad_token_id=12, eos_token_id=2), store=workers.queue)
     trainer = Side(settings, VerlActor(workers, config, settings, queue), epochs, minibatch)
     own = Side(settings, lab, epochs, minibatch)
     for t in range(1, STEPS + 1):

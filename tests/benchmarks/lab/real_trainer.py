@@ -31,7 +31,7 @@ class Workers:
     """verl's worker group of one rank: its worker, in this process."""
 
     def __init__(self, worker: Any, queue: Any) -> None:
-        self._worker, self._queue = worker, queue
+        self._worker, self.queue = worker, queue
         self._dispatch_info: dict[str, list[int]] = {}
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
@@ -40,7 +40,7 @@ class Workers:
     def update_actor(self, meta: Any) -> Any:
         from verl.utils import tensordict_utils as tu
 
-        data = self._queue.kv_batch_get(keys=meta.keys, partition_id="train", select_fields=meta.fields)
+        data = self.queue.kv_batch_get(keys=meta.keys, partition_id="train", select_fields=meta.fields)
         tu.assign_non_tensor(data, **meta.extra_info)
         return self._worker.train_mini_batch(data)
 
@@ -73,7 +73,6 @@ def make_worker(folder: str, settings: Any) -> Any:
 
 def main() -> dict[str, Any]:
     """Both trainings, and the largest differences."""
-    import pytest
     import torch
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForCausalLM
@@ -96,8 +95,6 @@ def main() -> dict[str, Any]:
     folder = tempfile.mkdtemp()
     make_model("sdpa", initializer_range=0.2).save_pretrained(folder)
     worker, queue = make_worker(folder, settings), FakeQueue()
-    patch = pytest.MonkeyPatch()
-    queue.install(patch)
 
     def load() -> ModelPolicy:
         return ModelPolicy(
@@ -114,7 +111,6 @@ def main() -> dict[str, Any]:
     }
     mine, start = policy.model.state_dict(), first.model.state_dict()
     assert theirs.keys() == mine.keys()
-    patch.undo()
     return {
         "differences": measure_differences(trainer, own),
         "replayed": count_replayed(own),

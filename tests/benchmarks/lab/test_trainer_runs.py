@@ -146,11 +146,10 @@ class CutWorkers(FakeWorkers):
     [{}, {"sil": {"coupling": "sequential"}, "cov": {"ratio": 0.2}}, {"advantage": {"estimator": "stepwise"}}],
     ids=["joint", "sequential", "tokens"],
 )
-def test_it_is_the_step_over_the_trainers_actor(monkeypatch: pytest.MonkeyPatch, nodes: dict[str, Any]) -> None:
+def test_it_is_the_step_over_the_trainers_actor(nodes: dict[str, Any]) -> None:
     merged = {name: {**SETTINGS.get(name, {}), **nodes.get(name, {})} for name in {*SETTINGS, *nodes}}
     settings = SpearSettings.from_mapping(merged)
     queue = FakeQueue()
-    queue.install(monkeypatch)
     workers = CutWorkers(queue, settings, ranks=1, micro=1000)
     policy = TablePolicy(workers.parameters)
     score = score_with(TablePolicy(workers.parameters))

@@ -183,7 +183,7 @@ def test_bodies_share_their_room() -> None:
 
 def test_many_requests_on_one_connection() -> None:
     with serve(ConnectionLimits(head_bytes=2_000)) as address, httpx.Client() as client:
-        for size in (0, 10, 500_000, 3, *range(200)):
+        for size in (0, 10, 500_000, 3, *range(60)):
             answer = client.post(f"http://{address[0]}:{address[1]}/size", content=b"x" * size)
             assert answer.json() == {"size": size}
         chunks = client.post(f"http://{address[0]}:{address[1]}/size", content=(b"x" * 9_999 for _ in range(50)))

@@ -25,10 +25,7 @@ from spear_training.algorithms import (
     rloo_advantages,
 )
 from spear_training.algorithms.estimators import average_tokens
-
-
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+from tests.training.algorithms.batches import tensor
 
 
 def rows_of(values: torch.Tensor, ids: list, wanted) -> torch.Tensor:
@@ -72,14 +69,6 @@ def test_equal_trajectory_ids_of_two_groups_are_two_trajectories() -> None:
 def test_rloo_by_hand() -> None:
     got = rloo_advantages(tensor([1.0, -1.0, 1.0, 0.5, 0.3]), ["a", "a", "a", "a", "b"])
     assert got.tolist() == pytest.approx([1 - 0.5 / 3, -1 - 2.5 / 3, 1 - 0.5 / 3, 0.5 - 1 / 3, 0.0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_dtype_is_kept_and_input_untouched(dtype: torch.dtype) -> None:
-    rewards = torch.tensor([1.0, 0.0, 0.5], dtype=dtype)
-    before = rewards.clone()
-    assert group_advantages(rewards, [0, 0, 0]).dtype is rloo_advantages(rewards, [0, 0, 0]).dtype is dtype
-    assert torch.equal(rewards, before)
 
 
 @given(batches())
@@ -184,15 +173,6 @@ def test_gigpo_equals_a_plain_loop(batch, data) -> None:
     episode = group_advantages(rewards, groups, trajectory_ids=trajectories)
     assert torch.equal(got.episode, episode)
     assert torch.allclose(got.total, episode + 0.5 * got.step)
-
-
-def test_gigpo_invalid_rows_are_zero_and_unseen() -> None:
-    rewards, steps = tensor([1.0, 1.0, 0.0, 9.0]), tensor([0.0, 1.0, 0.0, 9.0])
-    got = gigpo_advantages(
-        rewards, steps, ["g"] * 4, ["A", "A", "B", "A"], ["s", "t", "s", "s"], valid=[1, 1, 1, 0], gamma=1.0
-    )
-    assert got.step.tolist() == [0.5, 0.0, -0.5, 0.0]
-    assert got.total.tolist() == [1.0, 0.5, -1.0, 0.0]
 
 
 def test_statistics_by_hand_in_first_seen_order() -> None:
@@ -324,11 +304,6 @@ def test_tokens_are_averaged_over_the_loss_tokens() -> None:
     )
     values, mask = np.asarray([1.0, 9.0, 3.0, 5.0, 5.0]), np.asarray([1, 0, 1, 0, 0], dtype=bool)
     assert average_tokens(values, mask, rows).tolist() == [2.0, 0.0]
-
-
-def test_only_ppo_has_a_critic() -> None:
-    assert choose(estimator="gae").advantage.needs_critic
-    assert not any(choose(estimator=name).advantage.needs_critic for name in ("grpo", "rloo", "gigpo", "stepwise"))
 
 
 finite = st.floats(-1e6, 1e6)

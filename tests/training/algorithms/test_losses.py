@@ -18,7 +18,6 @@ from spear_training.algorithms import (
     cispo_loss,
     covariance,
     covariance_clip_mask,
-    find_covariance_quantiles,
     gspo_loss,
     kl_cov_loss,
     kl_divergence,
@@ -26,19 +25,7 @@ from spear_training.algorithms import (
     sequence_entropy,
     token_entropy,
 )
-
-
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def random_batch(seed: int, rows: int = 6, tokens: int = 7):
-    generator = torch.Generator().manual_seed(seed)
-    log_probs = -torch.rand(rows, tokens, generator=generator, dtype=torch.float64) * 3
-    old = log_probs + 0.3 * torch.randn(rows, tokens, generator=generator, dtype=torch.float64)
-    advantages = torch.randn(rows, generator=generator, dtype=torch.float64)
-    mask = torch.rand(rows, tokens, generator=generator) < 0.6
-    return log_probs.requires_grad_(True), old, advantages, mask
+from tests.training.algorithms.batches import random_batch, tensor
 
 
 def test_policy_loss_by_hand() -> None:
@@ -207,10 +194,6 @@ def test_token_entropy_is_bounded_and_ignores_a_shift(seed: int, shift: float) -
     assert torch.allclose(got, want)
 
 
-def test_half_precision_is_kept_outside() -> None:
-    assert token_entropy(torch.zeros(1, 1, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
-
-
 def test_sequence_entropy_by_hand() -> None:
     entropy, mask = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0], [9.0, 9.0, 9.0]]), torch.zeros(3, 3)
     mask[0, :2] = mask[1, 0] = 1
@@ -220,42 +203,21 @@ def test_sequence_entropy_by_hand() -> None:
     assert float(sequence_entropy(entropy, mask * 0)) == 0.0
 
 
-def random_batch_covariance(seed: int, rows: int, tokens: int):
-    generator = torch.Generator().manual_seed(seed)
-    log_probs = -torch.rand(rows, tokens, generator=generator, dtype=torch.float64) * 3
-    advantages = torch.randn(rows, generator=generator, dtype=torch.float64)
-    mask = torch.rand(rows, tokens, generator=generator) < 0.7
-    return log_probs, advantages, mask
-
-
 @given(st.integers(0, 1000), st.integers(1, 5), st.integers(1, 9), st.sampled_from(["batch", "position"]))
 def test_covariance_equals_numpy(seed: int, rows: int, tokens: int, scope: str) -> None:
-    log_probs, advantages, mask = random_batch_covariance(seed, rows, tokens)
+    log_probs, _, advantages, mask = random_batch(seed, rows, tokens)
     got = covariance(log_probs, advantages, mask, scope=scope).numpy()
-    shown = np.ma.array(log_probs.numpy(), mask=~mask.numpy())
+    shown = np.ma.array(log_probs.detach().numpy(), mask=~mask.numpy())
     weights = np.ma.array(np.repeat(advantages.numpy()[:, None], tokens, 1), mask=~mask.numpy())
     axis = 0 if scope == "position" else None
     want = (shown - shown.mean(axis=axis)) * (weights - weights.mean(axis=axis))
     assert np.allclose(got, np.ma.filled(want, 0.0))
 
 
-def test_covariance_of_tokens_that_are_masked_is_zero_whatever_stands_there() -> None:
-    log_probs = torch.tensor([[-1.0, float("nan"), -2.0]], requires_grad=True)
-    got = covariance(log_probs, torch.tensor([1.0]), torch.tensor([[1, 0, 1]]))
-    assert got.tolist() == [[0.0, 0.0, 0.0]] and not got.requires_grad
-    assert covariance(log_probs, torch.tensor([1.0]), torch.zeros(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
-
-
-def test_equal_advantages_clip_nothing() -> None:
-    log_probs, _, mask = random_batch_covariance(0, 4, 9)
-    stays = covariance_clip_mask(log_probs, torch.full((4,), 0.5), mask, ratio=1.0, lower=1e-6, upper=60.0)
-    assert stays.all()
-
-
 @settings(deadline=None)
 @given(st.integers(0, 1000), st.floats(0, 1), st.sampled_from(["batch", "trajectory"]), st.booleans(), st.booleans())
 def test_the_clip_takes_its_budget_of_candidates_and_no_more(seed, ratio, budget, floor_one, exclude) -> None:
-    log_probs, advantages, mask = random_batch_covariance(seed, 5, 12)
+    log_probs, _, advantages, mask = random_batch(seed, 5, 12)
     excluded = torch.rand(5, 12, generator=torch.Generator().manual_seed(seed)) < 0.3 if exclude else None
     stays = covariance_clip_mask(
         log_probs,
@@ -296,7 +258,7 @@ def test_budgets_do_not_lose_a_token_to_rounding() -> None:
 
 @pytest.mark.parametrize("budget", ["batch", "trajectory"])
 def test_the_choice_is_uniform_and_repeats_with_the_seed(budget: str) -> None:
-    log_probs, advantages, mask = random_batch_covariance(3, 2, 6)
+    log_probs, _, advantages, mask = random_batch(3, 2, 6)
     options = {"ratio": 0.4, "lower": -9.0, "upper": 9.0, "budget": budget}
 
     def clip(seed: int) -> torch.Tensor:
@@ -321,28 +283,13 @@ def test_bounds_are_included() -> None:
 
 @given(st.integers(0, 1000), st.floats(0.001, 1), st.floats(0.001, 1))
 def test_calibrated_bounds_are_means_of_the_largest(seed: int, low: float, high: float) -> None:
-    log_probs, advantages, mask = random_batch_covariance(seed, 4, 15)
+    log_probs, _, advantages, mask = random_batch(seed, 4, 15)
     if not mask.any():
         return
     got = calibrate_covariance_bounds(log_probs, advantages, mask, lower_top=low, upper_top=high)
     values = np.sort(covariance(log_probs, advantages, mask).numpy()[mask.numpy()])[::-1]
     want = [values[: math.ceil(share * values.size - 1e-9)].mean() for share in (low, high)]
     assert got == pytest.approx(want)
-
-
-def test_calibration_needs_tokens_and_shares() -> None:
-    log_probs, advantages, mask = random_batch_covariance(0, 2, 3)
-    with pytest.raises(ValueError, match="no valid token"):
-        calibrate_covariance_bounds(log_probs, advantages, mask & False)
-    with pytest.raises(ValueError, match="must lie in"):
-        calibrate_covariance_bounds(log_probs, advantages, mask, lower_top=0.0)
-
-
-@pytest.mark.parametrize("measure", [calibrate_covariance_bounds, find_covariance_quantiles])
-def test_a_tiny_share_is_the_largest_covariance(measure) -> None:
-    log_probs, advantages, mask = random_batch_covariance(0, 2, 6)
-    largest = float(covariance(log_probs, advantages, mask)[mask].max())
-    assert measure(log_probs, advantages, mask, lower_top=1.0, upper_top=1e-12)[1] == pytest.approx(largest)
 
 
 def test_covariance_by_hand() -> None:

@@ -22,27 +22,13 @@ from spear_training.algorithms import (
     aggregate_loss,
     covariance,
     episode_advantages,
-    find_covariance_quantiles,
     gae_advantages,
     policy_loss,
     spear_loss,
     value_loss,
     weigh_rows,
-    whiten_advantages,
 )
-
-
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def random_batch(seed: int, rows: int = 6, tokens: int = 7):
-    generator = torch.Generator().manual_seed(seed)
-    log_probs = -torch.rand(rows, tokens, generator=generator, dtype=torch.float64) * 3
-    old = log_probs + 0.3 * torch.randn(rows, tokens, generator=generator, dtype=torch.float64)
-    advantages = torch.randn(rows, generator=generator, dtype=torch.float64)
-    mask = torch.rand(rows, tokens, generator=generator) < 0.6
-    return log_probs.requires_grad_(True), old, advantages, mask
+from tests.training.algorithms.batches import random_batch, tensor
 
 
 def test_what_stands_off_the_mask_does_no_harm() -> None:
@@ -186,30 +172,6 @@ def test_measured_bounds_let_lambda_bind_however_sharp_a_policy_is(sharpness: fl
     assert int(((cov >= lower) & (cov <= upper)).sum()) == pytest.approx(0.2 * 6400, abs=3), "a choice among ten"
 
 
-@pytest.mark.parametrize("lag", [100.0, 0.01])
-def test_running_bounds_of_another_scale_do_not_stop_the_clip(lag: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    log_probs = -(torch.rand(64, 100, generator=generator, dtype=torch.float64) ** 4)
-    advantages = torch.rand(64, generator=generator, dtype=torch.float64)
-    ones, replay = torch.ones(64, 100), torch.ones(64)
-    lower, upper = (lag * bound for bound in find_covariance_quantiles(log_probs, advantages, ones))
-
-    def run(mode: BoundsMode) -> float:
-        clip = CovarianceClip(0.02, lower, upper, bounds=mode)
-        return float(spear_loss(log_probs, log_probs, advantages, ones, replay, gamma=1.0, cov=clip).cov_fraction)
-
-    assert run(BoundsMode.RUNNING) == pytest.approx(0.02, abs=1e-3)
-    assert run(BoundsMode.PERCENTILE) < 0.02 or lag < 1, "frozen ones find nothing above them"
-
-
-def test_equal_advantages_leave_nothing_to_clip() -> None:
-    log_probs = -torch.rand(8, 10, dtype=torch.float64)
-    clip = CovarianceClip(0.1, None, None, bounds=BoundsMode.RUNNING)
-    same = torch.full((8,), 0.3, dtype=torch.float64)
-    got = spear_loss(log_probs, log_probs, same, torch.ones(8, 10), torch.ones(8), gamma=1.0, cov=clip)
-    assert float(got.cov_fraction) == 0.0
-
-
 def test_what_is_counted_beside_the_loss_by_hand() -> None:
     ratios = tensor([[2.0, 1.0], [3.0, 1.0]])
     got = spear_loss(
@@ -336,25 +298,11 @@ def test_the_cut_of_an_episode_into_rows_changes_nothing(shapes: list[list[int]]
         assert torch.allclose(returns[part], tensor(want[1][0]), atol=1e-10)
 
 
-def test_rows_of_episodes_may_be_interleaved() -> None:
-    values = tensor([0.1, 0.2, 0.3, 0.4])
-    mixed = episode_advantages(values, torch.ones(4), [1, 2, 1], [0, 1, 0], [1.0, -1.0], gamma=1.0, lam=0.5)[0]
-    apart = episode_advantages(values[[0, 3, 1, 2]], torch.ones(4), [2, 2], [0, 1], [1.0, -1.0], gamma=1.0, lam=0.5)[0]
-    assert torch.allclose(mixed[[0, 3, 1, 2]], apart)
-
-
 def test_rows_that_do_not_fit_are_told() -> None:
     assert episode_advantages(tensor([]), tensor([]), [], [], [])[0].shape == (0,)
     assert not episode_advantages(tensor([1.0]), tensor([0.0]), [1], [0], [3.0])[0].any()
     with pytest.raises(ValueError, match="do not describe the same rows"):
         episode_advantages(tensor([1.0]), tensor([1.0]), [2], [0], [3.0])
-
-
-def test_whitening_leaves_the_order_and_the_masked_alone() -> None:
-    values, mask = tensor([3.0, 9.0, -1.0, 5.0]), tensor([1, 0, 1, 1])
-    got = whiten_advantages(values, mask)
-    assert got[1] == 0 and got[[2, 0, 3]].diff().gt(0).all()
-    assert float(got[mask > 0].mean()) == pytest.approx(0) and float(got[mask > 0].var()) == pytest.approx(1)
 
 
 FOLDER = Path(__file__).resolve().parents[3].parent / "shared" / "golden" / "spear"

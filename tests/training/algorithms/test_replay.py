@@ -14,8 +14,6 @@ from spear_training.algorithms import (
     BaselineBuffer,
     ReplayBuffer,
     ReplayEntry,
-    SettingsError,
-    SpearSettings,
     StateMismatchError,
 )
 from spear_training.algorithms.curriculum import Archive, BranchSettings, CurriculumSettings, TaskSource
@@ -89,16 +87,6 @@ def test_add_keeps_what_may_be_replayed_and_says_why_the_rest_was_dropped() -> N
     assert buffer.add(rows) == len(buffer) == 1
 
 
-def test_add_copies() -> None:
-    ids, mask, probs = np.arange(3), np.ones(3), np.zeros(3, np.float32)
-    buffer = ReplayBuffer(1)
-    buffer.add([ReplayEntry(ids, ids, mask, probs, 1.0, 1.0, 1, "x")])
-    ids[:], mask[:], probs[:] = 9, 0, 9.0
-    (got,) = buffer.draw(None).entries
-    assert got.prompt_ids.tolist() == got.response_ids.tolist() == [0, 1, 2]
-    assert got.response_mask.tolist() == [1, 1, 1] and not got.old_log_probs.any()
-
-
 def test_a_bad_row_is_refused_and_leaves_the_buffer_alone() -> None:
     buffer = ReplayBuffer(10)
     bad = [
@@ -113,14 +101,6 @@ def test_a_bad_row_is_refused_and_leaves_the_buffer_alone() -> None:
             buffer.add([entry(), row])
     assert len(buffer) == 0
     assert buffer.add([ReplayEntry([], [1, 2], [0, 1], [float("nan"), 0.0], 1.0, 1.0, 1, "x")]) == 1
-
-
-def test_readiness() -> None:
-    buffer = ReplayBuffer(2, trigger_ratio=1.5)
-    for ready in (False, False, False, True):
-        assert buffer.is_ready() is ready
-        buffer.add([entry()])
-    assert not ReplayBuffer(1, trigger_ratio=0.001).is_ready()
 
 
 def test_draw_gates_strictly_recalibrates_and_empties() -> None:
@@ -241,14 +221,6 @@ def test_a_reverse_curriculum_walks_back_as_groups_win() -> None:
     assert archive.draw(2, rng) == [], "it won from the start: nothing is left to learn"
 
 
-def test_a_group_that_was_not_played_tells_nothing() -> None:
-    archive = open_archive()
-    remember(archive, 3, [10, 11], won=True)
-    archive.update(0, 0, 0)
-    archive.update(7, 8, 8)
-    assert archive.draw(2, np.random.default_rng(0))[0].turn == 1
-
-
 def test_a_near_miss_begins_where_wins_of_its_task_passed() -> None:
     archive, rng = open_archive(mode="near_miss", share=1.0), np.random.default_rng(0)
     remember(archive, 4, [20], won=True)
@@ -258,13 +230,6 @@ def test_a_near_miss_begins_where_wins_of_its_task_passed() -> None:
     assert {archive.draw(1, rng)[0].state for _ in range(20)} == {"12"}, "no group begins in a win"
     archive.update(1, 8, 8)
     assert archive.draw(1, rng)[0].state == "12"
-
-
-def test_an_episode_without_a_turn_is_not_begun_in() -> None:
-    for mode, won in (("success", True), ("near_miss", False)):
-        archive = open_archive(mode=mode)
-        archive.remember(3, [], [], won=won)
-        assert archive.draw(2, np.random.default_rng(0)) == []
 
 
 @pytest.mark.parametrize(("share", "groups", "branched"), [(0.5, 4, 2), (0.3, 4, 1), (1.0, 3, 3), (0.0, 4, 0)])
@@ -307,13 +272,6 @@ def test_a_saved_archive_goes_on_exactly() -> None:
             remember(archive, 9, [90, 91], won=True)
 
 
-def test_its_settings_are_a_node_of_the_algorithm_s() -> None:
-    made = SpearSettings.from_mapping({"branch": {"share": 0.25, "mode": "near_miss"}})
-    assert made.branch.share == 0.25 and SpearSettings().branch.share == 0
-    with pytest.raises(SettingsError, match=r"branch\.mode: .*'success'.*'wins'"):
-        SpearSettings.from_mapping({"branch": {"mode": "wins"}})
-
-
 def open_source(bands: list[object], choice: str = "thompson", group: int = 8) -> TaskSource:
     return TaskSource(bands, CurriculumSettings.from_mapping({"choice": choice}), group)
 
@@ -354,11 +312,3 @@ def test_counts_fade_and_groups_may_have_fewer_episodes() -> None:
     source.update(np.asarray([0]), np.asarray([0]), 8)
     state = source.state_dict()
     assert state["wins"] == pytest.approx([0.9 * 8, 1]) and state["losses"] == pytest.approx([8, 1])
-
-
-def test_settings_are_checked() -> None:
-    assert SpearSettings.from_mapping({"curriculum": {"choice": "thompson"}}).curriculum.forget == 0.9
-    with pytest.raises(SettingsError, match=r"curriculum\.choice: .*Did you mean 'thompson'"):
-        SpearSettings.from_mapping({"curriculum": {"choice": "tompson"}})
-    with pytest.raises(SettingsError, match=r"curriculum\.forget: .*greater than 0"):
-        SpearSettings.from_mapping({"curriculum": {"forget": 0.0}})

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_training.algorithms import RowTable, has_repetition, keep_high_variance_groups, overlong_mask, void_turn_mask
+from tests.training.algorithms.batches import tensor
 
 
 def make(sizes: list[tuple[int, int]], first: int = 0) -> RowTable:
@@ -98,10 +99,6 @@ def test_rows_of_one_length_are_taken_as_others_are() -> None:
         assert taken.ids.tolist() == [*range(2 * (1 + length), 3 * (1 + length)), *range(1 + length)]
         assert taken.mask.tolist() == [n % 2 == 1 for n in (*range(2 * length, 3 * length), *range(length))]
         assert len(rows.take([]).ids) == 0
-
-
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_high_variance_groups_by_hand() -> None:

@@ -1,6 +1,5 @@
 """Sizes of models: any config.json that transformers knows, and what models.yaml says of some."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ pytest.importorskip("transformers")
 
 from spear_envs.core.errors import SpearError
 from spear_training.planning.memory import Architecture, find_architecture, read_known
-from spear_training.run.compose import list_choices, walk_choices
 
 LLAMA = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48}
 LLAMA |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -73,22 +71,6 @@ def test_any_family_of_transformers_is_counted(kind: str) -> None:
     made = Architecture.from_config(sizes)
     assert made.layers == 3 and made.hidden == 32 and made.parameters > 3 * 32 * 32
     assert made.vocabulary * 32 < made.parameters < 10**6
-
-
-def test_every_model_of_the_configuration_is_known() -> None:
-    paths = {dict(walk_choices("model", name)).get("model.path") for name in list_choices("model")}
-    assert len(paths) > 6 and paths - {None} <= set(read_known())
-
-
-def test_a_folder_is_read_and_one_that_was_fetched_is_found_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for folder in (tmp_path / "own", tmp_path / "data" / "models" / "fetched"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(LLAMA))
-    for name in (str(tmp_path / "own"), "~/own", "fetched"):
-        assert find_architecture(name) == Architecture.from_config(LLAMA)
 
 
 def test_what_is_not_known_is_told(tmp_path: Path) -> None:

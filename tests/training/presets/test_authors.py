@@ -1,13 +1,11 @@
-"""The presets of the authors' flavour beside the settings of their scripts, and the table of differences in the docs.
+"""The presets of the authors' flavour beside the settings of their scripts.
 
 The scripts are those of the authors' repository at commit 7e84315: ``verl-agent/examples/*_trainer/run_*.sh`` and
 ``verl/recipe/spear/run_qwen3-32b_*.sh``. :data:`SCRIPTS` has their settings as facts, by the scripts' own names; a key
 that a script leaves out has the value of its trainer's configuration.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,6 @@ import pytest
 from spear_training.algorithms import FormatMode
 from spear_training.run.compose import compose, list_official
 from spear_training.run.config import RunConfig, flatten
-
-ROOT = Path(__file__).parents[3]
 
 
 def count_rows(config: RunConfig) -> int:
@@ -192,109 +188,8 @@ def test_a_preset_is_what_the_authors_script_says(preset: str, algorithm: str) -
     assert config.critic.lr == 1e-5
 
 
-# ---- the table of differences ----------------------------------------------------------------------------------------
-AGENTS, MATHEMATICS = ("official/alfworld", "official/webshop"), ("official/math",)
-Cells = tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]
-"""Settings of our default, of the paper's presets and of the authors' (agents), by key."""
-SAME: Mapping[str, Any] = {}
-
-DIFFERENCES: Mapping[str, Cells | None] = {
-    "D1": ({"reward.success": 1.0, "reward.failure": -1.0}, SAME, {"reward.success": 10.0, "reward.failure": 0.0}),
-    "D2": ({"cov.bounds": "running"}, {"cov.bounds": "fixed", "cov.lower": 2.0, "cov.upper": 60.0}, SAME),
-    "D3": ({"reward.format": "bonus"}, SAME, {"reward.format": "penalty_per_row"}),
-    "D4": ({"reward.tool_count": "valid"}, SAME, {"reward.tool_count": "steps"}),
-    "D5": ({"reward.tool_shape": "linear"}, SAME, SAME),
-    "D7": None,
-    "D8": (
-        {"sil.trigger_ratio": 1.0, "sil.trigger": "stored", "sil.always_add": True, "replay.power_of_two": False},
-        {"sil.always_add": False},
-        {"sil.trigger_ratio": 1.5, "sil.trigger": "eligible", "sil.always_add": True, "replay.power_of_two": True},
-    ),
-    "D10": ({"sil.coupling": "joint"}, SAME, {"sil.coupling": "sequential"}),
-    "D11": None,
-    "D12": ({}, {"sil.warmup_steps": None}, {"sil.warmup_steps": 200}),
-    "D13": ({"cov.ratio": 0.02}, SAME, SAME),
-    "D14": ({"advantage.normalize_std": False}, SAME, SAME),
-    "D15": None,
-    "D18": ({"filter.void": "trajectory"}, SAME, {"filter.void": "incomplete"}),
-    "D19": None,
-    "D20": ({"advantage.weight": "trajectory"}, SAME, {"advantage.weight": "row"}),
-    "D22": ({"cov.scope": "batch"}, {"cov.scope": "position"}, {"cov.scope": "batch"}),
-    "D23": (
-        {"cov.budget": "batch", "cov.floor_one": False},
-        {"cov.budget": "trajectory"},
-        {"cov.budget": "batch", "cov.floor_one": True},
-    ),
-    "D24": ({"clip.dual": 10.0, "clip.max_log_ratio": 20.0}, SAME, {"clip.dual": None, "clip.max_log_ratio": None}),
-    "D25": ({"cov.on_policy": False}, SAME, {"cov.on_policy": True}),
-    "D26": ({"loss.entropy_coefficient": 0.0}, SAME, {"loss.entropy_coefficient": 0.001}),
-    "D34": None,
-    "D38": None,
-    "D39": None,
-    "D40": ({"advantage.singleton": "zero"}, SAME, {"advantage.singleton": "raw"}),
-    "D41": ({"filter.unreadable": True}, {"filter.unreadable": False}, {"filter.unreadable": True}),
-    "D42": ({"sil.min_rows": 1}, SAME, {"sil.min_rows": 2}),
-    "D43": (
-        {"env.template": "default"},
-        {"env.template": "verl_agent", "env.kwargs.on_malformed": "peer", "env.kwargs.anchor": "observation"},
-        SAME,
-    ),
-    "A1": ({"replay.max_age": 5}, {"replay.max_age": None}, {"replay.max_age": 7}),
-    "A4": ({"replay.require_tool_call": False}, SAME, SAME),
-    "A5": None,
-}
-"""Rows of the table in ``docs/algorithms.md``; None: "fixed" there, the same in every flavour."""
-OF_MATHEMATICS = {
-    "D1": {"reward.success": 1.0, "reward.failure": -1.0},
-    "D3": {"reward.format": "none"},
-    "D4": {"reward.tool_count": "valid"},
-    "D13": {"cov.ratio": 2e-4, "cov.lower": 1.0, "cov.upper": 5.0},
-    "D18": {"filter.void": "off"},
-    "D26": {"loss.entropy_coefficient": 0.0},
-    "D42": {"sil.min_rows": 128},
-    "D43": {"env.template": "default", "env.kwargs.grader": "strict"},
-    "A4": {"replay.require_tool_call": True},
-}
-"""Rows where the authors' mathematics differs from their agents."""
-
-
-def read_rows() -> dict[str, str]:
-    """Rows of the table, by their number."""
-    text = (ROOT / "docs" / "algorithms.md").read_text("utf-8").partition("## Paper against code")[2]
-    return {match[1]: match[0] for match in re.finditer(r"^\| ([DA]\d+) \|.*$", text, re.MULTILINE)}
-
-
 def find(*words: str) -> dict[str, Any]:
     return dict(flatten(compose([*words, "cluster=8gpu"]).config.to_mapping()))
-
-
-def test_every_row_of_the_table_is_tested_or_says_that_it_is_fixed() -> None:
-    rows = read_rows()
-    assert set(rows) == set(DIFFERENCES)
-    assert {name for name, row in rows.items() if "fixed;" in row} == {
-        n for n, cells in DIFFERENCES.items() if not cells
-    }
-
-
-@pytest.mark.parametrize("name", [name for name, cells in DIFFERENCES.items() if cells])
-def test_a_row_of_the_table_is_what_presets_compose(name: str) -> None:
-    default, paper, agents = DIFFERENCES[name] or (SAME,) * 3
-    cases = [(("env.id=spear/ALFWorld-v0",), default)]
-    paper = default | paper
-    for preset in ("alfworld", "webshop"):
-        cases.append(((f"preset={preset}",), paper))
-    cases += [((f"preset={preset}",), paper | agents) for preset in AGENTS]
-    cases += [((f"preset={preset}",), paper | agents | OF_MATHEMATICS.get(name, {})) for preset in MATHEMATICS]
-    for words, wanted in cases:
-        found = find(*words)
-        for key, value in wanted.items():
-            if name == "D2" and "math" in words[0] and key != "cov.bounds":
-                continue  # 1 to 40, which D13 replaces
-            if name == "D43" and "math" in words[0] and key == "env.kwargs.anchor":
-                continue
-            if name == "D12" and (value is None or "math" in words[0]):
-                continue  # of each preset, held by the table of hyper-parameters
-            assert found[key] == value, (words, key)
 
 
 @pytest.mark.parametrize("preset", [name for name in list_official() if "search" not in name and "math" not in name])

@@ -1,3 +1,5 @@
+"""Presets and algorithms: composed as before, valid for verl, and reduced by a dry run."""
+
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,12 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
-from spear_training.catalogue import list_presets, survey_presets
-from spear_training.run.compose import compose, list_choices, list_official
+from spear_training.catalogue import survey_presets
+from spear_training.run.compose import compose, list_choices
 from spear_training.run.config import RunConfig
 from spear_training.run.to_verl import to_verl
+from tests.goldens.__main__ import find_differences, make_plain, read_golden
+from tests.goldens.subjects import flatten
 from tests.training.presets.rows import load_preset
 
 GPU_CLUSTERS = [name for name in list_choices("cluster") if not name.startswith("cpu")]
@@ -25,36 +29,29 @@ def make(*words: str) -> Any:
     return to_verl(read(*words), Path("runs/x"))
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        # 1,024, 256 and 64 rows are tasks times eight; rows of a micro-batch count as tokens.
-        ("alfworld", (200, 128, 8 * 2560, 8 * 2560)),
-        ("official/alfworld", (200, 128, 8 * 2560, 8 * 2560)),
-        ("webshop", (350, 32, 4 * 5120, 4 * 5120)),
-        ("official/webshop", (350, 32, 4 * 4608, 4 * 4608)),
-        ("sokoban", (200, 8, 8 * 2048, 8 * 2048)),
-        ("official/sokoban", (200, 8, 8 * 1536, 8 * 1536)),
-        ("math", (300, 32, 18432, 73728)),
-        ("official/math", (300, 64, 18432, 73728)),
-        ("search", (300, 32, 16384, 73728)),  # the first is verl's own
-    ],
-)
-def test_what_verl_counts_otherwise_than_the_table(choice: str, expected: tuple[int, ...]) -> None:
-    verl, loss = make(f"preset={choice}", "cluster=8gpu"), read(f"preset={choice}").loss
-    actor, rollout = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.rollout
-    tokens = (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)
-    assert (verl.trainer.total_training_steps, actor.ppo_mini_batch_size, *tokens) == expected
-    assert loss.aggregation.value == "seq-mean-token-sum-norm", "sum-norm is taken for its invariant form"
+def list_composed() -> list[str]:
+    """Words of the golden configurations: each preset by itself, and every algorithm with one."""
+    return [
+        words
+        for words in read_golden("configurations")
+        if len(words.split()) == 1 or words.startswith(("preset=demo algorithm=", "preset=official/webshop algorithm="))
+    ]
 
 
-@pytest.mark.parametrize("choice", [*list_presets(), *list_official()])
-def test_a_preset_gives_settings_that_hold(choice: str) -> None:
-    config = read(f"preset={choice}")
-    assert config.env.kwargs["max_turns"] == load_preset(choice.rpartition("/")[2])["max_turns"]
-    assert config.cov.bounds.value == "fixed" and config.cov.upper in (
-        (5,) if choice.startswith(("official/math", "official/search")) else (40, 60)
-    )
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    return read_golden("configurations")
+
+
+@pytest.mark.parametrize("words", list_composed())
+def test_presets_and_algorithms_are_as_before(golden: dict[str, Any], words: str) -> None:
+    """Our part of the configuration, without the time that verl's takes."""
+    values = golden["preset=demo"] | ({} if words == "preset=demo" else golden[words])
+    left_out = {"spear.rollout.workers", *values.get("(gone)", [])}  # the first is chosen for a machine
+    wanted = {key: value for key, value in values.items() if key.startswith("spear.") and key not in left_out}
+    made = make_plain(flatten(read(*words.split()).to_mapping(), "spear."))
+    found = {key: value for key, value in made.items() if key not in left_out}
+    assert list(find_differences(wanted, found)) == []
 
 
 def validate(config: Any) -> None:

@@ -123,13 +123,6 @@ def test_a_solution_of_another_form_is_said(solution: str, tmp_path: Path) -> No
         prepare_samples([path], open_reader("Qwen2.5"), tmp_path / "samples", max_length=9_999)
 
 
-def test_a_conversation_with_tags_is_not_taken_for_retool() -> None:
-    reader = open_reader("Qwen2.5")
-    (sample,) = reader.read({"messages": [user("Which tag?"), reply("<code>x</code> <interpreter>y</interpreter>")]})
-    learnt = [text for bit, text in split(sample, reader.tokenizer) if bit]
-    assert learnt == ["<code>x</code> <interpreter>y</interpreter><|im_end|>"]
-
-
 def test_empty_fields_of_a_table_are_absent_and_null_arguments_of_json_are_not(tmp_path: Path) -> None:
     rows = [{"messages": [user("a"), reply("b")], "tools": [{"type": "function", "function": {"name": "f"}}]}]
     rows += [{"messages": [user("a"), call("b", "c")]}]
@@ -181,11 +174,3 @@ def test_thoughts_that_a_template_drops_later_are_learnt_in_samples_of_their_own
         f"<think>\nt\n</think>\n\n{write_call('c')}<|im_end|>",
         "<think>\nt1\n</think>\n\na1<|im_end|>",
     ]
-
-
-def test_without_thinking_each_turn_is_a_sample(tmp_path: Path) -> None:
-    reader = open_reader("Qwen3")
-    record = {"messages": [user("q0"), reply("a0"), user("q1"), reply("a1")], "enable_thinking": False}
-    for number, sample in enumerate(reader.read(record)):
-        (_, before), (bit, text) = split(sample, reader.tokenizer)
-        assert bit and text == f"a{number}<|im_end|>" and before.count("<think>\n\n</think>\n\n") == 1

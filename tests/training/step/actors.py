@@ -7,9 +7,8 @@ import numpy as np
 import torch
 
 from spear_training.algorithms import RowTable, SpearSettings
-from spear_training.step.loss import compute_loss, measure_loss
 from spear_training.step.records import Rollout
-from spear_training.step.update import Pass, Sums
+from spear_training.step.update import Pass, Sums, compute_loss, measure_loss
 
 VOCABULARY = 13
 Optimiser = Callable[[list[torch.Tensor]], torch.optim.Optimizer]

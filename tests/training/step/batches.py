@@ -16,7 +16,7 @@ from spear_training.algorithms import (
     spear_loss,
     weigh_rows,
 )
-from spear_training.step.loss import compute_loss
+from spear_training.step.update import compute_loss
 
 LENGTH = 9
 GAMMA = 0.37

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_agents.play.snapshots import Snapshot
+from spear_agents.play.episode import Snapshot
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
 from spear_training.algorithms.curriculum import BranchSettings, CurriculumSettings
 from spear_training.run.checkpoints import FORMAT, read_state, write_state
-from spear_training.step.branching import Branching, check_branching
-from spear_training.step.curriculum import Curriculum
-from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout, Walk
+from spear_training.step.step import summarize_episodes
+from spear_training.step.tasks import Branching, Curriculum, check_branching
 from tests.training.episodes import Episode, make_episode, play
 
 GROUPS = ("1-00000", "1-00001", "1-00002", "1-00003")
@@ -58,15 +57,6 @@ def test_snapshots_take_the_places_of_the_first_tasks_and_walk_back() -> None:
         assert begun == [("b", make_walk("b").snapshots[turn]), *((task, None) for task in TASKS[1:])]
         branching.update(end(begun, (won, 0, 0, 0)))
     assert branching.begin(GROUPS, TASKS)[0] == ("a", None), "it wins from the start: nothing is left to learn"
-
-
-def test_faults_say_nothing_of_a_snapshot() -> None:
-    branching = open_branching(share=0.25)
-    branching.update(end(branching.begin(GROUPS, TASKS), (0, 1, 0, 0)))
-    for faults, turn in ((4, 2), (2, 1)):
-        branching.update(end(branching.begin(GROUPS, TASKS), (1, 0, 0, 0), faults))
-        (_, begun), *_ = branching.begin(GROUPS, TASKS)
-        assert begun is not None and begun.turn == turn, "one of two is enough, none of none is not"
 
 
 def test_a_resumed_archive_begins_where_it_would_have_begun(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from spear_agents.engines.base import Finish
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, SpearSettings, is_incomplete, is_unreadable
-from spear_training.step.metrics import summarize_episodes, summarize_plan, summarize_rewards
 from spear_training.step.plan import plan_rows
 from spear_training.step.records import EpisodeRecord, Rollout, record_episode, tabulate
+from spear_training.step.step import summarize_episodes, summarize_plan, summarize_rewards
 from tests.training.episodes import Episode, make_episode, play
 
 
@@ -85,13 +85,6 @@ def test_a_conversation_is_one_row_with_gaps_in_the_loss() -> None:
     assert rows.turn_reward.tolist() == pytest.approx([-0.1, -0.2, -0.3])
 
 
-def test_a_conversation_is_finished_if_its_last_response_is() -> None:
-    first, last = make_turn(0, finish=Finish.LENGTH), make_turn(1)
-    assert list_rows(make_trajectory(first, last, layout=Layout.CONVERSATION)).finished
-    cut = make_turn(1, finish=Finish.LENGTH)
-    assert not list_rows(make_trajectory(make_turn(0), cut, layout=Layout.CONVERSATION)).finished
-
-
 @pytest.mark.parametrize("layout", Layout)
 def test_an_episode_that_outgrew_the_context_says_so_in_its_rows(layout: Layout) -> None:
     ended = make_trajectory(make_turn(0), make_turn(1), layout=layout, stop=StopReason.CONTEXT_LIMIT, won=False)
@@ -143,17 +136,6 @@ def test_characters_of_broken_bytes_make_a_row_unreadable(text: str) -> None:
     assert not is_unreadable("caf\u00e9 \u00ef \uff1f \u4f60")
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_the_tokens_are_those_of_the_trajectorys_rows(layout: Layout) -> None:
-    trajectory = make_trajectory(make_turn(0), make_turn(1), layout=layout)
-    wanted, rows = trajectory.rows(), list_rows(trajectory)
-    ids, masks, logs = (rows.split(name) for name in ("ids", "mask", "rollout_log_probs"))
-    for n, row in enumerate(wanted):
-        assert ids[n].tolist() == [*row.prompt_ids, *row.response_ids]
-        assert masks[n].tolist() == [bool(on) for on in row.response_mask]
-        assert logs[n].tolist() == pytest.approx(list(row.log_probs))
-
-
 def test_who_played_what_changes_nothing() -> None:
     parts = []
     for group, sample in (("1-00001", 1), ("1-00000", 0), ("1-00001", 0)):
@@ -190,14 +172,6 @@ def test_success_is_reported_by_subtask_without_faults_and_without_bonus() -> No
     assert metrics["turns/valid_action"] == pytest.approx(11 / 12)
 
 
-def test_stops_are_shares_of_all_episodes_and_faults_are_counted() -> None:
-    metrics = summarize_episodes(play(make_step()).records)
-    stops = {reason.value: metrics[f"stop/{reason.value}"] for reason in StopReason}
-    assert stops == {"won": 0.5, "failed": 0.0, "turn_limit": 0.25, "context_limit": 0.0, "quit": 0.0, "fault": 0.25}
-    assert metrics["fault/timeout"] == 1.0
-    assert {name for name in metrics if name.startswith("fault/")} == {"fault/timeout"}
-
-
 def test_a_step_of_faults_alone_has_no_success() -> None:
     records = [make_episode("a", n, fault="bug", stop="fault") for n in range(2)]
     metrics = summarize_episodes(play(records).records)
@@ -219,10 +193,6 @@ def test_a_step_of_faults_alone_has_no_success() -> None:
     }
 
 
-def test_no_episodes_give_no_nan() -> None:
-    assert set(summarize_episodes([]).values()) == {0.0}
-
-
 def test_rewards_are_means_over_what_counts() -> None:
     records = make_step()
     plan = plan_rows(play(records), SpearSettings(), mu=0.5, max_response_length=8)
@@ -231,21 +201,6 @@ def test_rewards_are_means_over_what_counts() -> None:
     assert metrics["reward/tool_call"] == pytest.approx(1.1 / 3)
     assert metrics["reward/format"] == pytest.approx(0.1)
     assert metrics["reward/total"] == pytest.approx(1 / 3 + 0.5 * 1.1 / 3 + 0.1)
-
-
-def test_masks_are_shares_of_the_rows_of_valid_episodes() -> None:
-    records = [make_episode("a", 0, won=True, rows=[{"void": True}]), make_episode("a", 1)]
-    settings = SpearSettings.from_mapping({"filter": {"void": "turn"}})
-    metrics = summarize_plan(plan_rows(play(records), settings, mu=0.0, max_response_length=8))
-    assert metrics["mask/void"] == 0.25
-    assert (metrics["rows/total"], metrics["rows/trained"]) == (4.0, 3.0)
-
-
-def test_groups_whose_episodes_earned_the_same_are_counted() -> None:
-    records = [make_episode(group, n, won=group == "a" and n == 0) for group in "abcd" for n in range(3)]
-    records.append(make_episode("e", 0, won=True, fault="timeout"))  # a group of a fault alone is not a group
-    plan = plan_rows(play(records), SpearSettings(), mu=0.0, max_response_length=8)
-    assert summarize_plan(plan)["groups/equal"] == 0.75
 
 
 def test_groups_of_one_outcome_are_counted_whatever_else_their_episodes_earned() -> None:

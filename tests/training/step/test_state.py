@@ -15,10 +15,10 @@ from spear_training.algorithms import ReplayEntry, SpearSettings
 from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.replay import tabulate_entries
 from spear_training.run.checkpoints import STATE, TENSORS
-from spear_training.step.curriculum import Curriculum, check_tasks, rate_difficulty
 from spear_training.step.minibatches import deal_rows
 from spear_training.step.records import EpisodeRecord
 from spear_training.step.state import SpearState
+from spear_training.step.tasks import Curriculum, check_tasks, rate_difficulty
 from tests.training.episodes import make_episode
 
 
@@ -83,26 +83,6 @@ def test_the_seed_decides_and_saving_does_not_disturb(tmp_path: Path) -> None:
     one, same, other = (fill(SpearState(choose(), seed=seed)) for seed in (3, 3, 4))
     one.save(tmp_path, {})
     assert draw(one) == draw(same) != draw(other)
-
-
-def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
-    SpearState(choose(), 0).save(tmp_path, {})
-    resumed = SpearState(choose(), 0)
-    resumed.load(tmp_path)
-    assert resumed.bounds is None and len(resumed.replay) == 0
-
-
-def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=r"lacks spear\.json.*another run folder") as caught:
-        SpearState(choose(), 0).load(tmp_path)
-    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_another_format_is_told(tmp_path: Path) -> None:
-    state = SpearState(choose(), 0)
-    state.save(tmp_path, {"format": 7})
-    with pytest.raises(SpearError, match=r"format 7, this code reads \d+"):
-        state.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS])
@@ -173,14 +153,6 @@ def test_running_bounds_follow_and_frozen_ones_stay() -> None:
         state.move_bounds((0.4, 1.0))
     assert running.bounds == pytest.approx((0.3, 1.5))
     assert frozen.bounds == (0.2, 2.0) and fixed.bounds == (1.0, 40.0)
-
-
-def test_states_are_new_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = SpearState(choose(), 0)
-    assert state.meet([]) == 0.0 and state.meet(["a", "a", "b"]) == 1.0 and state.meet(["a", "c"]) == 0.5
-    monkeypatch.setattr("spear_training.step.state.REMEMBERED_ANCHORS", 2)
-    state.meet(["d"])
-    assert state.meet(["a"]) == 1.0, "the first of them was forgotten"
 
 
 THOMPSON = CurriculumSettings.from_mapping({"choice": "thompson"})

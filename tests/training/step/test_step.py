@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SettingsError, SpearSettings, gae_advantages, spear_loss
-from spear_training.step.staleness import BatchesAhead, summarize_ratios
 from spear_training.step.state import SpearState
-from spear_training.step.step import SpearStep
+from spear_training.step.step import SpearStep, summarize_ratios
+from spear_training.step.tasks import BatchesAhead
 from spear_training.step.update import UpdateSizes
 from tests.training.episodes import Episode, make_episode, play
 from tests.training.step.actors import Optimiser, Played, TableActor, TableCritic, descend
@@ -87,15 +87,6 @@ def test_what_is_replayed_is_always_older() -> None:
     assert run.actor.read == [f"{t}-00000_0_{n}" for t in range(1, 7) for n in (0, 1)], "tokens of winners alone"
 
 
-def test_rows_of_failed_episodes_among_the_replayed_ones_are_counted() -> None:
-    run = Run(replay={"capacity": 2}, reward={"decay_steps": 0})
-    # Both failed; the one that was well formed earns more than the other, and is imitated for it.
-    pair = [make_episode("1-0", 0), make_episode("1-0", 1, terms={"outcome": -1.0, "format": 0.0})]
-    run.take(1, pair)
-    run.state.baseline.extend([-2.0] * 9)  # type: ignore[union-attr]
-    assert run.take(2, make_group("2-0"))["replay/failed"] == 1.0
-
-
 def test_a_replay_step_may_store_nothing() -> None:
     run = Run(sil={"always_add": False})
     assert [run.take(t, make_group(f"{t}-00000"))["replay/size"] for t in range(1, 6)] == [2, 4, 0, 2, 4]
@@ -158,13 +149,6 @@ def test_a_step_whose_rows_are_all_masked_still_tells_the_baseline() -> None:
     run = Run(filter={"void": "trajectory"})
     metrics = run.take(1, make_group(rows=[{"void": True}]))
     assert run.actor.passes == [] and metrics["baseline/size"] == 1
-
-
-def test_new_states_are_counted_against_all_that_were_met() -> None:
-    run = Run()
-    first = run.take(1, make_group("1-0"))
-    second = run.take(2, make_group("2-0", rows=[{"anchor": "elsewhere"}]))
-    assert (first["anchors/new"], second["anchors/new"]) == (1.0, 0.5)
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.workers import CpuLanguageModelEngine
 
 
-def open_engine(model: Any, path: Any = None) -> Any:
-    """Our engine of a policy over ``model``, whose head answers it from now on."""
+def open_engine(model: Any, path: Any = None, **options: Any) -> Any:
+    """Our engine of a policy over ``model``, whose head is replaced; ``options`` are those of :meth:`find_head`."""
     engine: Any = object.__new__(CpuLanguageModelEngine)
     engine.pad_to_length, engine.use_ulysses_sp = None, False
     engine._packs = model.config._attn_implementation == PACKED
     engine.model_config = SimpleNamespace(local_path=str(path))
-    engine.find_head(model)
+    engine.find_head(model, **options)
     return engine
 
 

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import pytest
 import torch
 from tensordict import TensorDict
 
-from spear_training.verl_plugin import queue
 from spear_training.verl_plugin.actor import STEERING, WEIGHT
 from spear_training.verl_plugin.queue import nest_flat
 
@@ -16,11 +14,6 @@ class FakeQueue:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, torch.Tensor]] = {}
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Stand where the plugin looks for TransferQueue."""
-        monkeypatch.setattr(queue.tq, "kv_batch_put", self.kv_batch_put)
-        monkeypatch.setattr(queue.tq, "kv_batch_get", self.kv_batch_get)
 
     def kv_batch_put(self, *, keys: list[str], partition_id: str, fields: TensorDict, tags: list[Any]) -> None:
         assert len(keys) == len(tags) == fields.batch_size[0]

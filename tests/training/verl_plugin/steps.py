@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
@@ -59,6 +59,8 @@ def run_minibatches(
 class FakeWorkers:
     """verl's worker group: ranks that share mini-batches, each cut into micro-batches, and plain gradient descent."""
 
+    mesh = "actor"
+
     def __init__(self, queue: FakeQueue, settings: SpearSettings, ranks: int, micro: int) -> None:
         self.queue, self.settings, self.ranks, self.micro = queue, settings, ranks, micro
         self._dispatch_info: dict[str, list[int]] = {}
@@ -67,9 +69,11 @@ class FakeWorkers:
         self.reference = 0.5 * table.flip(0)
         """The reference policy's table."""
         self.calls: list[Any] = []
+        self.adapters_off = False
+        """Whether a pass was asked for without the adapter."""
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
-        assert mesh == "actor"
+        assert mesh == self.mesh
         return list(range(self.ranks))
 
     def log_probs(self, ids: torch.Tensor) -> torch.Tensor:
@@ -85,6 +89,7 @@ class FakeWorkers:
     def compute_log_prob(self, meta: Any) -> None:
         assert len(meta.keys) % self.ranks == 0
         if meta.extra_info.get("no_lora_adapter"):
+            self.adapters_off = True
             return self.compute_ref_log_prob(meta)
         for key in meta.keys:
             values = self.log_probs(self.queue.rows[key]["input_ids"]).detach().float()
@@ -118,7 +123,6 @@ class Step:
 
     def __init__(
         self,
-        monkeypatch: pytest.MonkeyPatch,
         settings: SpearSettings,
         *,
         rows: int = 12,
@@ -131,11 +135,10 @@ class Step:
         **correction: Any,
     ) -> None:
         self.settings, self.queue = settings, FakeQueue()
-        self.queue.install(monkeypatch)
         self.workers = FakeWorkers(self.queue, settings, ranks, micro)
         self.state = SpearState(settings, seed=1)
         self.metrics: dict[str, Any] = {}
-        config = OmegaConf.create(
+        self.config = OmegaConf.create(
             {
                 "actor_rollout_ref": {
                     "actor": {"ppo_epochs": 1, "data_loader_seed": 42, "ppo_max_token_len_per_gpu": 10_000},
@@ -145,8 +148,8 @@ class Step:
                 "spear": {"rollout": {"staleness": staleness, "correction": {"bypass_mode": bypass, **correction}}},
             }
         )
-        self.keys = StepQueue(type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2}))
-        self.actor = VerlActor(self.workers, config, settings, self.keys, reference_in_actor=reference_in_actor)
+        self.keys = StepQueue(SimpleNamespace(pad_token_id=PAD, eos_token_id=2), store=self.queue)
+        self.actor = VerlActor(self.workers, self.config, settings, self.keys, reference_in_actor=reference_in_actor)
         self.updater = Updater(settings, self.state, self.actor, UpdateSizes(minibatch, SCALE))
         self.played = self.roll_out(rows)
         self.rows = self.played.drop(*TOKENS)
@@ -240,5 +243,5 @@ def choose(coupling: str = "joint", **nodes: Any) -> SpearSettings:
     return SpearSettings.from_mapping(plain | nodes)
 
 
-LAYOUTS = [{}, {"ranks": 2}, {"ranks": 3, "micro": 2}]
+LAYOUTS: list[dict[str, int]] = [{}, {"ranks": 2}, {"ranks": 3, "micro": 2}]
 """Of ranks and micro-batches: none may change anything."""

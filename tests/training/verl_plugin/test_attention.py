@@ -1,4 +1,4 @@
-"""Rows without padding, micro-batches, and pictures: the gradient is the same."""
+"""Attention over rows without padding, ranks that share a sequence, and rows with pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +12,18 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 from tensordict import TensorDict
-from torch import nn
 from verl.utils import tensordict_utils as tu
 
 from spear_agents.engines.hf import HFModel
 from spear_agents.engines.vision import pack_pictures
 from spear_training.algorithms import RowTable, SpearSettings, weigh_rows
 from spear_training.verl_plugin import attention
-from spear_training.verl_plugin.actor import STEERING, actor_loss
-from spear_training.verl_plugin.attention import PACKED, attend_rows
+from spear_training.verl_plugin.actor import STEERING
+from spear_training.verl_plugin.attention import PACKED, attend_at_once, attend_rows, has_kernel
 from spear_training.verl_plugin.queue import PICTURES, StepQueue, add_vision_inputs, build_columns, nest_flat
 from tests.training.test_warmstart import show
 from tests.training.verl_plugin.engines import ask, open_engine, run_engine
+from tests.training.verl_plugin.fakes import FakeQueue
 from tests.training.verl_plugin.real_engine import run_alone
 
 BOUNDS = torch.tensor([0, 8, 9, 14], dtype=torch.int32)
@@ -73,12 +73,14 @@ def kernel_of_2_13(query, key, value, cu_q, cu_k, max_q, max_k, *, scale=None, w
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("kernel", [None, kernel_of_2_11, kernel_of_2_13])
-def test_each_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, kernel: Any, window: int | None) -> None:
-    if kernel is not None:
-        monkeypatch.setattr(attention, "varlen_attn", kernel)
-        monkeypatch.setattr(attention, "_has_kernel", lambda query: True)
+def test_each_row_sees_itself_alone(kernel: Any, window: int | None) -> None:
     parts, others = make_parts(), make_parts()
-    found, _ = attend_rows(torch.nn.Module(), *parts, None, cu_seq_lens_q=BOUNDS, sliding_window=window, scaling=0.3)  # type: ignore[arg-type]
+    if kernel is not None:
+        found = attend_at_once(*parts, BOUNDS, 8, window, 0.3, kernel)  # type: ignore[call-arg, arg-type]
+    else:
+        found, _ = attend_rows(
+            torch.nn.Module(), *parts, None, cu_seq_lens_q=BOUNDS, sliding_window=window, scaling=0.3
+        )  # type: ignore[call-arg, arg-type, misc]
     wanted = attend_by_mask(*others, window)  # type: ignore[call-arg]
     torch.testing.assert_close(found, wanted)
     weights = torch.randn_like(wanted)
@@ -112,22 +114,15 @@ def test_in_bfloat16_on_a_cpu_few_lengths_are_computed_and_the_rows_are_the_same
         torch.testing.assert_close(part.grad.float(), other.grad, atol=0.05, rtol=0.05)  # type: ignore[union-attr]
 
 
-def test_torch_takes_the_call_of_its_kernel_and_gives_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_takes_the_call_of_its_kernel_and_gives_gradients() -> None:
     """With tensors that have a shape and no numbers: the kernel itself runs on a GPU alone."""
-    monkeypatch.setattr(attention, "_has_kernel", lambda query: True)
     parts = make_parts("meta", torch.bfloat16)
+    assert not has_kernel(make_parts(dtype=torch.bfloat16)[0])
     bounds = torch.zeros(4, dtype=torch.int32, device="meta")
-    rows, _ = attend_rows(torch.nn.Module(), *parts, None, cu_seq_lens_q=bounds, max_length_q=8, scaling=0.3)  # type: ignore[arg-type]
+    rows = attend_at_once(*parts, bounds, 8, None, 0.3)  # type: ignore[call-arg, arg-type]
     assert rows.shape == (1, 14, HEADS, WIDTH) and rows.dtype is torch.bfloat16
     rows.sum().backward()
     assert [part.grad.shape for part in parts] == [part.shape for part in parts]  # type: ignore[union-attr]
-
-
-def test_torch_s_kernel_is_for_half_precision_on_a_gpu() -> None:
-    query = make_parts(dtype=torch.bfloat16)[0]
-    assert not attention._has_kernel(query)
-    if torch.cuda.is_available():
-        assert attention._has_kernel(query.cuda()) and not attention._has_kernel(query.float().cuda())
 
 
 @pytest.mark.slow
@@ -145,22 +140,7 @@ def test_ranks_that_share_a_sequence_take_the_same_step() -> None:
 
 ROWS, PADDING = 11, 1
 VOCABULARY = 13
-
-
-class Policy(nn.Module):
-    """A next-token model without attention: enough for a gradient in which every row counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 8, dtype=torch.float64)
-        self.head = nn.Linear(8, VOCABULARY, dtype=torch.float64)
-
-    def log_probs(self, batch: TensorDict) -> torch.Tensor:
-        """Jagged [B, *] of the token to the right of each position."""
-        ids = batch["input_ids"].values()
-        logits = self.head(self.embed(ids))
-        picked = torch.log_softmax(logits, -1).gather(-1, ids.roll(-1)[:, None])[:, 0]
-        return torch.nested.nested_tensor_from_jagged(picked, batch["input_ids"].offsets())
+"""Sizes of the rows that :mod:`.real_engine` trains on."""
 
 
 def make_rows(settings: SpearSettings) -> RowTable:
@@ -196,28 +176,6 @@ def take(rows: RowTable, members: Sequence[int], ranks: int) -> TensorDict:
     return batch
 
 
-def find_gradient(settings: SpearSettings, *, ranks: int, micro: int) -> torch.Tensor:
-    """The mean over ranks of their summed gradients, which is what FSDP leaves; flat."""
-    torch.manual_seed(0)
-    policy, rows = Policy(), make_rows(settings)
-    for share in np.arange(ROWS + PADDING).reshape(ranks, -1).tolist():
-        for start in range(0, len(share), micro):
-            batch = take(rows, share[start : start + micro], ranks)
-            loss, _ = actor_loss(settings, {"log_probs": policy.log_probs(batch)}, batch)
-            (loss / ranks).backward()
-    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None])
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("micro", [1, 2, 3, 12])
-@pytest.mark.parametrize("mode", ["seq-mean-token-sum-norm", "token-mean", "seq-mean-token-mean", "sum-norm"])
-def test_ranks_and_micro_batches_change_no_gradient(mode: str, ranks: int, micro: int) -> None:
-    settings = SpearSettings.from_mapping({"cov": {"ratio": 0.0}, "loss": {"aggregation": mode}})
-    whole = find_gradient(settings, ranks=1, micro=12)
-    assert float(whole.norm()) > 1e-3
-    torch.testing.assert_close(find_gradient(settings, ranks=ranks, micro=micro), whole, atol=1e-9, rtol=1e-9)
-
-
 @pytest.fixture
 def model(tiny_vision_policy: Path) -> HFModel:
     return HFModel(tiny_vision_policy)
@@ -238,16 +196,12 @@ def sample_rows(model: HFModel) -> RowTable:
     )
 
 
-def forward(model: HFModel, rows: RowTable, *, packed: bool = True, favour: int | None = None) -> torch.Tensor:
+def forward(model: HFModel, rows: RowTable, *, packed: bool = True) -> torch.Tensor:
     """Log-probs of all response tokens [sum of R], through the engine's own two methods around the model."""
     network: Any = model.model
     network.set_attn_implementation(PACKED if packed else "sdpa")
-    engine = open_engine(network, model.path)
-    if favour is not None:
-        make_logits, column = engine._head._make_logits, torch.arange(network.lm_head.out_features) == favour
-        engine._head._make_logits = lambda hidden: make_logits(hidden) + 100.0 * column
     batch = ask(build_columns(rows), packed=packed)
-    values = run_engine(engine, network, batch)["log_probs"]
+    values = run_engine(open_engine(network, model.path), network, batch)["log_probs"]
     parts = values.values().split(values.offsets().diff().tolist())
     return torch.cat([part[prompt - 1 : -1] for part, prompt in zip(parts, rows.prompt_length, strict=True)])
 
@@ -264,21 +218,32 @@ def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tow
     assert float(gradient.norm()) > 1e-6
 
 
-def test_what_no_response_may_hold_takes_no_probability(model: HFModel) -> None:
+def test_the_place_of_a_picture_takes_no_probability(model: HFModel) -> None:
     assert model.reader is not None
     rows = sample_rows(model)
     plain = forward(model, rows)
-    assert torch.equal(forward(model, rows, favour=model.reader.image_token_id), plain)
+    with torch.no_grad():  # logits that would be the largest of many positions
+        model.model.lm_head.weight[model.reader.image_token_id] = 50 * torch.randn(model.model.lm_head.in_features)
+    assert torch.equal(forward(model, rows), plain)
 
 
 def test_a_padding_row_without_pictures_goes_with_the_others(model: HFModel) -> None:
-    rows = sample_rows(model)
-    padding = StepQueue(SimpleNamespace(pad_token_id=0), vision=True)._make_padding(1)
+    rows, store = sample_rows(model), FakeQueue()
+    (key,) = StepQueue(SimpleNamespace(pad_token_id=0), vision=True, store=store).add_padding(1)
+    made = {name: values.numpy() for name, values in store.rows[key].items()}
+    padding = RowTable(
+        prompt_length=[1],
+        response_length=[1],
+        ids=made["input_ids"],
+        mask=made["loss_mask"],
+        rollout_log_probs=[0.0],
+        picture_bytes=[len(made[PICTURES])],
+        pictures=made[PICTURES],
+    )
     mixed = forward(model, RowTable.join([rows, padding]).take([0, 1, 3, 2]))
-    plain = forward(model, rows)
     first = int(rows.response_length[:2].sum())
     kept = torch.cat([mixed[:first], mixed[first + 1 :]])
-    assert torch.allclose(kept, plain, atol=1e-5)
+    assert torch.allclose(kept, forward(model, rows), atol=1e-5)
 
 
 def test_positions_are_of_text_and_of_the_three_axes(model: HFModel) -> None:

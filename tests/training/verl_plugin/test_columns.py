@@ -17,22 +17,18 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable, SpearSettings, aggregate_loss, value_loss
-from spear_training.step.loss import measure_loss
-from spear_training.verl_plugin import actor as critic
+from spear_training.step.update import measure_loss
 from spear_training.verl_plugin.actor import STEERING, VerlCritic, actor_loss, critic_loss
 from spear_training.verl_plugin.queue import (
     FORWARD_COLUMNS,
     PICTURES,
-    StepQueue,
     build_columns,
     find_predictions,
     nest_flat,
     pad_rows,
 )
-from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.step.batches import CASES, GAMMA, Batch, draw_batch, find_bounds
-from tests.training.verl_plugin.fakes import FakeQueue
-from tests.training.verl_plugin.steps import run_minibatches
+from tests.training.verl_plugin.steps import LAYOUTS, RATE, FakeWorkers, Step
 
 
 def unnest(column: torch.Tensor) -> list[list[float]]:
@@ -138,132 +134,33 @@ def test_verls_loss_function_reads_the_columns_as_the_paper_means_them(name: str
     assert {name: metric.aggregate() for name, metric in metrics.items()} == pytest.approx(sums, abs=1e-6)
 
 
-VOCABULARY, RATE, ROWS = 9, 0.5, 5
+# ---- the critic ------------------------------------------------------------------------------------------------------
+class FakeCritics(FakeWorkers):
+    """verl's critic worker group: the value of a token is its entry in a table that plain gradient descent changes."""
 
+    mesh = "train"
 
-class FakeCritics:
-    """verl's critic worker group: what a token is worth stands in a table, which plain gradient descent changes."""
-
-    def __init__(self, queue: FakeQueue, settings: SpearSettings, ranks: int, micro: int) -> None:
-        self.queue, self.settings, self.ranks, self.micro = queue, settings, ranks, micro
-        self._dispatch_info: dict[str, list[int]] = {}
-        table = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-        self.parameters = (0.5 * table).requires_grad_()
-        self.calls: list[Any] = []
-
-    def _query_dispatch_info(self, mesh: str) -> list[int]:
-        assert mesh == "train"
-        return list(range(self.ranks))
-
-    def say_values(self, ids: torch.Tensor) -> torch.Tensor:
+    def find_values(self, ids: Tensor) -> Tensor:
         """The value of the next token's state stands at each position; that of the first token nowhere."""
         return torch.roll(self.parameters[ids], -1)
 
     def infer_batch(self, meta: Any) -> Any:
         assert len(meta.keys) % self.ranks == 0
         for key in meta.keys:
-            self.queue.rows[key]["values"] = self.say_values(self.queue.rows[key]["input_ids"]).detach()
+            self.queue.rows[key]["values"] = self.find_values(self.queue.rows[key]["input_ids"]).detach()
         return SimpleNamespace(futures=[])
 
     def train_mini_batch(self, meta: Any) -> Any:
-        self.calls.append(meta)
-        size = meta.extra_info["mini_batch_size"] // self.ranks
-        shares = np.asarray(meta.keys).reshape(self.ranks, -1, size)
-        metrics = run_minibatches(
-            self.parameters, shares, self.micro, RATE, lambda keys: self.compute_loss(keys, meta.fields)
-        )
-        metrics["lr"] = [RATE]
-        answer = tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
+        meta.extra_info["hold_learning_rate"] = False
+        answer = self.update_actor(meta)
         return SimpleNamespace(get=lambda: answer)
 
-    def compute_loss(self, keys: list[str], fields: list[str]) -> tuple[torch.Tensor, Any]:
+    def compute_loss(self, keys: list[str], fields: list[str], info: dict[str, Any]) -> tuple[Tensor, Any]:
         data: TensorDict = self.queue.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
         tu.assign_non_tensor(data, dp_size=self.ranks)
         ids = data["input_ids"]
-        output = torch.cat([self.say_values(row) for row in ids.unbind()])
-        values = nest_flat(output, ids.offsets().diff().tolist())
+        values = nest_flat(torch.cat([self.find_values(row) for row in ids.unbind()]), ids.offsets().diff().tolist())
         return critic_loss(self.settings.critic, {"values": values}, data, dp_group=None)
-
-
-class Step:
-    """Rows of one step, and the critic."""
-
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        settings: SpearSettings,
-        *,
-        ranks: int = 1,
-        micro: int = 1000,
-        minibatch: int = 1000,
-    ) -> None:
-        self.settings, self.queue = settings, FakeQueue()
-        self.queue.install(monkeypatch)
-        monkeypatch.setattr(critic.ray, "get", lambda futures: futures)
-        self.workers = FakeCritics(self.queue, settings, ranks, micro)
-        self.metrics: dict[str, Any] = {}
-        config = OmegaConf.create(
-            {
-                "actor_rollout_ref": {"rollout": {"n": 1, "temperature": 1.0}},
-                "critic": {
-                    "ppo_mini_batch_size": minibatch,
-                    "ppo_epochs": 1,
-                    "data_loader_seed": 42,
-                    "ppo_max_token_len_per_gpu": 10_000,
-                    "forward_max_token_len_per_gpu": 10_000,
-                },
-                "trainer": {"balance_batch": True},
-            }
-        )
-        self.keys = StepQueue(type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 1}))
-        self.critic = VerlCritic(self.workers, config, np.random.default_rng(1), self.keys)
-        self.played = self.roll_out()
-        self.rows = self.played.drop(*TOKENS)
-
-    def roll_out(self) -> RowTable:
-        """Rows with their tokens, which also lie in the queue."""
-        random = np.random.default_rng(3)
-        prompts, responses = random.integers(1, 5, size=(2, ROWS))
-        masks = [[*random.integers(2, size=length - 1), 1] for length in responses]
-        rows = RowTable(
-            key=[f"1-{n}_0_0" for n in range(ROWS)],
-            prompt_length=prompts,
-            response_length=responses,
-            loss_tokens=list(map(sum, masks)),
-            ids=random.integers(VOCABULARY, size=int((prompts + responses).sum())),
-            mask=np.concatenate(masks),
-        )
-        self.keys.put(rows.key.tolist(), build_columns(rows))
-        self.keys.take_keys([])  # those of a rollout are not the update's
-        return rows
-
-    @property
-    def responses(self) -> torch.Tensor:
-        """Ids of all response tokens."""
-        parts = zip(self.played.split("ids"), self.played.prompt_length, strict=True)
-        return torch.from_numpy(np.concatenate([ids[prompt:] for ids, prompt in parts])).long()
-
-    def value(self) -> RowTable:
-        """The rows with values, and returns that are not far from them."""
-        rows = self.critic.value(self.rows)
-        return rows.add(returns=rows.values + np.random.default_rng(2).normal(size=len(rows.values)))
-
-
-def choose(**nodes: Any) -> SpearSettings:
-    return SpearSettings.from_mapping({"advantage": {"estimator": "gae"}, **nodes})
-
-
-LAYOUTS = [{}, {"ranks": 2}, {"ranks": 3, "micro": 1}]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_value_of_a_token_is_of_the_state_it_was_written_in(
-    monkeypatch: pytest.MonkeyPatch, layout: dict[str, int]
-) -> None:
-    step = Step(monkeypatch, choose(), **layout)
-    rows = step.critic.value(step.rows)
-    assert rows.key.tolist() == step.rows.key.tolist() and rows.mask.tolist() == step.played.mask.tolist()
-    np.testing.assert_allclose(rows.values, step.workers.parameters.detach()[step.responses], atol=1e-7)
 
 
 @pytest.mark.parametrize("clip", [0.1, None])
@@ -271,35 +168,36 @@ def test_the_value_of_a_token_is_of_the_state_it_was_written_in(
 def test_the_critic_takes_a_step_down_the_clipped_value_loss(
     monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], clip: float | None
 ) -> None:
-    step = Step(monkeypatch, choose(critic={"clip": clip}), **layout)
-    rows = step.value()
-    # Half of the old values far away from the present ones, so that the clip decides about some of them.
-    rows = rows.add(values=rows.values + np.resize([0.0, 0.3], len(rows.values)))
-    theta = step.workers.parameters.detach().clone().requires_grad_()
-    mask, old, returns = (torch.from_numpy(part)[None] for part in (rows.mask, rows.values, rows.returns))
-    loss = aggregate_loss(
-        value_loss(theta[step.responses][None], old, returns, mask, clip=clip), mask, mode="token-mean"
+    monkeypatch.setattr("ray.get", lambda futures: futures)
+    settings = SpearSettings.from_mapping({"advantage": {"estimator": "gae"}, "critic": {"clip": clip}})
+    step = Step(settings, **layout)
+    workers = FakeCritics(step.queue, settings, step.workers.ranks, step.workers.micro)
+    sizes = {"ppo_mini_batch_size": 100, "ppo_epochs": 1, "data_loader_seed": 42, "ppo_max_token_len_per_gpu": 10_000}
+    more = {"critic": sizes | {"forward_max_token_len_per_gpu": 10_000}, "trainer": {"balance_batch": True}}
+    config = OmegaConf.merge(step.config, more, {"actor_rollout_ref": {"rollout": {"n": 1}}})
+    critic, metrics = VerlCritic(workers, config, np.random.default_rng(1), step.keys), dict[str, Any]()
+
+    rows = critic.value(step.rows)
+    parts = zip(step.played.split("ids"), step.played.prompt_length, strict=True)
+    responses = torch.from_numpy(np.concatenate([ids[prompt:] for ids, prompt in parts])).long()
+    assert rows.key.tolist() == step.rows.key.tolist() and rows.mask.tolist() == step.played.mask.tolist()
+    np.testing.assert_allclose(rows.values, workers.parameters.detach()[responses], atol=1e-7)
+
+    # Half of the old values are far from the present ones, so that the clip decides some of the losses.
+    rows = rows.add(
+        values=rows.values + np.resize([0.0, 0.3], len(rows.values)),
+        returns=rows.values + np.random.default_rng(2).normal(size=len(rows.values)),
     )
+    theta = workers.parameters.detach().clone().requires_grad_()
+    mask, old, returns = (torch.from_numpy(part)[None] for part in (rows.mask, rows.values, rows.returns))
+    losses = value_loss(theta[responses][None], old, returns, mask, clip=clip)
+    loss = aggregate_loss(losses, mask, mode="token-mean")
     loss.backward()
     assert theta.grad is not None
-    step.critic.update(rows, step.metrics)
-    expected = theta.detach() - RATE * theta.grad
-    torch.testing.assert_close(step.workers.parameters.detach(), expected, atol=1e-6, rtol=0)
-    assert step.metrics["critic/loss"] == pytest.approx(loss.item(), abs=1e-6)
-    assert (step.metrics["critic/clip_fraction"] > 0) == (clip is not None)
-    assert step.metrics["critic/lr"] == RATE and step.metrics["critic/grad_norm"] > 0
-
-
-@pytest.mark.parametrize(("minibatch", "count"), [(2, 2), (100, 1)])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_every_row_is_learned_from_once(
-    monkeypatch: pytest.MonkeyPatch, minibatch: int, count: int, ranks: int
-) -> None:
-    step = Step(monkeypatch, choose(), minibatch=minibatch, ranks=ranks)
-    step.critic.update(step.value(), step.metrics)
-    (call,) = step.workers.calls
-    rows = [key for key in call.keys if not key.startswith("padding")]
-    assert sorted(rows) == sorted(step.rows.key)
-    assert len(call.keys) == count * call.extra_info["mini_batch_size"]
-    assert call.extra_info["mini_batch_size"] % ranks == 0
-    assert set(step.keys.take_keys([])) == {*rows, *(key for key in step.queue.rows if key.startswith("padding"))}
+    critic.update(rows, metrics)
+    torch.testing.assert_close(workers.parameters.detach(), theta.detach() - RATE * theta.grad, atol=1e-6, rtol=0)
+    assert metrics["critic/loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert (metrics["critic/clip_fraction"] > 0) == (clip is not None)
+    assert metrics["critic/lr"] == RATE and metrics["critic/grad_norm"] > 0
+    (call,) = workers.calls
+    assert sorted(key for key in call.keys if not key.startswith("padding")) == sorted(rows.key)

@@ -43,10 +43,10 @@ class Disagreement:
 @pytest.mark.parametrize("threshold", [1.5, "0.6_1.5"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_tokens_weigh_what_the_actor_thinks_of_them_against_the_rollout(
-    monkeypatch: pytest.MonkeyPatch, level: str, threshold: Any, layout: dict[str, Any]
+    level: str, threshold: Any, layout: dict[str, Any]
 ) -> None:
     settings = choose(loss={"aggregation": "token-mean"})
-    step = Step(monkeypatch, settings, rollout_is=level, rollout_is_threshold=threshold, **layout)
+    step = Step(settings, rollout_is=level, rollout_is_threshold=threshold, **layout)
     between = Disagreement(step)
     factors = []
     for ratio, mask in zip(between.ratios, between.masks, strict=True):
@@ -60,9 +60,9 @@ def test_tokens_weigh_what_the_actor_thinks_of_them_against_the_rollout(
     assert step.metrics["rollout_corr/rollout_is_mean"] > 0
 
 
-def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by() -> None:
     settings = choose(loss={"aggregation": "token-mean"})
-    step = Step(monkeypatch, settings, rollout_rs="token_k1", rollout_rs_threshold="0.6_1.5")
+    step = Step(settings, rollout_rs="token_k1", rollout_rs_threshold="0.6_1.5")
     between = Disagreement(step)
     # verl holds the bounds against the rollout's probability over the actor's.
     kept = [
@@ -85,18 +85,18 @@ def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(monkeypatch: p
     assert 0 < step.metrics["rollout_corr/rollout_rs_masked_fraction"] < 1
 
 
-def test_a_step_without_a_token_both_agree_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step(monkeypatch, choose(), rollout_is="token", rollout_is_threshold="20_30")
+def test_a_step_without_a_token_both_agree_on_is_told() -> None:
+    step = Step(choose(), rollout_is="token", rollout_is_threshold="20_30")
     with pytest.raises(SpearError, match=r"no token of this step .* 20_30.*rollout\.dtype"):
         step.collect()
 
 
 @pytest.mark.parametrize("coupling", ["sequential", "joint"])
-def test_replayed_rows_are_not_corrected(monkeypatch: pytest.MonkeyPatch, coupling: str) -> None:
+def test_replayed_rows_are_not_corrected(coupling: str) -> None:
     after = []
     corrections: tuple[dict[str, Any], ...] = ({}, {"rollout_is": "token"})
     for correction in corrections:
-        step = Step(monkeypatch, choose(coupling), **correction)
+        step = Step(choose(coupling), **correction)
         fresh = step.collect()
         replay = step.remember(fresh)
         step.updater.update(fresh.add(advantage=np.zeros(len(fresh))), replay, GAMMA, step.metrics)

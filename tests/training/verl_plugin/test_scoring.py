@@ -81,15 +81,14 @@ def gradients(model: LlamaForCausalLM) -> torch.Tensor:
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_values_and_gradients_are_those_of_rows_alone_and_of_verl(
-    attention: str, packed: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+    attention: str, packed: bool, temperature: float
 ) -> None:
     if attention == PACKED and not packed:
         pytest.skip("it reads no padding")
-    monkeypatch.setattr(scoring, "LOGITS", 4 * VOCABULARY)  # three chunks
     model, plain = make_model(attention), make_model("sdpa")
     verls, batch = copy.deepcopy(plain), ask(make_batch(), packed=packed, temperature=temperature, entropy=True)
     where = find_where(batch)
-    found = run_engine(open_engine(model), model, batch)
+    found = run_engine(open_engine(model, at_once=4 * VOCABULARY), model, batch)  # three chunks
     wanted = dict(zip(("log_probs", "entropy"), score_alone(plain, batch, temperature), strict=True))
     other = run_verl(verls, batch)
     weights = torch.randn(len(where), generator=torch.Generator().manual_seed(1))
@@ -134,16 +133,6 @@ def test_checkpointed_layers_change_nothing() -> None:
     torch.testing.assert_close(gradients(other), gradients(model), atol=1e-6, rtol=1e-6)
 
 
-def test_logits_are_made_only_where_a_token_is_learnt_and_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "LOGITS", 4 * VOCABULARY)
-    model, batch, seen = make_model(), ask(make_batch(), packed=True), list[int]()
-    engine, make_logits = open_engine(model), model.lm_head.forward._make_logits  # type: ignore[union-attr]
-    engine._head._make_logits = lambda hidden: seen.append(len(hidden)) or make_logits(hidden)
-    run_engine(engine, model, batch)
-    count = len(find_where(batch))
-    assert sum(seen) == count < sum(RESPONSES) and max(seen) == 4
-
-
 @pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "model"])
 def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
     model = make_model("sdpa", **({"logit_scale": 2.0} if reason == "model" else {}))
@@ -152,7 +141,6 @@ def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
         tu.assign_non_tensor(batch, **{reason: True})
     _, arguments = engine.prepare_model_inputs(batch)
     assert "learnt" not in arguments
-    assert engine._head is None or engine._head.question is None
 
 
 def measure_peak(tokens: int, shape: Architecture, *, update: bool) -> float:

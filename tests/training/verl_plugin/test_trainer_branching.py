@@ -1,6 +1,5 @@
-"""The trainer with groups that begin in snapshots: real workers play them, the step and its queue are stand-ins."""
+"""The trainer with groups that start in snapshots: real players, with a stand-in for the policy."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,53 +9,45 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from verl.trainer.ppo.v1 import PPOTrainerSync
-
-from spear_agents.engines.base import Sampling
-from spear_training.algorithms.curriculum import BranchSettings
 from spear_training.step.records import Rollout
-from spear_training.verl_plugin import rollout_worker
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder
-from tests.training.verl_plugin.test_rollout_worker import CORRIDOR, FakeQueue, open_worker, order_episodes, respond
+from tests.training.step.actors import TableActor
+from tests.training.verl_plugin.test_rollout_worker import (
+    CORRIDOR,
+    FakeQueue,
+    open_player,
+    order_episodes,
+    play_batch,
+    wander,
+)
 from tests.training.verl_plugin.test_trainer import open_trainer
 
 SPLIT = "train"
 
 
-def stroll(prompt: str, dice: Any) -> str:
-    return respond(dice.choice(["left", "right", "right"]))
-
-
-@pytest.fixture(autouse=True)
-def queue(monkeypatch: pytest.MonkeyPatch) -> FakeQueue:
-    fake = FakeQueue()
-    monkeypatch.setattr(rollout_worker.tq, "async_kv_batch_put", fake.async_kv_batch_put)
-    return fake
-
-
 class LocalRollouts:
-    """:class:`RolloutManager` with one worker in this process; ``seen`` has the orders and records of each batch."""
+    """:class:`RolloutManager` with a player in this process; ``seen`` has the orders and records of each batch."""
 
-    def __init__(self, branch: BranchSettings) -> None:
-        self.worker = open_worker(stroll)
-        self.worker._branch = branch
+    def __init__(self, actor: TableActor, branch: dict[str, Any]) -> None:
+        self.actor, self.queue = actor, FakeQueue()
+        self.player = open_player(self.queue, wander, branch=branch)
         self.seen: list[tuple[list[EpisodeOrder], Rollout]] = []
 
     def start(self, orders: Sequence[EpisodeOrder], sampling: Any, split: str, *, keep: bool) -> list[EpisodeOrder]:
         return list(orders)
 
     def collect(self, orders: list[EpisodeOrder]) -> Rollout:
-        rollout = Rollout.join([asyncio.run(self.worker.play(orders, Sampling(max_tokens=64), SPLIT, keep=True))])
+        rollout = self.actor.play(Rollout.join([play_batch(self.player, orders, SPLIT)]))
         self.seen.append((orders, rollout))
         return rollout
 
 
 def open_branching(tmp_path: Path, **settings: Any) -> Any:
-    trainer: Any = open_trainer(tmp_path, branch={"share": 0.5, **settings})
+    branch = {"share": 0.5, **settings}
+    trainer: Any = open_trainer(tmp_path, branch=branch, rollout={"group_size": 3})
     tasks = [task.id for task in CORRIDOR(split=SPLIT).tasks]
     trainer.train_dataloader = [{"task_id": tasks[4 * n : 4 * n + 4]} for n in range(6)]
-    trainer.config.actor_rollout_ref.rollout.n = 3
-    trainer.agent_loop_manager = LocalRollouts(trainer.settings.branch)
+    trainer.agent_loop_manager = LocalRollouts(trainer.actor, branch)
     return trainer
 
 
@@ -105,9 +96,7 @@ def test_whole_episodes_are_recorded_first(tmp_path: Path) -> None:
     assert all(count == 3 for count in Counter(order.group for order in orders).values())
 
 
-def test_a_run_that_was_killed_begins_in_the_same_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
+def test_a_run_that_was_killed_begins_in_the_same_snapshots(tmp_path: Path, checkpoints: Path) -> None:
     whole = open_branching(tmp_path, target=0.3)
     take_steps(whole, range(1, 4))
     whole._save_checkpoint()
@@ -122,8 +111,6 @@ def test_a_run_that_was_killed_begins_in_the_same_snapshots(tmp_path: Path, monk
 
 
 def test_a_validation_keeps_no_snapshots() -> None:
-    worker = open_worker(stroll)
-    worker._branch = BranchSettings.from_mapping({"share": 0.5, "mode": "near_miss"})
-    orders = order_episodes(SPLIT)
-    played = [asyncio.run(worker.play(orders, Sampling(max_tokens=64), SPLIT, keep=keep)) for keep in (False, True)]
+    player, orders = open_player(FakeQueue(), wander, branch={"share": 0.5, "mode": "near_miss"}), order_episodes(SPLIT)
+    played = [play_batch(player, orders, SPLIT, keep=keep) for keep in (False, True)]
     assert not played[0].walks and len(played[1].walks) == len(orders)

@@ -1,4 +1,4 @@
-"""Tasks of the trainer's batches: episodes that are begun ahead of their step, and a curriculum that draws them."""
+"""Tasks of the trainer's batches: episodes that start ahead of their step, and a curriculum that draws them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,20 +9,14 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
-from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from benchmarks.lab.comparison import Arm, TrainingSettings
-from benchmarks.lab.policy import BoardPolicy
-from benchmarks.lab.rooms import Rooms
-from benchmarks.lab.training import Training
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.step.curriculum import Curriculum
+from spear_training.step.tasks import Curriculum
 from spear_training.verl_plugin.trainer import SpearTrainer
 from tests.training.episodes import Episode, make_episode
 from tests.training.verl_plugin.test_trainer import make_group, open_trainer, take_step
@@ -35,7 +29,7 @@ def list_begun(trainer: Any) -> list[str]:
 
 
 def test_batches_are_begun_ahead_of_their_steps_and_none_beyond_the_last(tmp_path: Path) -> None:
-    trainer: Any = open_trainer(tmp_path, staleness=2)
+    trainer: Any = open_trainer(tmp_path, rollout={"staleness": 2})
     trainer.train_dataloader = [{"task_id": [name]} for name in "abcdefghi"]
     trainer.total_training_steps = 4
     begun = []
@@ -52,15 +46,13 @@ def test_batches_are_begun_ahead_of_their_steps_and_none_beyond_the_last(tmp_pat
     assert trainer.asleep == 0, "the engine plays on"
 
 
-def test_what_is_under_way_at_a_checkpoint_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    trainer: Any = open_trainer(tmp_path, staleness=2)
+def test_what_is_under_way_at_a_checkpoint_is_played_again(tmp_path: Path, checkpoints: Path) -> None:
+    trainer: Any = open_trainer(tmp_path, rollout={"staleness": 2})
     loader = [{"task_id": [name]} for name in "abcdefghi"]
     trainer.train_dataloader, trainer.rollouts.versions = loader, [0] * 4
     take_step(trainer, make_group(), 1)
     trainer._save_checkpoint()
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
-    resumed: Any = open_trainer(tmp_path, staleness=2)
+    resumed: Any = open_trainer(tmp_path, rollout={"staleness": 2})
     resumed.train_dataloader = loader[3:]  # verl has the loader go on behind what was drawn
     resumed._load_checkpoint()
     for t in (2, 3):
@@ -76,16 +68,14 @@ def test_what_is_under_way_at_a_checkpoint_is_played_again(tmp_path: Path, monke
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_run_resumed_after_any_step_draws_what_one_never_stopped_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, staleness: int
+    tmp_path: Path, checkpoints: Path, shuffle: bool, staleness: int
 ) -> None:
     """Two batches an epoch, so that every second checkpoint is at the end of one; a task of each epoch is left out."""
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: None)
     tasks = [{"task_id": name} for name in "abcde"]
 
     def open_run() -> Any:
-        trainer: Any = open_trainer(tmp_path, staleness=staleness)
-        trainer.total_training_steps, trainer._measure_step = 8, dict
+        trainer: Any = open_trainer(tmp_path, rollout={"staleness": staleness})
+        trainer.total_training_steps = 8
         sampler = create_rl_sampler(OmegaConf.create({"shuffle": shuffle, "seed": 7}), tasks)
         trainer.train_dataloader = StatefulDataLoader(
             tasks, batch_size=2, drop_last=True, collate_fn=collate_fn, sampler=sampler
@@ -107,7 +97,7 @@ def test_a_run_resumed_after_any_step_draws_what_one_never_stopped_does(
     assert shuffle == (drawn[1][:1] + drawn[2][:1] != drawn[3][:1] + drawn[4][:1])
     for stopped in range(1, 8):
         resumed = open_run()
-        resumed.global_steps = stopped
+        resumed.resume_step = stopped
         resumed._load_checkpoint()
         resumed.train_dataloader.load_state_dict(states[stopped])
         assert {step: take(resumed, step) for step in range(stopped + 1, 9)} == {
@@ -121,7 +111,7 @@ def test_the_age_of_weights_is_told_where_they_may_be_old(tmp_path: Path) -> Non
     old[1] = replace(old[1], record=replace(old[1].record, versions=(2,)))
     found = []
     for staleness in (0, 2):
-        trainer: Any = open_trainer(tmp_path, staleness=staleness)
+        trainer: Any = open_trainer(tmp_path, rollout={"staleness": staleness})
         trainer.rollouts.versions = [1, 2, 2, 2]
         metrics, _ = take_step(trainer, old, 4)
         found.append({name: value for name, value in metrics.items() if name.startswith("staleness/")})
@@ -134,10 +124,10 @@ TASKS = make_task_set(Recipe(shortest=2, longest=7), "train")[:12]
 THOMPSON = {"choice": "thompson"}
 
 
-def open_with_curriculum(tmp_path: Path) -> SpearTrainer:
-    trainer: Any = open_trainer(tmp_path, curriculum=THOMPSON)
-    trainer.config.data.train_batch_size, trainer.config.actor_rollout_ref.rollout.n = 4, 4
-    trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, 4, trainer.seed)
+def open_with_curriculum(tmp_path: Path, batch: int = 4, group: int = 4, **nodes: Any) -> SpearTrainer:
+    sizes = {"rollout": {"group_size": group, **nodes}, "train": {"batch_size": batch}}
+    trainer = open_trainer(tmp_path, curriculum=THOMPSON, **sizes)
+    trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, group, trainer.seed)
     return trainer
 
 
@@ -150,43 +140,7 @@ def play_orders(trainer: Any, wins: Sequence[int]) -> list[Episode]:
     ]
 
 
-def test_the_trainer_draws_what_the_lab_draws(tmp_path: Path) -> None:
-    """The same outcomes and the same state of the random stream, which the lab's moves are drawn from too."""
-    settings = TrainingSettings(levels=12, tasks=4, group=4, turns=8, minibatch=64)
-    rooms = Rooms.build(TASKS)
-    arm = Arm.from_mapping({"curriculum": THOMPSON, "spear": {"sampling": {"enabled": True, "max_rounds": 2}}})
-    lab = Training(rooms, BoardPolicy(rooms.cells, 16), arm, settings, rate=2e-3, seed=0)
-    source, seen = lab._source, []
-
-    class Watched:
-        def draw(self, count: int, rng: Any) -> Any:
-            state = rng.bit_generator.state
-            seen.append([state, source.draw(count, rng), None])
-            return seen[-1][1]
-
-        def update(self, levels: Any, wins: Any, episodes: int) -> None:
-            assert levels.tolist() == seen[-1][1].tolist()
-            seen[-1][2] = wins.tolist()
-            source.update(levels, wins, episodes)
-
-    lab._source = Watched()  # type: ignore[assignment]
-    for _ in range(6):
-        lab.step()
-    assert len(seen) > 6 and {won for _, _, wins in seen for won in wins} - {0, 4}, "rounds of sampling, and wins"
-    trainer: Any = open_with_curriculum(tmp_path)
-    for state, drawn, wins in seen:
-        trainer.curriculum._rng.bit_generator.state = state
-        trainer.prepare_step()
-        names = [order.task_id for order in trainer.rollouts.orders if order.sample == 0]
-        assert names == [TASKS[number].id for number in drawn]
-        trainer.rollouts.played = play_orders(trainer, wins)
-        trainer.play(0)
-    assert trainer.curriculum.state_dict()["source"] == source.state_dict()
-
-
-def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
+def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, checkpoints: Path) -> None:
 
     def go_on(trainer: Any, steps: range) -> list[Any]:
         found = []
@@ -200,7 +154,7 @@ def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pyt
             found.append(([order.task_id for order in trainer.rollouts.orders], shown))
         return found
 
-    whole = open_with_curriculum(tmp_path)
+    whole: Any = open_with_curriculum(tmp_path)
     first, rest = go_on(whole, range(1, 4)), go_on(whole, range(4, 8))
     assert 0 < first[0][1]["curriculum/met"] <= rest[-1][1]["curriculum/met"] <= 1
     assert set(first[0][1]) == {"curriculum/met", "curriculum/success", "curriculum/differing"}
@@ -209,18 +163,10 @@ def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pyt
     assert go_on(resumed, range(4, 8)) == rest
     uniform: Any = open_trainer(tmp_path)
     uniform._load_checkpoint()
-    assert uniform.curriculum is None and uniform._saved["curriculum"] is not None
+    assert uniform.curriculum is None
 
 
-def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
-
-    def open_ahead() -> Any:
-        trainer: Any = open_trainer(tmp_path, staleness=2, curriculum=THOMPSON)
-        trainer.config.data.train_batch_size = 3
-        trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, 2, trainer.seed)
-        return trainer
+def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, checkpoints: Path) -> None:
 
     def go_on(trainer: Any, steps: Sequence[int]) -> list[list[str]]:
         drawn = []
@@ -232,11 +178,10 @@ def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, monk
             drawn = [[order.task_id for order in call["orders"]] for call in trainer.rollouts.calls]
         return drawn
 
-    trainer = open_ahead()
+    trainer: Any = open_with_curriculum(tmp_path, batch=3, group=2, staleness=2)
     trainer.rollouts.versions = []
     go_on(trainer, [1])
-    trainer._measure_step = dict
     trainer._save_checkpoint()
-    resumed = open_ahead()
+    resumed: Any = open_with_curriculum(tmp_path, batch=3, group=2, staleness=2)
     resumed._load_checkpoint()
     assert go_on(resumed, [2, 3, 4]) == go_on(trainer, [2, 3, 4])[1:], "two batches again, then what was to come"

@@ -1,8 +1,7 @@
-"""Workers of the plugin, its data set, its platform, and what a death says."""
+"""Workers of the plugin, its data set and its platform."""
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,24 +12,18 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 from omegaconf import OmegaConf
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils import tensordict_utils as tu
 from verl.utils.import_utils import is_trl_available
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 
 import spear_training.verl_plugin  # noqa: F401  (what is tested)
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin.attention import PACKED
-from spear_training.verl_plugin.dataset import TaskDataset
 from spear_training.verl_plugin.platform import PlatformCPU
-from spear_training.verl_plugin.rollout_servers import explain_death
+from spear_training.verl_plugin.trainer import TaskDataset
 from spear_training.verl_plugin.workers import (
-    CpuValueModelEngine,
-    SpearActorRolloutRefWorker,
     SpearCriticWorker,
     SpearTrainingWorker,
 )
@@ -53,41 +46,7 @@ def test_the_learning_rate_ticks_unless_the_call_holds_it(
     assert seen == [ticks]
 
 
-def test_the_hybrid_worker_is_made_of_ours() -> None:
-    assert SpearActorRolloutRefWorker.actor_worker_cls is SpearTrainingWorker
-    assert SpearActorRolloutRefWorker.ref_worker_cls is SpearTrainingWorker
-
-
 # ---- the critic and the reference policy -----------------------------------------------------------------------------
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_critic_is_built_as_a_token_classifier_over_the_actors_network(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    engine: Any = object.__new__(CpuValueModelEngine)
-    engine.use_remove_padding = True
-    engine.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=1)
-    config = SimpleNamespace(architectures=["Qwen2ForCausalLM"], _attn_implementation="sdpa")
-    engine.model_config = SimpleNamespace(hf_config=config, model_type="value_model")
-
-    chosen: list[str] = []
-    module = SimpleNamespace(set_attn_implementation=lambda name: chosen.append(name))
-
-    def build(self: Any) -> Any:
-        assert self.model_config.model_type == "language_model" and not self.use_remove_padding
-        assert config.architectures == ["Qwen2ForTokenClassification"] and config.num_labels == 1
-        if fails:
-            raise OSError("no such model")
-        return module
-
-    monkeypatch.setattr(FSDPEngine, "_build_module", build)
-    if fails:
-        with pytest.raises(OSError, match="no such model"):
-            engine._build_module()
-    else:
-        assert engine._build_module() is module and chosen == [PACKED]
-    assert engine.model_config.model_type == "value_model" and engine.use_remove_padding
-
-
 def test_a_critic_begins_with_the_value_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingWorker, "reset", lambda self: None)
     worker: Any = object.__new__(SpearCriticWorker)
@@ -101,18 +60,6 @@ def test_a_critic_begins_with_the_value_zero(monkeypatch: pytest.MonkeyPatch) ->
         worker.reset()
 
 
-def test_a_reference_policy_is_not_sent_to_memory_that_a_cpu_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True)
-    class Config:
-        forward_only: bool
-
-    engine: Any = object.__new__(CpuValueModelEngine)
-    engine.engine_config = Config(forward_only=True)
-    monkeypatch.setattr(FSDPEngine, "_build_fsdp_module", lambda self, module: (self.engine_config, module))
-    assert engine._build_fsdp_module("module") == (Config(forward_only=False), "module")
-    assert engine.engine_config.forward_only
-
-
 def test_a_model_is_built_beside_a_trl_without_value_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "trl").mkdir()
     (tmp_path / "trl" / "__init__.py").write_text("")
@@ -123,33 +70,6 @@ def test_a_model_is_built_beside_a_trl_without_value_heads(monkeypatch: pytest.M
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
     apply_monkey_patch(Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=2)))
     assert "trl" not in sys.modules
-
-
-DIED = ActorDiedError()
-
-
-@pytest.mark.parametrize(
-    ("error", "who"),
-    [
-        (DIED, "worker process"),
-        (WorkerCrashedError(), "worker process"),
-        (OutOfMemoryError("too much"), "too much memory"),
-        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"), "the trainer"),
-        (RayTaskError("play", "trace", DIED), "worker process"),
-        (RayTaskError("train", "trace", RuntimeError("Connection reset by peer")), "the trainer"),
-    ],
-)
-def test_a_death_is_one_line_that_says_how_to_go_on(error: Exception, who: str) -> None:
-    text = explain_death(error)
-    assert text is not None and who in text and "\n" not in text
-    assert "the same command resumes it" in text
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("shape mismatch"), RayTaskError("f", "t", ValueError("no")), KeyError()]
-)
-def test_other_errors_are_left_alone(error: Exception) -> None:
-    assert explain_death(error) is None
 
 
 def open_tasks(split: str = "valid", *, max_samples: int = -1, **env: Any) -> TaskDataset:
@@ -179,14 +99,6 @@ def test_some_tasks_of_a_split_have_its_mixture() -> None:
     assert [item["task_id"] for item in some] == [task.id for task in some.tasks]
 
 
-def test_a_split_without_end_is_not_built_to_be_counted() -> None:
-    tasks = open_tasks("train", max_samples=5)
-    assert [task.id for task in tasks.tasks] == [item["task_id"] for item in tasks]
-    tasks = open_tasks("train")
-    assert len(tasks) == 1_000_000
-    assert tasks[999_999]["task_id"] == "sokoban-v1/6x6-1/train/00999999"
-
-
 @pytest.mark.parametrize(("wanted", "length"), [(-1, 256), (8, 8), (1000, 256), (0, 0)])
 def test_the_number_of_tasks_can_be_limited(wanted: int, length: int) -> None:
     tasks = open_tasks(max_samples=wanted)
@@ -194,19 +106,6 @@ def test_the_number_of_tasks_can_be_limited(wanted: int, length: int) -> None:
     with pytest.raises(IndexError):
         tasks[length]
     assert [item["index"] for item in tasks] == list(range(length)), "and a plain loop ends"
-
-
-def test_tensors_go_where_the_platform_says() -> None:
-    platform = PlatformCPU()
-    assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
-    assert torch.zeros(1).to(platform.device_module.current_device()).device.type == "cpu"
-
-
-def test_ray_places_workers_by_logical_gpus() -> None:
-    # verl counts the resource of this name, and clears the variable of the other.
-    assert PlatformCPU().ray_resource_name() == "GPU"
-    assert PlatformCPU().visible_devices_envvar() == "CUDA_VISIBLE_DEVICES"
-    assert PlatformCPU().ray_noset_envvars() == []
 
 
 def test_random_state_is_saved_and_restored() -> None:

@@ -39,6 +39,7 @@ def encode_ids(ids: Ids, rows: int, name: str, device: torch.device) -> tuple[Te
     Raises:
         ValueError: there are not ``rows`` ids, or one is not hashable.
     """
+    # A dictionary takes any hashable in the order of the rows; torch.unique would need numbers, and would sort them.
     values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if len(values) != rows:
         raise ValueError(f"{name} has {len(values)} entries for {rows} rows; give one id for each row")
@@ -54,6 +55,7 @@ def combine_codes(first: Tensor, second: Tensor) -> tuple[Tensor, int]:
     """Number the pairs of two code vectors [N]; return codes [N] and the number of distinct pairs."""
     if first.numel() == 0:
         return first.clone(), 0
+    # A pair is a number of two digits, the second below its base.
     distinct, codes = torch.unique(first * (int(second.max()) + 1) + second, return_inverse=True)
     return codes, distinct.numel()
 
@@ -66,7 +68,7 @@ def check_rewards(rewards: Tensor, name: str = "rewards") -> Tensor:
 
 
 def check_valid(valid: Tensor | Sequence[Any] | None, rows: int, device: torch.device) -> Tensor:
-    """``valid`` [N] as bool; all rows if None. Raises ValueError for a wrong length."""
+    """Return ``valid`` [N] as bool; all rows if None. Raises ValueError for a wrong length."""
     if valid is None:
         return torch.ones(rows, dtype=torch.bool, device=device)
     mask = torch.as_tensor(valid, device=device) > 0
@@ -102,7 +104,8 @@ class Grouping:
     """[G] sum of squared deviations of unit offsets from their mean."""
 
     def std(self, ddof: int) -> Tensor:
-        """Deviation of each group [G]; 0 for at most ``ddof`` units."""
+        """Return the deviation of each group [G]; 0 for at most ``ddof`` units."""
+        # A group of one has no sample deviation; 0 here is turned into its advantage by the caller.
         degrees = self.count - ddof
         return (self.squares / degrees.clamp(min=1.0)).sqrt() * (degrees > 0)
 
@@ -143,6 +146,7 @@ def gather_groups(
     unit_rows = values.new_zeros(n_units).index_add_(0, units, on)
     unit_offset = values.new_zeros(n_units).index_add_(0, units, offset) / unit_rows.clamp(min=1.0)
     group_of_unit = groups.new_zeros(n_units).scatter_(0, units, groups)
+    # A trajectory whose rows are all invalid must not count as a member with reward 0.
     present = (unit_rows > 0).to(torch.float64)
     count = values.new_zeros(n_groups).index_add_(0, group_of_unit, present)
     mean_offset = values.new_zeros(n_groups).index_add_(0, group_of_unit, unit_offset) / count.clamp(min=1.0)
@@ -159,7 +163,7 @@ def group_statistics(
     ddof: int = 0,
     valid: Tensor | Sequence[Any] | None = None,
 ) -> GroupStatistics:
-    """Mean, deviation and size of each group: the R-bar of ``eq:adv_vanilla`` and ``alg:sal``.
+    """Return mean, deviation and size of each group: the R-bar of ``eq:adv_vanilla`` and ``alg:sal``.
 
     Args:
         rewards: [N] float.
@@ -226,6 +230,7 @@ def group_advantages(
         encode_ids(trajectory_ids, rewards.numel(), "trajectory_ids", rewards.device)  # the length must still match
     group = grouping.group_of_row
     deviation = grouping.offset - grouping.mean_offset[group]
+    # The sample deviation plus eps, as verl's GRPO has it, so that both give the same numbers.
     scale = grouping.std(ddof=1) + eps if normalize_std else torch.ones_like(grouping.count)
     advantages = deviation / scale[group]
     return _finish(advantages, grouping, rewards, singleton, valid, (1.0 + eps) if normalize_std else 1.0)
@@ -239,13 +244,15 @@ def rloo_advantages(
     singleton: str = "zero",
     valid: Tensor | Sequence[Any] | None = None,
 ) -> Tensor:
-    """Leave-one-out advantage: reward minus the mean of the other trajectories of the group (RLOO).
+    """Return the leave-one-out advantage: reward minus the mean of the other trajectories of the group (RLOO).
 
     Arguments, result and errors as in :func:`group_advantages`.
     """
     grouping, valid = gather_groups(rewards, group_ids, trajectory_ids, valid)
     group = grouping.group_of_row
     count = grouping.count[group]
+    # The sum of the others is that of all minus one's own; offsets are relative to one member of the group, which
+    # leaves the difference unchanged.
     others = count * grouping.mean_offset[group] - grouping.unit_offset[grouping.unit_of_row]
     advantages = grouping.offset - others / (count - 1.0).clamp(min=1.0)
     return _finish(advantages, grouping, rewards, singleton, valid, 1.0)
@@ -256,6 +263,7 @@ def _finish(
 ) -> Tensor:
     """Set singletons and invalid rows, and restore the caller's dtype."""
     if Singleton(singleton) is Singleton.RAW:
+        # verl takes mean 0 and deviation 1 for a group of one, and adds eps to the latter.
         alone = rewards.detach().to(torch.float64) / alone_scale
     else:
         alone = torch.zeros_like(advantages)
@@ -330,13 +338,15 @@ def gigpo_advantages(
     returns[on] = discount_rows(steps[on], trajectories[on], order[on], gamma)
     if step_penalties is not None:
         returns = returns + check_rewards(step_penalties, "step_penalties")
+    # Rows that share a state are the members of a group, whichever trajectory they are of: GiGPO's second level.
     step = group_advantages(returns, places, normalize_std=normalize_std, weight="row", valid=on, eps=eps)
     step = step.to(rewards.dtype)
     return GigpoAdvantages(episode=episode, step=step, total=episode + step_weight * step)
 
 
 def discount_rows(rewards: Tensor, trajectories: Tensor, order: Tensor, gamma: float) -> Tensor:
-    """Discounted return of each row of many trajectories [N]; ``order`` [N] is that in time within a trajectory.
+    """Return the discounted return of each row of many trajectories [N]; ``order`` [N] is its place in time within a
+    trajectory.
 
     Rows are sorted by their distance from the end of their trajectory; each level only needs the previous one. The work
     is proportional to the rows plus the longest trajectory, without padding.
@@ -355,6 +365,7 @@ def discount_rows(rewards: Tensor, trajectories: Tensor, order: Tensor, gamma: f
     returns = rewards[chain]
     at = level_sizes[0]
     for size in level_sizes[1:]:
+        # Rows as far from their end as this level: the next row of the chain is one level nearer, and finished.
         here = by_level[at : at + size]
         returns[here] += gamma * returns[here + 1]
         at += size

@@ -81,9 +81,9 @@ class ClipBudget(str, Enum):
     """Total of which the number of clipped tokens is a share."""
 
     BATCH = "batch"
-    """Of all valid tokens of the batch."""
+    """A share of all valid tokens of the batch."""
     TRAJECTORY = "trajectory"
-    """Of the valid tokens of each sequence (``eq:clipuniform``)."""
+    """A share of the valid tokens of each sequence (``eq:clipuniform``)."""
 
 
 class GroupWeight(str, Enum):
@@ -99,7 +99,7 @@ class StepReward(str, Enum):
     """Rewards of single turns, from which GiGPO and ``stepwise`` take their returns."""
 
     OUTCOME = "outcome"
-    """What the outcome pays above a lost episode, in the last turn: on the scale of the episode's advantage."""
+    """Pay of the outcome above a lost episode, in the last turn: on the scale of the episode's advantage."""
     ENVIRONMENT = "environment"
     """The benchmark's own reward of each turn, on its own scale."""
 
@@ -110,7 +110,7 @@ class Trigger(str, Enum):
     STORED = "stored"
     """All of the buffer; at least ``trigger_ratio`` times the capacity (``alg:sal``)."""
     ELIGIBLE = "eligible"
-    """Those with a reward above P50; more than that, as in the authors' code."""
+    """Rows with a reward above P50; more than that number, as in the authors' code."""
 
 
 class Singleton(str, Enum):

@@ -14,7 +14,7 @@ SMALL = 1e-6
 
 
 def covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor, *, scope: str = "batch") -> Tensor:
-    """Token covariance (log pi - mean)(A - mean) (``eq:covariance``); no gradient flows through it.
+    """Return the token covariance (log pi - mean)(A - mean) (``eq:covariance``); no gradient flows through it.
 
     Args:
         log_probs: [B, T] float, under the current policy.
@@ -29,6 +29,7 @@ def covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor, *, scope: st
         ValueError: shapes or scope do not fit.
     """
     on = check_tokens(log_probs, mask)
+    # The covariance chooses tokens. It is not a term of the loss, so nothing is differentiated through it.
     values = log_probs.detach()
     weights = expand_advantages(advantages, log_probs).detach()
     if CovarianceScope(scope) is CovarianceScope.BATCH:
@@ -52,7 +53,7 @@ def covariance_clip_mask(
     floor_one: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Mask M of ``eq:regularizationmask``: floor(ratio N) candidates, drawn uniformly, are removed.
+    """Return the mask M of ``eq:regularizationmask``: floor(ratio N) candidates, drawn uniformly, are removed.
 
     Candidates are valid tokens with ``lower <= covariance <= upper`` (``eq:clipuniform``), bounds included.
 
@@ -80,6 +81,7 @@ def covariance_clip_mask(
     cov = covariance(log_probs, advantages, mask, scope=scope)
     candidates = on & (cov >= lower) & (cov <= upper)
     if exclude is not None:
+        # A token that another clip has silenced has no gradient to remove: it would use up the budget for nothing.
         candidates &= ~(exclude > 0)
     rows, columns = candidates.nonzero(as_tuple=True)
     # One shuffle serves both budgets: the first k of a shuffled list are a uniform choice, and so are its first k of
@@ -94,6 +96,7 @@ def covariance_clip_mask(
         by_row = torch.argsort(rows, stable=True)
         rows, columns = rows[by_row], columns[by_row]
         each = torch.bincount(rows, minlength=on.shape[0])
+        # Place of each candidate within its row, whose candidates are next to each other after the sort.
         rank = torch.arange(rows.numel(), device=rows.device) - (each.cumsum(0) - each)[rows]
         taken = rank < _count_budget(on.sum(1), ratio, floor_one)[rows]
         rows, columns = rows[taken], columns[taken]
@@ -110,7 +113,8 @@ def _count_budget(tokens: Tensor, ratio: float, floor_one: bool) -> Tensor:
 def calibrate_covariance_bounds(
     log_probs: Tensor, advantages: Tensor, mask: Tensor, *, lower_top: float = 0.02, upper_top: float = 0.0002
 ) -> tuple[float, float]:
-    """Bounds of :func:`covariance_clip_mask` from the first training step (``sec:implementation_detail_appdx``).
+    """Return the bounds of :func:`covariance_clip_mask` from the first training step
+    (``sec:implementation_detail_appdx``).
 
     Each bound is the mean of the ceil(share n) largest covariances of the n valid tokens.
 
@@ -136,7 +140,7 @@ def find_covariance_quantiles(
     lower_top: float = 0.2,
     upper_top: float = 0.0002,
 ) -> tuple[float, float]:
-    """Bounds around the (``lower_top`` - ``upper_top``) share of tokens with large covariances.
+    """Return bounds around the (``lower_top`` - ``upper_top``) share of tokens with large covariances.
 
     Each is the ceil(share n)-th largest covariance of the n valid tokens. Only positive covariances are candidates, so
     both bounds are at least a small positive number.
@@ -154,16 +158,17 @@ def find_covariance_quantiles(
 
 
 def _rank_largest(values: Tensor, *shares: float) -> list[Tensor]:
-    """The ceil(share n) largest of n values in descending order, float64, for each share; at least one."""
+    """Return the ceil(share n) largest of n values in descending order, float64, for each share; at least one."""
     if not values.numel():
         raise ValueError("no valid token to measure covariance bounds on")
+    # As in _count_budget, a small term keeps 0.07 * 100 = 7.000000000000001 from rounding up to 8.
     sizes = [max(1, math.ceil(share * values.numel() - 1e-9)) for share in shares]
     largest = torch.topk(values.double(), max(sizes)).values
     return [largest[:size] for size in sizes]
 
 
 def check_tokens(values: Tensor, mask: Tensor, name: str = "log_probs") -> Tensor:
-    """The mask as bool [B, T]. Raises ValueError unless ``values`` and the mask have this shape."""
+    """Return the mask as bool [B, T]. Raises ValueError unless ``values`` and the mask have this shape."""
     if values.dim() != 2 or values.shape != mask.shape:
         raise ValueError(
             f"{name} and mask must have one shape [B, T], not {tuple(values.shape)} and {tuple(mask.shape)}"

@@ -13,7 +13,7 @@ from spear_training.algorithms.rows import Array
 def gae_advantages(
     token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the tokens of the policy (``sec:ppogrpo``).
+    """Return generalised advantage estimates over the tokens of the policy (``sec:ppogrpo``).
 
     Tokens off the mask (prompts, observations) are skipped: the token before them looks ahead to the next token of the
     policy, without a discount for the gap.
@@ -37,6 +37,8 @@ def gae_advantages(
     advantages = torch.zeros_like(state_values)
     ahead = torch.zeros_like(state_values[:, 0]) if state_values.shape[1] else state_values.new_zeros(len(values))
     next_value = torch.zeros_like(ahead)
+    # Backwards in time. Off the mask both carries stay as they are, so that an observation is stepped over: the token
+    # before it is followed by the policy's next token, as if the observation were part of the environment's answer.
     for t in range(state_values.shape[1] - 1, -1, -1):
         here = on[:, t]
         delta = rewards[:, t] + gamma * next_value - state_values[:, t]
@@ -44,6 +46,7 @@ def gae_advantages(
         next_value = torch.where(here, state_values[:, t], next_value)
         advantages[:, t] = ahead
     advantages = torch.where(on, advantages, 0.0)
+    # Before whitening: the critic learns returns on the scale of the rewards.
     returns = torch.where(on, advantages + state_values, 0.0)
     if whiten:
         advantages = whiten_advantages(advantages, on)
@@ -60,7 +63,7 @@ def episode_advantages(
     gamma: float = 1.0,
     lam: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`gae_advantages` over episodes, whose tokens may be in several rows (one for each turn).
+    """Return :func:`gae_advantages` over episodes whose tokens are in several rows (one for each turn).
 
     The rows of an episode, in order, are one sequence: the last token of the policy in a turn looks ahead to the first
     of the next turn, as if the prompt between them were an observation, so the layout of the rows has no effect. The
@@ -98,12 +101,14 @@ def episode_advantages(
     by_episode = torch.argsort(owner, stable=True)
     where, owner = where[by_episode], owner[by_episode]
     counts = torch.bincount(owner, minlength=len(rewards))
+    # Tokens of the policy only, one line an episode: its turns are adjacent, whatever rows they were in.
     place = torch.arange(len(where), device=values.device) - (counts.cumsum(0) - counts)[owner]
     table = values.new_zeros(len(rewards), int(counts.max()))
     paid, on = table.clone(), torch.zeros_like(table)
     table[owner, place] = values.detach()[where]
     on[owner, place] = 1.0
     present = counts > 0
+    # The whole reward is on the last token: lam and gamma carry it back from there.
     paid[present, counts[present] - 1] = torch.as_tensor(rewards, dtype=values.dtype, device=values.device)[present]
     found = gae_advantages(paid, table, on, gamma=gamma, lam=lam, whiten=False)
     advantages[where], returns[where] = (result[owner, place] for result in found)
@@ -117,11 +122,13 @@ def whiten_advantages(values: Tensor, mask: Tensor) -> Tensor:
     count = on.sum().clamp(min=1)
     centred = torch.where(on, values - values.sum() / count, 0.0)
     variance = centred.square().sum() / (count - 1).clamp(min=1)
+    # verl's formula and constant, for equal numbers.
     return centred * torch.rsqrt(variance + 1e-8)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None) -> Tensor:
-    """Clipped value loss of PPO: 0.5 max((v - R)^2, (clip(v) - R)^2), v clipped to ``old_values`` +- ``clip``.
+    """Return the clipped value loss of PPO: 0.5 max((v - R)^2, (clip(v) - R)^2), v clipped to ``old_values`` +-
+    ``clip``.
 
     Args:
         values, old_values, returns: [B, T] float.
@@ -134,5 +141,6 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     loss = (values - returns).square()
     if clip is not None:
         clipped = torch.clamp(values, old_values - clip, old_values + clip)
+        # The larger of the two, as in PPO's policy loss: a move beyond the clip is never rewarded.
         loss = torch.maximum(loss, (clipped - returns).square())
     return torch.where(mask > 0, 0.5 * loss, 0.0)

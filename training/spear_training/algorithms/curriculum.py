@@ -1,4 +1,4 @@
-"""What groups start from: tasks chosen by a curriculum, and states of earlier episodes (``branch``)."""
+"""Starts of groups: tasks chosen by a curriculum, and states of earlier episodes (``branch``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Choice(str, Enum):
     UNIFORM = "uniform"
     """Each once, in random order, then all again."""
     THOMPSON = "thompson"
-    """Those whose groups are likely to differ, by draws from the posterior of each task's success."""
+    """Tasks whose groups are likely to differ, by draws from the posterior of each task's success."""
 
 
 @checked(frozen=True, config=STRICT)
@@ -66,39 +66,46 @@ class TaskSource:
         """Draw numbers of ``count`` tasks [count], different if there are enough."""
         size = len(self._bands)
         if self._settings.choice is Choice.UNIFORM:
+            # Permutation after permutation, carried over from step to step: every task is played before one is played
+            # again.
             while len(self._order) < count:
                 self._order += rng.permutation(size).tolist()
             drawn, self._order = self._order[:count], self._order[count:]
             return np.asarray(drawn)
         prior, mean = self._settings.prior, self._pool()
+        # Thompson sampling: a task is drawn as often as it may be the best one, so that uncertain tasks are tried, too.
         rate = rng.beta(self._wins + prior * mean, self._losses + prior * (1.0 - mean))
+        # Noise far below any difference of probabilities breaks ties, which are common among unplayed tasks.
         best = np.argsort(-(self._differ(rate) + 1e-9 * rng.random(size)), kind="stable")
+        # With fewer tasks than groups, the best tasks come again.
         return np.resize(best[:count], count)
 
     def update(self, tasks: Array, wins: Array, episodes: ArrayLike) -> None:
         """Add results of groups from the start of their tasks: ``wins`` [G] of ``episodes``, [G] or one for all."""
         keep, played = self._settings.forget, np.broadcast_to(np.asarray(episodes), len(tasks))
         for task, won, count in zip(tasks.tolist(), wins.tolist(), played.tolist(), strict=True):
+            # Counts fade with each new result of their task: the success of an older policy says less.
             self._wins[task] = keep * self._wins[task] + won
             self._losses[task] = keep * self._losses[task] + count - won
 
     def estimate(self) -> tuple[Array, Array]:
-        """Expected success of each task, and the probability that a group of it differs: [N] each."""
+        """Return the expected success of each task, and the probability that a group of it differs: [N] each."""
         prior, mean = self._settings.prior, self._pool()
         rate = (self._wins + prior * mean) / (self._wins + self._losses + prior)
         return rate, self._differ(rate)
 
     def _pool(self) -> Array:
-        """Success of the tasks of each task's difficulty [N]."""
+        """Return the success rate of all tasks of each task's difficulty [N]."""
         wins, losses = (np.bincount(self._bands, weights=counts) for counts in (self._wins, self._losses))
         # An unknown difficulty starts at one half, and so is explored.
         return ((wins + 0.5) / (wins + losses + 1.0))[self._bands]
 
     def _differ(self, rate: Array) -> Array:
+        # One minus the probabilities that all of a group win and that all lose: only then are advantages not all zero.
         return 1.0 - rate**self._group - (1.0 - rate) ** self._group
 
     def state_dict(self) -> dict[str, Any]:
-        """Evidence and remaining tasks."""
+        """Return the evidence and the tasks that remain."""
         return {"wins": self._wins.tolist(), "losses": self._losses.tolist(), "order": list(self._order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -115,9 +122,9 @@ class BranchMode(str, Enum):
     """States of earlier episodes in which groups start."""
 
     SUCCESS = "success"
-    """Of wins, from the end backwards as long as groups win (a reverse curriculum)."""
+    """States of wins, from the end backwards as long as groups win (a reverse curriculum)."""
     NEAR_MISS = "near_miss"
-    """Of losses: the last state shared with a win of the same task, or half-way if there is none."""
+    """States of losses: the last state shared with a win of the same task, or half-way if there is none."""
 
 
 @checked(frozen=True, config=STRICT)
@@ -134,11 +141,11 @@ class BranchSettings(Record, path="branch"):
     """Success at which a reverse curriculum moves one step back."""
 
     def keeps(self, *, won: bool) -> bool:
-        """Whether episodes with this end are kept."""
+        """Return whether episodes with this end are kept."""
         return self.share > 0 and (won or self.mode is BranchMode.NEAR_MISS)
 
     def begins_in(self, *, won: bool) -> bool:
-        """Whether groups start in states of episodes with this end; others only need the names of states."""
+        """Return whether groups start in states of episodes with this end; others only need the names of states."""
         return self.share > 0 and won is (self.mode is BranchMode.SUCCESS)
 
 
@@ -193,8 +200,11 @@ class Archive(Generic[Task, State]):
         ]
 
     def _choose(self, past: _Past[Task, State]) -> Branch[Task, State]:
+        # From the end backwards: the last moves are learnt first, where a reward is near.
         turn = len(past.states) - past.back
         if self._settings.mode is BranchMode.NEAR_MISS:
+            # The last state that a win of the task also passed is where the two parted: from there the task can still
+            # be won, and what went wrong lies ahead.
             wins = (one for one in self._episodes if one.won and one.task == past.task)
             passed = {anchor for one in wins for anchor in one.anchors}
             shared = [at for at, anchor in enumerate(past.anchors) if anchor in passed]
@@ -204,6 +214,7 @@ class Archive(Generic[Task, State]):
     def update(self, episode: int, wins: float, played: int) -> None:
         """Record the result of a group from ``episode``: if enough of it won, the next starts one move earlier."""
         for past in self._episodes:
+            # Only once groups win from here: further back they would soon lose as often as from the start.
             if past.number == episode and played and wins >= self._settings.target * played:
                 past.back += 1
 
@@ -221,7 +232,7 @@ class Archive(Generic[Task, State]):
             self._count += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """All snapshots."""
+        """Return the snapshots."""
         return {"episodes": [vars(past).copy() for past in self._episodes], "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -30,7 +30,9 @@ MALFORMED_PENALTY = -0.1
 
 
 def penalize_rows(rows: RowTable, settings: SpearSettings) -> Array:
-    """Penalties of rows [N] for their malformed turns, which are in ``reward``; 0 with another ``reward.format``."""
+    """Return the penalties of rows [N] for their malformed turns, which are in ``reward``; 0 with another
+    ``reward.format``.
+    """
     if settings.reward.format is not FormatMode.PENALTY_PER_ROW:
         return np.zeros(len(rows))
     return MALFORMED_PENALTY * rows.malformed
@@ -91,7 +93,7 @@ def estimate_gigpo(rows: RowTable, settings: SpearSettings) -> Tensor:
 @ESTIMATORS.register("gae")
 @needs_critic
 def estimate_gae(rows: RowTable, settings: SpearSettings) -> Tensor:
-    """Generalised advantage estimation over episodes with the critic's values: PPO (``sec:ppogrpo``).
+    """Return generalised advantage estimates over episodes with the critic's values: PPO (``sec:ppogrpo``).
 
     A row's own penalty is discounted within that row alone. Advantages are linear in rewards, so it is added as the
     advantage of a row on its own, without values.
@@ -99,23 +101,28 @@ def estimate_gae(rows: RowTable, settings: SpearSettings) -> Tensor:
     _, first, episode = np.unique(rows.trajectory.astype(str), return_index=True, return_inverse=True)
     penalties, mask = penalize_rows(rows, settings), torch.from_numpy(rows.mask)
     discounts = {"gamma": settings.critic.gamma, "lam": settings.critic.lam}
+    # ``reward`` includes the row's own penalty. Without it the episode's reward is left, the same in each of its
+    # rows, so the first row has it.
     values, paid = torch.from_numpy(rows.values), (rows.reward - penalties)[first]
     found, _ = episode_advantages(values, mask, rows.response_length, episode, paid, **discounts)
     if penalties.any():
         nothing, alone = torch.zeros_like(values), np.arange(len(rows))
+        # Values are 0 in this second pass: they are already in the first one, and advantages are linear in rewards.
         found = found + episode_advantages(nothing, mask, rows.response_length, alone, penalties, **discounts)[0]
     return found
 
 
 @ESTIMATORS.register("stepwise")
 def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
-    """Credit for each turn: the group's episode advantage plus ``step_weight`` times an advantage of the turn.
+    """Return the credit of each turn: the group's episode advantage plus ``step_weight`` times an advantage of the
+    turn.
 
     The latter compares the environment's rewards from this turn on, discounted by ``gamma``, with the mean of the group
     at the same turn. In a conversation, whose turns share a row, tokens of one turn have equal advantages.
     """
     choice = settings.advantage
     episode = np.asarray(estimate_grpo(rows, settings))
+    # One entry a turn from here on; in the layout per_turn that is one a row.
     owner = np.repeat(np.arange(len(rows)), rows.turns)
     number = rows.turn[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(rows.turns) - rows.turns, rows.turns)
     names = {name: code for code, name in enumerate(dict.fromkeys(rows.trajectory.tolist()))}
@@ -129,7 +136,7 @@ def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
 
 
 def _measure_turns(rows: RowTable) -> Array:
-    """Response tokens of each turn, from the end of the previous one; the last includes all that follow."""
+    """Return the response tokens of each turn, from the end of the previous one; the last includes all that follow."""
     last = np.cumsum(rows.turns) - 1
     ends = rows.turn_end.copy()
     ends[last] = rows.response_length
@@ -140,7 +147,7 @@ def _measure_turns(rows: RowTable) -> Array:
 
 
 def estimate(rows: RowTable, settings: SpearSettings) -> Array:
-    """Advantages by the estimator of ``settings``, float64: [N] of the rows, or [S] of their response tokens.
+    """Return advantages by the estimator of ``settings``, float64: [N] of the rows, or [S] of their response tokens.
 
     Raises:
         SettingsError: the result has another shape or non-finite numbers.
@@ -163,7 +170,7 @@ def estimate(rows: RowTable, settings: SpearSettings) -> Array:
 
 
 def average_tokens(values: Array, mask: Array, rows: RowTable) -> Array:
-    """Mean of token values [S] over each row's tokens on ``mask`` [S]: [N], 0 for a row without any."""
+    """Return the mean of token values [S] over each row's tokens on ``mask`` [S]: [N], 0 for a row without any."""
     owner = rows.spread(np.arange(len(rows)))
     sums = np.bincount(owner, weights=np.where(mask, values, 0.0), minlength=len(rows))
     return sums / np.maximum(np.bincount(owner, weights=mask, minlength=len(rows)), 1.0)

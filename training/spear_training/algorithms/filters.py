@@ -25,7 +25,7 @@ from spear_training.algorithms.settings import SpearSettings
 
 
 def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str, Array]:
-    """Rows that each filter removes from the loss: bool [N] by name, all False if it is switched off.
+    """Return the rows that each filter removes from the loss: bool [N] by name, all False if it is switched off.
 
     Args:
         rows: of the step.
@@ -88,6 +88,7 @@ def keep_high_variance_groups(
         raise ValueError(f"ratio must be in (0, 1], not {ratio}")
     grouping, valid = gather_groups(rewards, group_ids, trajectory_ids, valid)
     present = grouping.count > 0
+    # The small term rounds products such as 0.29 * 100 = 28.999999999999996 to the integer that is meant.
     size = max(1, math.floor(ratio * int(present.sum()) + 1e-9))
     std = grouping.std(ddof)
     # Rounded, so that equal deviations stay equal for any order of the members.
@@ -100,7 +101,7 @@ def keep_high_variance_groups(
 
 
 def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None) -> Tensor:
-    """Responses at the limit: bool [N], True to remove the row from the loss.
+    """Return the responses at the limit: bool [N], True to remove the row from the loss.
 
     Args:
         lengths: [N] response lengths in tokens.
@@ -114,7 +115,7 @@ def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None
 
 
 def void_turn_mask(void: Tensor, trajectory_ids: Ids, *, scope: str = "trajectory") -> Tensor:
-    """Rows to remove from the loss for void turns: bool [N].
+    """Return the rows to remove from the loss for void turns: bool [N].
 
     Args:
         void: [N], on if the turn has neither an action (or tool call) nor a final answer.
@@ -131,18 +132,19 @@ def void_turn_mask(void: Tensor, trajectory_ids: Ids, *, scope: str = "trajector
         return torch.zeros_like(flags)
     if kind is VoidFilter.TURN:
         return flags.clone()
+    # One void turn spoils its trajectory: the reward is of the whole episode, and would reinforce that turn as well.
     spoiled = torch.zeros(len(distinct), dtype=torch.bool, device=flags.device)
     spoiled[codes[flags]] = True
     return spoiled[codes]
 
 
 UNREADABLE = ("\ufffd", "\u00ef\u00bf\u00bd", "\u00ef\u00bc\u0178")
-"""What bytes that are not UTF-8 decode to: the replacement character, the same read as Windows-1252, and a full-width
-question mark read so. The authors' code has these and combinations of them."""
+"""Text that bytes which are not UTF-8 decode to: the replacement character, the same read as Windows-1252, and a
+full-width question mark read so. The authors' code has these and combinations of them."""
 
 
 def is_unreadable(text: str) -> bool:
-    """Whether a response has characters that come from broken bytes (:data:`UNREADABLE`)."""
+    """Return whether a response has characters that come from broken bytes (:data:`UNREADABLE`)."""
     return any(mark in text for mark in UNREADABLE)
 
 
@@ -150,12 +152,12 @@ _ACTION = re.compile(r"<action>.*?</action>", re.DOTALL)
 
 
 def is_incomplete(text: str) -> bool:
-    """Whether a response has no whole ``<action>`` after its last ``</think>``, as the authors' agent code asks."""
+    """Return whether a response lacks a whole ``<action>`` after its last ``</think>``, as the authors' code asks."""
     return _ACTION.search(text.rpartition("</think>")[2]) is None
 
 
 def has_repetition(token_ids: Sequence[int] | Tensor, *, ngram: int = 20, times: int = 10) -> bool:
-    """Whether a sequence of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap."""
+    """Return whether a sequence of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap."""
     if ngram < 1 or times < 1:
         raise ValueError(f"ngram and times must be 1 or more, not {ngram} and {times}")
     ids = np.asarray(token_ids, dtype=np.int64)
@@ -168,6 +170,7 @@ def has_repetition(token_ids: Sequence[int] | Tensor, *, ngram: int = 20, times:
     for shift in range(ngram):
         hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + tokens[shift : shift + windows]
     ordered = np.sort(hashes)
+    # In sorted order, a hash that occurs ``times`` times equals the one ``times - 1`` places before it.
     repeated = ordered[times - 1 :][ordered[times - 1 :] == ordered[: windows - times + 1]]
     if not repeated.size:
         return False

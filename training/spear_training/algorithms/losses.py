@@ -35,7 +35,9 @@ class PolicyLoss:
 
 
 def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tensor, Tensor], PolicyLoss]:
-    """The policy loss of ``settings`` with its options, a function of (log_probs, old_log_probs, advantages, mask)."""
+    """Return the policy loss of ``settings`` with its options, a function of (log_probs, old_log_probs, advantages,
+    mask).
+    """
     clip = settings.clip
     bound = partial(
         POLICY_LOSSES.call,
@@ -57,6 +59,8 @@ def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tenso
                 f"loss.policy={settings.loss.policy} must give token losses of shape {list(log_probs.shape)}, "
                 f"not {shape}"
             )
+        # A user's loss is tokens alone. Ratios are measured here all the same, for the metrics and the covariance
+        # clip, with nothing flagged as clipped.
         on = check_tokens(log_probs, mask)
         none = torch.zeros_like(on)
         log_ratio = _clamp(torch.where(on, log_probs - old_log_probs, 0.0).detach(), clip.max_log_ratio)
@@ -82,7 +86,7 @@ def policy_loss(
     max_log_ratio: float | None = 20.0,
     keep: Tensor | None = None,
 ) -> PolicyLoss:
-    """Clipped policy loss of each token (``eq:grpo_vanilla``, ``eq:silvanilladetail``), with a dual clip.
+    """Return the clipped policy loss of each token (``eq:grpo_vanilla``, ``eq:silvanilladetail``), with a dual clip.
 
     The loss is -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log pi - log pi_old).
 
@@ -105,14 +109,19 @@ def policy_loss(
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip must be above 1, not {dual_clip}; None switches it off")
     weights = expand_advantages(advantages, log_probs).detach()
+    # The logarithm is clamped before exp can overflow: infinity times an advantage of 0 would be NaN. Beyond the clamp
+    # the gradient is 0, as it is beyond a clip.
     ratio = torch.exp(_clamp(torch.where(on, log_probs - old_log_probs.detach(), 0.0), max_log_ratio))
     plain = -weights * ratio
     limited = -weights * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    # The larger loss is the smaller objective. Strictly larger: within the range both are equal, and nothing is
+    # clipped.
     clipped = on & (limited > plain)
     loss = torch.maximum(plain, limited)
     if dual_clip is None:
         dual_clipped = torch.zeros_like(on)
     else:
+        # For A < 0 the term -r A grows with r without bound: nothing but C limits a token that became much likelier.
         cap = -dual_clip * weights
         dual_clipped = on & (weights < 0) & (loss > cap)
         loss = torch.where(dual_clipped, cap, loss)
@@ -141,6 +150,7 @@ def gspo_loss(
     weights = expand_advantages(advantages, log_probs).detach()
     log_ratio = torch.where(on, log_probs - old_log_probs.detach(), 0.0)
     mean = (log_ratio.sum(1) / on.sum(1).clamp(min=1)).detach()
+    # All tokens share one ratio, so a clip takes the whole sequence out: single unlikely tokens no longer decide.
     # The value is the sequence's, the gradient the token's own.
     own = torch.where(on, log_probs, 0.0)
     ratio = torch.exp(torch.clamp(own - own.detach() + mean[:, None], max=10.0))
@@ -169,6 +179,7 @@ def cispo_loss(
     on = check_tokens(log_probs, mask)
     weights = expand_advantages(advantages, log_probs).detach()
     ratio = torch.exp(_clamp(torch.where(on, log_probs - old_log_probs, 0.0).detach(), max_log_ratio))
+    # The weight is a constant; the gradient comes from log pi alone, so that a clipped token still learns.
     limited = torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     loss = torch.where(on, -limited * weights * torch.where(on, log_probs, 0.0), 0.0)
     return PolicyLoss(loss, ratio, on & (limited != ratio), torch.zeros_like(on))
@@ -201,6 +212,7 @@ def kl_cov_loss(
     chosen = torch.zeros_like(on)
     tokens = int(on.sum())
     if tokens:
+        # Off the mask the covariance is 0, which may be above that of tokens on it: they must come last.
         ranked = torch.where(on, covariance(log_probs, weights, mask), -torch.inf).flatten()
         chosen.view(-1)[torch.topk(ranked, max(1, int(tokens * share))).indices] = True
     loss = loss + torch.where(chosen, coefficient * log_ratio.abs(), 0.0)
@@ -209,6 +221,10 @@ def kl_cov_loss(
 
 
 def kl_divergence(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Estimator k3 of the KL divergence to the reference: e^x - x - 1, x = log pi_ref - log pi (``eq:kl``); [B, T]."""
+    """Return the estimator k3 of the KL divergence to the reference: e^x - x - 1, x = log pi_ref - log pi (``eq:kl``);
+    [B, T].
+    """
+    # Tokens are sampled from pi, and E_pi[pi_ref / pi] = 1: subtracting log and 1 leaves the mean at the divergence and
+    # makes each sample non-negative, which log pi - log pi_ref is not.
     x = ref_log_probs.detach() - log_probs
     return torch.exp(x) - x - 1.0

@@ -70,11 +70,14 @@ def _divide(total: Tensor, count: float | Tensor, name: str) -> Tensor:
     count = torch.as_tensor(count, dtype=total.dtype, device=total.device)
     if count.device.type == "cpu" and count < 0:
         raise ValueError(f"{name} must be 0 or more, not {float(count)}")
+    # where() differentiates both branches, and a quotient by 0 would put NaN into the gradient even where it is not
+    # chosen. total * 0 keeps the graph, so that a batch without a loss token still has a backward pass.
     return torch.where(count > 0, total / torch.where(count > 0, count, 1.0), total * 0.0)
 
 
 def weigh_rows(loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_factor: float) -> Array:
-    """Weight of each row [N] of one mini-batch, such that its loss is the sum of weight times summed token losses.
+    """Return the weight of each row [N] of one mini-batch, such that its loss is the sum of weight times summed token
+    losses.
 
     On-policy and replayed rows are each divided by their own number, so that both terms of the objective
     (``eq:grpo_sal``) keep their scale for any number of drawn rows. A row without a loss token weighs 0.
@@ -94,6 +97,7 @@ def weigh_rows(loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_fac
         elif kind is Aggregation.TOKEN_MEAN:
             weights[rows] = 1.0 / max(1.0, tokens[rows].sum())
         elif kind is Aggregation.SEQ_MEAN_TOKEN_MEAN:
+            # Each row's own mean, then the mean over rows: a token of a long row weighs less.
             weights[rows] = 1.0 / (rows.sum() * tokens[rows])
         else:
             weights[rows] = 1.0 / max(1, rows.sum())
@@ -120,7 +124,7 @@ class CovarianceClip:
     upper_top: float = 0.0002
 
     def measure(self, log_probs: Tensor, advantages: Tensor, mask: Tensor) -> tuple[float, float]:
-        """Bounds of a batch, [B, T] each; the given ones if they are fixed or the mask is empty."""
+        """Return the bounds of a batch, [B, T] each; the given ones if they are fixed or the mask is empty."""
         if self.bounds is BoundsMode.FIXED or self.ratio == 0 or not bool((mask > 0).any()):
             return float(self.lower or 0.0), float(self.upper or 0.0)
         tops = {"lower_top": self.lower_top, "upper_top": self.upper_top}
@@ -137,7 +141,7 @@ class CovarianceClip:
         measured: tuple[float, float],
         generator: torch.Generator | None,
     ) -> Tensor:
-        """Tokens that stay, bool [B, T].
+        """Return the tokens that stay, bool [B, T].
 
         ``measured`` replaces missing bounds and widens running ones, so that lambda finds its share among the largest
         covariances of the batch even if the policy has moved since.
@@ -227,7 +231,7 @@ def spear_loss(
     rollout_weights: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> SpearLoss:
-    """Loss of SPEAR, the negative of J = J_GRPO + gamma J_SIL (``eq:grpo_sal``, ``eq:grpo_sal_reg``).
+    """Return the loss of SPEAR, the negative of J = J_GRPO + gamma J_SIL (``eq:grpo_sal``, ``eq:grpo_sal_reg``).
 
     Args:
         log_probs, old_log_probs: [B, T] float; gradients flow into the first only.
@@ -255,9 +259,12 @@ def spear_loss(
     is_replay = replay > 0
     replayed, fresh = on & is_replay[:, None], on & ~is_replay[:, None]
     tokens = policy(log_probs, old_log_probs, advantages, mask)
+    # The two terms are clipped apart: covariances of replayed tokens are relative to the means of replayed tokens.
     clips = ((cov or CovarianceClip(cov_ratio), replayed), (on_policy_cov, fresh))
     removed, bounds = _clip_covariances(log_probs, advantages, tokens, clips, generator)
+    # Removed tokens stay in the denominators (eq:grpo_sal_reg multiplies by M inside the mean).
     loss = torch.where(on & ~removed, tokens.loss, 0.0)
+    # Importance weights of the rollout are of the sampled tokens' policy gradient; KL and entropy have no such bias.
     loss = loss if rollout_weights is None else loss * rollout_weights
     divergence = torch.zeros_like(loss)
     if kl_coefficient > 0.0:
@@ -272,10 +279,14 @@ def spear_loss(
         loss = loss - entropy_coefficient * torch.where(on, entropy, 0.0)
     if weights is None:
         scale = float(loss_scale_factor) if loss_scale_factor is not None else float(max(1, loss.shape[1]))
+        # Without weights from the driver this batch is the mini-batch, as in tests and in a user's own loop.
         made = weigh_rows(on.sum(1).cpu().numpy(), is_replay.cpu().numpy(), mode=mode, loss_scale_factor=scale)
         weights = torch.from_numpy(made).to(loss)
     summed = loss.sum(1) * weights
     on_policy, imitation = summed[~is_replay].sum(), summed[is_replay].sum()
+    # k3 from the old to the present policy, of fresh tokens only: replayed ones were written by older policies.
+    # Its value is k3 again, e^x - 1 - x, by expm1: for the tiny log ratios of a first epoch e^x - 1 would be all
+    # rounding.
     log_ratio = torch.where(fresh, log_probs - old_log_probs, 0.0).detach()
     ratio = torch.where(replayed, tokens.ratio, 0.0)
     return SpearLoss(
@@ -302,7 +313,7 @@ def _clip_covariances(
     clips: tuple[tuple[CovarianceClip | None, Tensor], ...],
     generator: torch.Generator | None,
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Tokens removed by the covariance clips, bool [B, T], and the bounds measured by the first of them.
+    """Return the tokens removed by the covariance clips, bool [B, T], and the bounds measured by the first of them.
 
     The choice is made on the CPU, the device of the generator.
     """
@@ -315,6 +326,7 @@ def _clip_covariances(
             continue
         on = mask.cpu()
         measured = clip.measure(values, weights, on)
+        # With running bounds, CovarianceClip.draw takes the wider of the running and the measured ones.
         stays = clip.draw(values, weights, on, silent, measured, generator)
         removed |= mask & ~stays.to(mask.device)
         if number == 0:
@@ -323,7 +335,7 @@ def _clip_covariances(
 
 
 def token_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of the distribution of each token: logits [B, T, V] float -> [B, T].
+    """Return the entropy in nats of the distribution of each token: logits [B, T, V] float -> [B, T].
 
     A logit of minus infinity is a token of probability 0. Half-precision logits are summed in float32.
     """
@@ -341,7 +353,8 @@ def sequence_entropy(
     loss_scale_factor: float | None = None,
     num_sequences: float | Tensor | None = None,
 ) -> Tensor:
-    """Mean over sequences of the sum of token entropies, divided by L (``eq:entropysum``, ``fig:entropy``); scalar.
+    """Return the mean over sequences of the sum of token entropies, divided by L (``eq:entropysum``, ``fig:entropy``);
+    scalar.
 
     Args:
         token_entropy: [B, T]; mask: [B, T].

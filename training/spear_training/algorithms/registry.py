@@ -1,4 +1,4 @@
-"""Open registries of the functions that a setting may name."""
+"""Registries of the functions that a setting may name, and the schedules of gamma and mu."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms.schema import SettingsError
 
 F = TypeVar("F", bound=Callable[..., Any])
 NO_OPTIONS: Mapping[str, Any] = {}
+Metrics = Mapping[str, float]
 
 
 class Registry(Generic[F]):
@@ -63,6 +65,8 @@ class Registry(Generic[F]):
     def check(self, name: str, *arguments: Any, options: Mapping[str, Any] = NO_OPTIONS, **keywords: Any) -> None:
         """Raise SettingsError unless the function ``name`` takes these arguments and names each of the ``options``."""
         signature = inspect.signature(self.find(name))
+        # A misspelt option would vanish in a function's **keywords: options must be named, so that a typo is an error
+        # before the run and not a setting without effect.
         named = [key for key, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
         for key in options:
             if key in keywords or key not in named:
@@ -115,7 +119,75 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry("loss.policy", "spear_tra
 """Losses of tokens; see :mod:`spear_training.algorithms.losses`."""
 FILTERS: Registry[Callable[..., Any]] = Registry("filter.custom", "spear_training.algorithms.filters")
 """``f(rows, settings) -> flags``; see :mod:`spear_training.algorithms.filters`."""
-GAMMA: Registry[Callable[..., float]] = Registry("sil.gamma", "spear_training.algorithms.schedules")
-"""Weights of the self-imitation term; see :mod:`spear_training.algorithms.schedules`."""
-MU: Registry[Callable[..., float]] = Registry("reward.mu", "spear_training.algorithms.schedules")
-"""Weights of the tool-call reward; see :mod:`spear_training.algorithms.schedules`."""
+GAMMA: Registry[Callable[..., float]] = Registry("sil.gamma")
+"""Schedules of the weight of the self-imitation term: ``f(t, steps, metrics, **options) -> weight``.
+
+``t`` is the global step, from 1; ``steps`` is the setting of the length (``warmup_steps``, ``decay_steps``);
+``metrics`` are those of the previous step, empty at the first; ``options`` is the setting of that name.
+"""
+MU: Registry[Callable[..., float]] = Registry("reward.mu")
+"""Schedules of the weight of the tool-call reward, called as those of :data:`GAMMA`."""
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+@GAMMA.register("cosine")
+def warm_up(t: int, steps: int, metrics: Metrics) -> float:
+    """Rise from 0 to 1 along a half cosine of ``steps`` (``eq:gamma``)."""
+    return cosine_warmup(t, steps)
+
+
+@MU.register("cosine")
+def decay(t: int, steps: int, metrics: Metrics) -> float:
+    """Fall from 1 to 0 along a half cosine of ``steps`` (``eq:mudecay``)."""
+    return cosine_decay(t, steps)
+
+
+@GAMMA.register("constant")
+@MU.register("constant")
+def stay(t: int, steps: int, metrics: Metrics, value: float = 1.0) -> float:
+    """Return ``value`` at every step."""
+    return value
+
+
+@GAMMA.register("none")
+@MU.register("none")
+def leave_out(t: int, steps: int, metrics: Metrics) -> float:
+    """Return 0 at every step."""
+    return 0.0
+
+
+@GAMMA.register("entropy")
+def follow_entropy(t: int, steps: int, metrics: Metrics, low: float = 0.1, high: float = 0.5) -> float:
+    """Return the cosine warm-up, times the position of the policy's entropy between ``low`` (0) and ``high`` (1), nats
+    per token.
+
+    Self-imitation sharpens a policy; this schedule stops when little entropy is left for exploration.
+    """
+    # The first step has no metrics yet: it counts as a policy of high entropy, which a fresh one is.
+    return cosine_warmup(t, steps) * _rise(metrics.get("entropy/token-mean", high), low, high)
+
+
+@GAMMA.register("success")
+def follow_success(t: int, steps: int, metrics: Metrics, target: float = 0.5) -> float:
+    """Return the success rate of the previous step over ``target``, at most 1: rare successes are not yet imitated."""
+    return _rise(metrics.get("success/all", 0.0), 0.0, target)
+
+
+@MU.register("success")
+def fade_with_success(t: int, steps: int, metrics: Metrics, target: float = 0.5) -> float:
+    """Return 1 without success, 0 from ``target`` on: a policy that solves tasks needs no reward for tool calls."""
+    return 1.0 - _rise(metrics.get("success/all", 0.0), 0.0, target)
+
+
+@MU.register("novelty")
+def follow_novelty(t: int, steps: int, metrics: Metrics, target: float = 0.5) -> float:
+    """Return the share of new states over ``target``, at most 1: reward tool calls while they lead to new states."""
+    # Without metrics, at the first step, every state is new.
+    return _rise(metrics.get("anchors/new", target), 0.0, target)
+
+
+def _rise(value: float, low: float, high: float) -> float:
+    """Return 0 up to ``low``, 1 from ``high`` on, linear between."""
+    if value >= high:
+        return 1.0
+    return 0.0 if value <= low else (value - low) / (high - low)

@@ -46,7 +46,7 @@ class BaselineBuffer:
         self._values.extend(new)
 
     def percentile(self, q: float = 50.0) -> float:
-        """Percentile with linear interpolation; P50 is the baseline of ``eq:recalibrateadv``.
+        """Return the percentile with linear interpolation; P50 is the baseline of ``eq:recalibrateadv``.
 
         Raises:
             ValueError: the buffer is empty, or ``q`` is not in 0 to 100.
@@ -56,7 +56,7 @@ class BaselineBuffer:
         return float(np.percentile(np.fromiter(self._values, np.float64, len(self._values)), q))
 
     def state_dict(self) -> dict[str, Any]:
-        """State for :meth:`load_state_dict`, as JSON-able data."""
+        """Return the state for :meth:`load_state_dict`, as JSON-able data."""
         return {"capacity": self.capacity, "values": self.values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -70,7 +70,8 @@ class BaselineBuffer:
 
 
 def recalibrate_advantages(rewards: Tensor, baseline: BaselineBuffer | float, *, q: float = 50.0) -> Tensor:
-    """Recalibrated advantage: reward minus P50 of the baseline buffer (``eq:recalibrateadv``), not normalised.
+    """Return the recalibrated advantage: reward minus P50 of the baseline buffer (``eq:recalibrateadv``), not
+    normalised.
 
     Args:
         rewards: [N] float.
@@ -194,7 +195,7 @@ class ReplayDraw:
         ]
 
     def mean_age(self, step: int) -> float:
-        """Mean age of the drawn rows at global step ``step``, in steps; 0 if none were drawn."""
+        """Return the mean age of the drawn rows at global step ``step``, in steps; 0 if none were drawn."""
         return float(np.mean(step - self.rows.origin)) if len(self.rows) else 0.0
 
 
@@ -211,6 +212,8 @@ class _Slice:
 
     @classmethod
     def pack(cls, rows: RowTable) -> _Slice:
+        # Copied, since columns may be views of the whole step's arrays, which would stay in memory as long as the
+        # buffer. The mask takes a bit, and log-probs off it are never read: ratios are those of loss tokens.
         copied = RowTable(**{name: getattr(rows, name).copy() for name in STORED if name in rows})
         return cls(copied.drop("mask", "log_probs"), np.packbits(rows.mask), rows.log_probs[rows.mask])
 
@@ -275,7 +278,7 @@ class ReplayBuffer:
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
-        """Units held: rows, or trajectories."""
+        """Return the number of units held: rows, or trajectories."""
         if self.unit is ReplayUnit.SAMPLE:
             return sum(len(part.rows) for part in self._slices)
         return len({key for part in self._slices for key in _name_trajectories(part.rows)})
@@ -286,7 +289,11 @@ class ReplayBuffer:
         return sum(part.nbytes for part in self._slices)
 
     def check(self, rows: RowTable) -> ReplayGate:
-        """Rows accepted by :meth:`add`: with A_j > 0 (``eq:silvanilla``), a loss token, and a tool call if required."""
+        """Return the rows that :meth:`add` accepts: with A_j > 0 (``eq:silvanilla``), a loss token, and a tool call if
+        required.
+        """
+        # This gate is on the advantage at collection, within the row's own group. The draw has a second one, on the
+        # reward against P50 of many groups (eq:recalibrateadv).
         positive = rows.advantage > 0
         usable = rows.loss_tokens > 0
         if self.require_tool_call:
@@ -324,13 +331,14 @@ class ReplayBuffer:
             young = step - part.rows.origin <= self.max_age
             if young.all():
                 left.append(part)
+            # Rows of one add are of one step, unless entries were added by hand: a slice is rarely cut.
             elif young.any():
                 left.append(_Slice.pack(part.unpack().take(young)))
         self._slices = left
         return before - sum(len(part.rows) for part in left)
 
     def is_ready(self, baseline: BaselineBuffer | None = None) -> bool:
-        """Whether the buffer is not empty and holds enough units by ``trigger``.
+        """Return whether the buffer is not empty and holds enough units by ``trigger``.
 
         ``baseline`` is D_R, as for :meth:`draw`; needed for ``"eligible"``.
         """
@@ -342,14 +350,15 @@ class ReplayBuffer:
         return len(self) >= wanted
 
     def _recalibrate(self, baseline: BaselineBuffer | None) -> Tensor:
-        """Advantages of all rows: rewards above P50, or without D_R those at collection."""
+        """Return the advantages of all rows: rewards above P50, or without D_R those at collection."""
         facts = [part.rows for part in self._slices] or [tabulate_entries([])]
         if baseline is None or baseline.capacity == 0:
             return torch.from_numpy(np.concatenate([rows.advantage for rows in facts]))
         return recalibrate_advantages(torch.from_numpy(np.concatenate([rows.reward for rows in facts])), baseline)
 
     def _list_eligible(self, advantages: Tensor) -> list[list[int]]:
-        """Rows with an advantage above 0, by unit, as numbers in the buffer."""
+        """Return the rows with an advantage above 0, by unit, as numbers in the buffer."""
+        # A trajectory counts if one of its rows does; its other rows above the baseline are drawn with it.
         names: Sequence[Hashable] = range(len(advantages))
         if self.unit is ReplayUnit.TRAJECTORY:
             names = [key for part in self._slices for key in _name_trajectories(part.rows)]
@@ -369,32 +378,38 @@ class ReplayBuffer:
         Raises:
             ValueError: the baseline buffer is empty.
         """
+        # Recalibrated at the draw, not when rows enter: a reward that beat its group hundreds of episodes ago may be
+        # below what the policy earns now (sec:self-imitation-learning).
         advantages = self._recalibrate(baseline)
         considered, candidates = len(self), self._list_eligible(advantages)
         size = min(len(candidates), self.capacity)
         if self.power_of_two and size:
             size = 1 << (size.bit_length() - 1)
+        # Units are drawn, not rows, so that a trajectory is imitated whole or not at all.
         picked = torch.randperm(len(candidates), generator=self._generator)[:size].tolist()
         indices = np.asarray([index for pick in picked for index in candidates[pick]], dtype=np.int64)
         rows = self._take(indices)
+        # What was not drawn goes as well (alg:sal): the buffer fills anew with rows of the present policy.
         self._slices = []
         return ReplayDraw(rows, advantages[torch.from_numpy(indices)], considered, len(candidates), size)
 
     def _take(self, indices: Array) -> RowTable:
-        """Rows by their number in the buffer; slices are unpacked one at a time."""
+        """Return rows by their number in the buffer; slices are unpacked one at a time."""
         ends = np.cumsum([len(part.rows) for part in self._slices])
         parts, order = [], []
         for part, end in zip(self._slices, ends.tolist(), strict=True):
             start = end - len(part.rows)
             inside = np.flatnonzero((indices >= start) & (indices < end))
+            # One slice unpacked at a time bounds the memory of a draw by the rows of one step.
             parts.append(part.unpack().take(indices[inside] - start))
             order.append(inside)
         if not parts:
             return tabulate_entries([])
+        # Back in the order of the draw, along which rows are dealt into mini-batches.
         return RowTable.join(parts).take(np.argsort(np.concatenate(order), kind="stable"))
 
     def state_dict(self) -> dict[str, Any]:
-        """A snapshot: tensors and lists, with the generator's state."""
+        """Return a snapshot: tensors and lists, with the generator's state."""
         return {
             "capacity": self.capacity,
             "unit": self.unit.value,
@@ -423,6 +438,7 @@ class ReplayBuffer:
             bits, log_probs = columns.pop("mask_bits"), columns.pop("loss_log_probs")
             slices.append(_Slice(RowTable(**columns), bits, log_probs))
         self._slices = slices
+        # With its stream, the resumed run draws the rows that the interrupted one would have drawn.
         self._generator.set_state(state["generator"])
 
 
@@ -435,5 +451,5 @@ def _read_column(values: Any) -> Any:
 
 
 def _name_trajectories(rows: RowTable) -> list[Hashable]:
-    """Names of trajectories, which are unique within a step only."""
+    """Return the names of trajectories, which are unique within a step only."""
     return list(zip(rows.origin.tolist(), rows.trajectory.tolist(), strict=True))

@@ -131,7 +131,7 @@ class RowTable:
         return sum(values.nbytes for values in self._columns.values())
 
     def sizes(self, span: Span) -> Array:
-        """Entries of each row [N] in a column of ``span``."""
+        """Return the number of entries of each row [N] in a column of ``span``."""
         if span is Span.ROW:
             return np.ones(self._length, dtype=np.int64)
         if span is Span.RESPONSE:
@@ -149,21 +149,22 @@ class RowTable:
         return np.split(self._columns[name], np.cumsum(self.sizes(COLUMNS[name][0]))[:-1]) if self._length else []
 
     def add(self, **columns: Any) -> RowTable:
-        """The same rows with these columns added or replaced."""
+        """Return the same rows with these columns added or replaced."""
         return RowTable(**{**self._columns, **columns})
 
     def select(self, names: Iterable[str]) -> RowTable:
-        """The same rows with only these columns, as far as they exist."""
+        """Return the same rows with only these columns, as far as they exist."""
         return RowTable(**{name: self._columns[name] for name in names if name in self._columns})
 
     def drop(self, *names: str) -> RowTable:
-        """The same rows without these columns."""
+        """Return the same rows without these columns."""
         return self.select(name for name in self._columns if name not in names)
 
     def take(self, index: Sequence[int] | Array) -> RowTable:
         """Select rows by flags [N], or by numbers in that order."""
         chosen = np.asarray(index)
         if chosen.dtype == np.bool_:
+            # Tables are immutable, so the same one serves.
             if chosen.all():
                 return self
             chosen = np.flatnonzero(chosen)
@@ -176,6 +177,7 @@ class RowTable:
                 taken[name] = values[chosen]
                 continue
             sizes = self.sizes(span)
+            # Rows of one length, as in a buffer of fixed prompts, are taken by one index instead of a slice each.
             if len(sizes) and (sizes == sizes[0]).all():
                 taken[name] = values.reshape(len(sizes), int(sizes[0]))[chosen].ravel()
                 continue

@@ -27,7 +27,7 @@ def number(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A numeric field of a :class:`Record` with its range; ``at_least`` and ``at_most`` belong to the range."""
+    """Return a numeric field of a :class:`Record` with its range; ``at_least`` and ``at_most`` belong to the range."""
     return Field(default=default, ge=at_least, gt=above, le=at_most, lt=below)
 
 
@@ -86,12 +86,12 @@ class Record:
         return TypeAdapter(cls).validate_python({} if mapping is None else mapping)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The record as nested plain values (numbers, booleans, strings, ``None``): JSON-able and YAML-able."""
+        """Return the record as nested plain values (numbers, booleans, strings, ``None``): JSON-able and YAML-able."""
         return TypeAdapter(type(self)).dump_python(self, mode="json")
 
     @classmethod
     def keys(cls) -> Iterator[str]:
-        """Dotted paths of all settings below this node, in order of declaration."""
+        """Return the dotted paths of all settings below this node, in order of declaration."""
         for name in _list_names(cls):
             kind = cls.find_kind(name)
             if isinstance(kind, type) and issubclass(kind, Record):
@@ -101,7 +101,7 @@ class Record:
 
     @classmethod
     def find_kind(cls, name: str) -> Any:
-        """Type of a field, without the None of an optional one; other unions stay unchanged."""
+        """Return the type of a field, without the None of an optional one; other unions stay unchanged."""
         kind = cls.__pydantic_fields__[name].annotation  # type: ignore[attr-defined]
         options = [option for option in get_args(kind) if option is not type(None)]
         return options[0] if len(options) == 1 and type(None) in get_args(kind) else kind

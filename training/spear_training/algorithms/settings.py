@@ -29,10 +29,9 @@ from spear_training.algorithms.choices import (
     VoidFilter,
 )
 from spear_training.algorithms.curriculum import BranchSettings, CurriculumSettings
-from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES, Registry
+from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES, Metrics, Registry
 from spear_training.algorithms.schema import STRICT, Record, SettingsError, number
 
-Metrics = Mapping[str, float]
 NO_METRICS: Metrics = {}
 
 
@@ -63,7 +62,9 @@ class SilSettings(Record, path="sil"):
         GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, options=self.gamma_options)
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
-        """gamma at global step ``t`` from 1 (``eq:gamma``), by the last step's metrics; 0 without self-imitation."""
+        """Return the gamma at global step ``t`` from 1 (``eq:gamma``), by the last step's metrics; 0 without
+        self-imitation.
+        """
         if not self.enabled:
             return 0.0
         return _weigh(GAMMA, self.gamma, t, self.warmup_steps, metrics, self.gamma_options)
@@ -78,9 +79,9 @@ class RewardSettings(Record, path="reward"):
     failure: float = -1.0
     """Reward of a lost one."""
     format: FormatMode = FormatMode.BONUS
-    """What well-formed turns earn."""
+    """Reward of well-formed turns."""
     tool_count: ToolCount = ToolCount.VALID
-    """What counts as a tool call."""
+    """Messages that count as a tool call."""
     tool_shape: ToolShape = ToolShape.LINEAR
     """How the reward grows with the calls."""
     mu: str = "cosine"
@@ -100,7 +101,9 @@ class RewardSettings(Record, path="reward"):
             raise SettingsError(f"reward.success ({self.success}) must exceed reward.failure ({self.failure})")
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
-        """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the previous step."""
+        """Return the mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the previous
+        step.
+        """
         return _weigh(MU, self.mu, t, self.decay_steps, metrics, self.mu_options)
 
 
@@ -201,7 +204,7 @@ class AdvantageSettings(Record, path="advantage"):
     normalize_std: bool = False
     """Whether advantages are divided by the deviation of their group."""
     weight: GroupWeight = GroupWeight.TRAJECTORY
-    """What counts once in the mean of a group: a trajectory or a row."""
+    """Unit that counts once in the mean of a group: a trajectory or a row."""
     singleton: Singleton = Singleton.ZERO
     """Advantage in a group of one: zero, or its raw reward."""
     step_weight: float = number(1.0, at_least=0)
@@ -273,7 +276,7 @@ class FilterSettings(Record, path="filter"):
     overlong: bool = True
     """Whether rows that were cut at their longest length leave the loss."""
     void: VoidFilter = VoidFilter.TRAJECTORY
-    """What leaves the loss for a turn without an action: nothing, the turn, the trajectory; or incomplete rows."""
+    """Rows that leave the loss for a turn without an action: nothing, the turn, the trajectory; or incomplete rows."""
     repetition: bool = True
     """Whether rows that repeat themselves leave the loss."""
     unreadable: bool = True
@@ -323,7 +326,7 @@ class SpearSettings(Record, path=""):
             raise SettingsError(f"sil.min_rows={least} exceeds replay.capacity={most}: nothing would be replayed")
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
-        """A copy with the settings of a nested mapping. Raises SettingsError like :meth:`from_mapping`."""
+        """Return a copy with the settings of a nested mapping. Raises SettingsError like :meth:`from_mapping`."""
         merged: dict[str, Any] = self.to_mapping()
         for node, values in mapping.items():
             merged[node] = {**merged[node], **values} if node in merged and isinstance(values, Mapping) else values

@@ -39,7 +39,7 @@ class Plan:
     cache_tokens: float | None
     device_bytes: float
     note: str
-    """What the launcher chooses for an update to fit, or why none does."""
+    """Choices of the launcher with which an update fits, or why none fits."""
     fits: bool
 
 

@@ -32,12 +32,12 @@ CPU_PASS = GIB
 """Activations and logits of :data:`ENOUGH` tokens beyond which a training on a CPU takes no more tokens than these and
 checkpoints: an update takes as long with a fraction of the memory."""
 CPU_SHARE = 0.8
-"""Of the free memory that a training may take: its parts are estimates, and Ray kills workers at 95 %."""
+"""Share of the free memory that a training may take: its parts are estimates, and Ray kills workers at 95 %."""
 GPU_SHARE = 0.9
-"""Of a card's memory that a training may take."""
+"""Share of a card's memory that a training may take; the rest is the driver's and fragmentation."""
 CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 RANK = 32
-"""Of an adapter that is advised."""
+"""Rank of an adapter that is advised."""
 SHORTEST = 256
 """Tokens of a row that is advised."""
 BUCKET = 256
@@ -94,7 +94,7 @@ class Fit:
     pad: int | None = None
 
     def describe(self) -> str:
-        """One line; empty where nothing was chosen and everything fits."""
+        """Return one line; empty where nothing was chosen and everything fits."""
         if not self.chosen and self.needed <= self.room:
             return ""
         return (
@@ -106,7 +106,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a configuration asks for.
+    """Load that a configuration asks for.
 
     Attributes:
         tokens: of a micro-batch, at most.
@@ -183,7 +183,7 @@ def fit_update(
 
 
 def list_ways(trainer: Trainer, keys: Keys = TRAINING_KEYS, *, on_cpu: bool = False) -> list[tuple[str, Trainer]]:
-    """Settings that make ``trainer`` smaller, the fastest first, with the trainer that they make."""
+    """Return settings that make ``trainer`` smaller, the fastest first, with the trainer that they make."""
     adapter = (f"{keys.rank}={RANK}", replace(trainer, rank=RANK))
     half = f"{keys.stored}=bfloat16"
     ways = [adapter, (f"{adapter[0]} {half}", replace(adapter[1], stored=2))] if not trainer.rank else []
@@ -196,7 +196,7 @@ def list_ways(trainer: Trainer, keys: Keys = TRAINING_KEYS, *, on_cpu: bool = Fa
 
 
 def _name_ways(trainer: Trainer, requirement: Requirement, room: float, keys: Keys, *, on_cpu: bool) -> str:
-    """What would fit, as a clause."""
+    """Return what would fit, as a clause."""
     ways = [way for way, made in list_ways(trainer, keys, on_cpu=on_cpu) if made.measure(requirement.longest) <= room][
         :3
     ]
@@ -328,7 +328,7 @@ def _fit(
 
 
 def find_room(device: str) -> float | None:
-    """Bytes that a training may take: a share of what is free here, or of the smallest GPU; None if unknown."""
+    """Return bytes that a training may take: a share of what is free here, or of the smallest GPU; None if unknown."""
     if device == "cpu":
         return CPU_SHARE * find_free_memory()
     if shutil.which(CARDS[0]) is None:

@@ -104,7 +104,7 @@ class Architecture:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Sizes of a model by folder or name (``spear models``, ``models.yaml``).
+    """Return the sizes of a model by folder or name (``spear models``, ``models.yaml``).
 
     Raises SpearError for an unknown one, or a folder that holds another kind of model.
     """
@@ -119,14 +119,14 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_folder(name: str) -> Path | None:
-    """Folder of the model ``name`` on this machine, or None."""
+    """Return the folder of the model ``name`` on this machine, or None."""
     here = (Path(name).expanduser(), models_folder() / name, find_snapshot(name))
     return next((folder for folder in here if folder and (folder / "config.json").is_file()), None)
 
 
 @lru_cache(maxsize=1)
 def read_known() -> dict[str, dict[str, Any]]:
-    """Models of ``models.yaml`` by name, with their ``parameters`` and ``config``; does not import torch."""
+    """Return models of ``models.yaml`` by name, with their ``parameters`` and ``config``; does not import torch."""
     text = (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)
 
@@ -141,7 +141,7 @@ class Item:
 
 
 def sum_bytes(items: Iterable[Item]) -> float:
-    """Bytes of all items."""
+    """Return the bytes of all items."""
     return sum(item.bytes for item in items)
 
 
@@ -220,11 +220,11 @@ class Trainer:
         return self.stored * self.model.parameters / self.shards
 
     def measure(self, tokens: float) -> float:
-        """Bytes that a device needs at least, for micro-batches of ``tokens`` and the loading before them."""
+        """Return bytes that a device needs at least, for micro-batches of ``tokens`` and the loading before them."""
         return max(sum_bytes(self.size_update(tokens, checkpointing=True)), self.loading)
 
     def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
-        """Memory of a device while it updates by micro-batches of ``tokens``.
+        """Return the memory of a device while it updates by micro-batches of ``tokens``.
 
         With ``checkpointing`` the activations within a layer are recomputed in the backward pass.
         """
@@ -241,7 +241,7 @@ class Trainer:
         )
 
     def _size_state(self) -> Iterator[Item]:
-        """Weights, and what goes with those that are trained: gradients, and Adam's two moments."""
+        """Return the bytes of weights and of what goes with trained ones: gradients, and Adam's two moments."""
         parameters, shards, stored, trained = self.model.parameters, self.shards, self.stored, self.trained
         if self.on_host:  # a layer from the host and its gradient to it
             yield Item("in transit", 2 * stored * self.model.largest / shards, estimated=True)
@@ -256,13 +256,17 @@ class Trainer:
 
 
 def count_shards(trainer: DictConfig, fsdp_size: int) -> int:
-    """Devices that share the weights: those of ``trainer``, or ``fsdp_size`` of them if it is above 0."""
+    """Return the number of devices that share the weights: those of ``trainer``, or ``fsdp_size`` of them if it is
+    above 0.
+    """
     ranks = int(trainer.nnodes * trainer.n_gpus_per_node)
     return ranks if fsdp_size < 1 else min(ranks, fsdp_size)
 
 
 def read_width(fsdp_config: DictConfig) -> int:
-    """Bytes of a number in the computation, from an FSDP configuration's mixed precision; verl's default is bf16."""
+    """Return the bytes of a number in the computation, from an FSDP configuration's mixed precision; verl's default is
+    bf16.
+    """
     from omegaconf import OmegaConf  # late: listings of models read this module
 
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
@@ -272,7 +276,7 @@ def read_width(fsdp_config: DictConfig) -> int:
 def size_memory(
     config: DictConfig, model: Architecture, tokens: float, longest: float, device_bytes: float
 ) -> DeviceMemory:
-    """Memory of one device of ``device_bytes`` with the policy ``model``, in micro-batches of ``tokens``.
+    """Return the memory of one device of ``device_bytes`` with the policy ``model``, in micro-batches of ``tokens``.
 
     ``longest`` are the tokens of a row at most.
     """
@@ -310,7 +314,7 @@ def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, 
 
 
 def _size_live_cache(config: DictConfig, model: Architecture, longest: float, room: float) -> float:
-    """Most bytes of the cache of an engine on a CPU, held only while it generates; ``room`` is free before that."""
+    """Return the most bytes that an engine's cache takes on a CPU while it generates; ``room`` is free before that."""
     rollout = config.actor_rollout_ref.rollout
     size = rollout.max_num_seqs * longest * _read_rollout_width(config) * model.cache_values
     if rollout.name != "vllm_cpu":

@@ -123,7 +123,9 @@ def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 # ---- origin ----------------------------------------------------------------------------------------------------------
 @lru_cache
 def describe_code() -> dict[str, str]:
-    """Version of this distribution and digest of all four distributions' sources, to detect a changed checkout."""
+    """Return the version of this distribution and a digest of all four distributions' sources, to detect a changed
+    checkout.
+    """
     digest = hashlib.sha256()
     for room in ROOMS:
         spec = find_spec(room)
@@ -199,12 +201,12 @@ def finish_checkpoint(folder: Path) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the checkpoint is complete."""
+    """Return whether the checkpoint is complete."""
     return (folder / MANIFEST).is_file()
 
 
 def list_whole(checkpoints: Path) -> list[int]:
-    """Steps that a run can be resumed from, in ascending order."""
+    """Return steps that a run can be resumed from, in ascending order."""
     return sorted(
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
@@ -226,7 +228,8 @@ def write_tracker(checkpoints: Path, step: int) -> None:
 
 
 def repair_tracker(checkpoints: Path) -> int | None:
-    """Step of the newest complete checkpoint, or None. Repairs the tracker file if a kill or a full disk tore it.
+    """Return the step of the newest complete checkpoint, or None. Repairs the tracker file if a kill or a full disk
+    tore it.
 
     verl writes the tracker before the manifest, which is the last file of a complete checkpoint.
     """
@@ -287,7 +290,7 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
 
 
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
-    """Step, metric and value of the best checkpoint; None without one."""
+    """Return the step, metric and value of the best checkpoint; None without one."""
     try:
         return parse_best((checkpoints / BEST / "best.json").read_bytes())
     except OSError:
@@ -295,7 +298,7 @@ def read_best(checkpoints: Path) -> dict[str, Any] | None:
 
 
 def parse_best(content: bytes) -> dict[str, Any] | None:
-    """Step, metric and value in a file; None if it is damaged."""
+    """Return the step, metric and value in a file; None if it is damaged."""
     with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
         found = json.loads(content)
         return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}

@@ -1,4 +1,4 @@
-"""From a command line to a :class:`RunConfig`: presets and other choices, files of YAML, and ``key=value``."""
+"""Composition of a :class:`RunConfig` from a command line: presets, other choices, files of YAML and ``key=value``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spear_training.run.config import RunConfig, flatten
 
 GROUPS = ("preset", "algorithm", "model", "cluster", "environment")
 DEFAULTS = {"algorithm": "drbot_spear", "cluster": "cpu", "environment": "sokoban"}
-"""What is chosen if nobody chooses."""
+"""Choices of the groups for which neither a file nor the command line has one."""
 AFTER = ("algorithm", "model", "cluster")
 """Groups whose choices a file of the user's may change, and that change a file where they come after it."""
 CONFIG = Path(__file__).parents[1] / "config"
@@ -44,7 +44,7 @@ Values = dict[str, Any]
 
 
 _MISREAD = (ValueError, RecursionError, KeyError, TypeError, AttributeError)
-"""What PyYAML raises for values that do not fit their explicit tag."""
+"""Errors that PyYAML raises for values that do not fit their explicit tag."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -81,7 +81,7 @@ def _read_yaml(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for.
+    """Request of a command line.
 
     Attributes:
         config: the configuration.
@@ -153,7 +153,7 @@ def _check_plain(value: Any, key: str = "", depth: int = 0) -> None:
 
 
 def _lay(below: Values, above: Values) -> Values:
-    """Values over others; keywords of one environment are not passed on to another."""
+    """Return ``values`` merged over ``others``; keywords of one environment are not passed on to another."""
     env, other = below.get("env"), above.get("env")
     if isinstance(env, Mapping) and isinstance(other, Mapping) and other.get("id", env.get("id")) != env.get("id"):
         below = {**below, "env": {key: value for key, value in env.items() if key != "kwargs"}}
@@ -161,7 +161,7 @@ def _lay(below: Values, above: Values) -> Values:
 
 
 def _reduce(chosen: Mapping[str, str], values: Values) -> Values:
-    """What a dry run reduces: its model's settings, and what a tiny policy is shown of the chosen environment."""
+    """Return the settings that a dry run reduces: its model's, and what a tiny policy is shown of the environment."""
     if chosen.get("model") not in DRY_RUNS:
         return {}
     layers, _ = read_layers("model", chosen["model"])
@@ -174,7 +174,7 @@ def _reduce(chosen: Mapping[str, str], values: Values) -> Values:
 
 
 def _list_layers(choices: Mapping[str, str]) -> tuple[dict[str, str], list[Values], list[Values]]:
-    """The choice of each group, the values of these choices in order, and those of the preset by algorithm."""
+    """Return the choice of each group, the values of these choices in order, and those of the preset by algorithm."""
     preset = choices.get("preset", "null")
     layers: list[Values] = []
     wanted: dict[str, str] = {}
@@ -194,7 +194,7 @@ def _list_layers(choices: Mapping[str, str]) -> tuple[dict[str, str], list[Value
 
 
 def _read_choice(group: str, name: str, of_preset: Sequence[Values]) -> list[Values]:
-    """Values of a choice; those of an algorithm are followed by what the preset has for it."""
+    """Return the values of a choice; those of an algorithm are followed by what the preset has for it."""
     layers = read_layers(group, name)[0]
     if group == "algorithm":
         layers += [values for by in of_preset for pattern, values in by.items() if fnmatch.fnmatch(name, pattern)]
@@ -202,7 +202,7 @@ def _read_choice(group: str, name: str, of_preset: Sequence[Values]) -> list[Val
 
 
 def read_layers(group: str, name: str) -> tuple[list[Values], dict[str, str]]:
-    """Values of a choice after those of the files that it extends, and what these choose of other groups."""
+    """Return the values of a choice after those of the files that it extends, and what these choose of other groups."""
     values = dict(read_config(CONFIG / group / f"{name}.yaml"))
     extends, choices = values.pop(EXTENDS, []), values.pop(CHOOSE, {})
     layers: list[Values] = []
@@ -217,7 +217,7 @@ def read_layers(group: str, name: str) -> tuple[list[Values], dict[str, str]]:
 
 
 def _read_own(file: Path, choices: dict[str, str]) -> Values:
-    """Values of a file of the user, whose preset and choices are added to ``choices``."""
+    """Return the values of a file of the user, whose preset and choices are added to ``choices``."""
     values = dict(read_config(file))
     extends, wanted = values.pop(EXTENDS, None), values.pop(CHOOSE, {})
     if BY_ALGORITHM in values:
@@ -239,7 +239,7 @@ def _read_own(file: Path, choices: dict[str, str]) -> Values:
 
 
 def _merge(*layers: Mapping[str, Any]) -> Values:
-    """Nested mappings over one another."""
+    """Return the nested mappings merged, later ones over earlier ones."""
     merged: Values = {}
     for layer in layers:
         for key, value in layer.items():
@@ -251,7 +251,7 @@ def _merge(*layers: Mapping[str, Any]) -> Values:
 
 
 def _parse_key(word: str) -> Values:
-    """The nested value of ``a.b=VALUE``, which is read as YAML."""
+    """Return the nested value of ``a.b=VALUE``, which is read as YAML."""
     key = word.partition("=")[0]
     _check_key(key)
     value = read_value(word)
@@ -261,7 +261,7 @@ def _parse_key(word: str) -> Values:
 
 
 def read_value(word: str) -> Any:
-    """The value of ``KEY=VALUE``, read as YAML. Raises SpearError if it is not."""
+    """Return the value of ``KEY=VALUE``, read as YAML. Raises SpearError if it is not."""
     text = word.partition("=")[2]
     if text.startswith("~/"):
         text = f"{Path.home()}{text[1:]}"
@@ -306,17 +306,17 @@ def _check_key(key: str) -> None:
 
 # ---- choices ---------------------------------------------------------------------------------------------------------
 def find_files(group: str) -> dict[str, Path]:
-    """Files of the choices of one of :data:`GROUPS`, sorted by name."""
+    """Return the files of the choices of one of :data:`GROUPS`, sorted by name."""
     return dict(sorted((path.stem, path) for path in (CONFIG / group).glob("*.yaml")))
 
 
 def list_official() -> list[str]:
-    """Presets as the authors' published code has them."""
+    """Return the presets as the authors' published code has them."""
     return sorted(f"{OFFICIAL}/{path.stem}" for path in (CONFIG / "preset" / OFFICIAL).glob("*.yaml"))
 
 
 def list_choices(group: str) -> dict[str, str]:
-    """Choices of one of :data:`GROUPS` with the comments of their files, sorted by name."""
+    """Return the choices of one of :data:`GROUPS` with the comments of their files, sorted by name."""
     return {
         name: _LABELS.sub("", " ".join(read_comment(file)).partition(". ")[0].rstrip(".:"))
         for name, file in find_files(group).items()
@@ -333,7 +333,7 @@ def check_choice(group: str, choice: str) -> None:
 
 
 def read_comment(file: Path) -> list[str]:
-    """Lines of the comment at the start of a file, up to an empty one."""
+    """Return the lines of the comment at the start of a file, up to an empty one."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#") or line.strip() == "#":

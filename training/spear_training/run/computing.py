@@ -1,4 +1,6 @@
-"""What a training computes with, checked before Ray starts: attention, types of numbers, and rollout engines."""
+"""Attention, types of numbers and rollout engines of a training, checked before Ray starts: attention, types of
+numbers, and rollout engines.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ EXCHANGES = (FLASH, SDPA)
 
 
 def find_flash_fault() -> str | None:
-    """Why flash-attention cannot be used here; None if it can. Imports it, and torch, if installed."""
+    """Return why flash-attention cannot be used here; None if it can. Imports it, and torch, if installed."""
     if find_spec(PACKAGE) is None:
         return "flash-attn is not installed"
     try:
@@ -101,12 +103,12 @@ WORTH = 1.25
 
 
 def measure_weights(folder: Path) -> int:
-    """Bytes of the weights in a Hugging Face folder, which may be absent."""
+    """Return the bytes of the weights in a Hugging Face folder, which may be absent."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def choose_dtype(chosen: str, weights: float) -> str:
-    """What ``chosen`` (``auto``, ``float32`` or ``bfloat16``) means for a model on this CPU.
+    """Return what ``chosen`` (``auto``, ``float32`` or ``bfloat16``) means for a model on this CPU.
 
     ``auto`` is bfloat16 where this CPU multiplies matrices of it faster than those of float32, which a short trial
     tells. A tiny model stays float32, and so does one that is not made yet (0 bytes of ``weights``). Raises SpearError
@@ -121,7 +123,7 @@ def choose_dtype(chosen: str, weights: float) -> str:
 
 @lru_cache(maxsize=1)
 def prefers_bfloat16() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 clearly faster than those of float32.
+    """Return whether this CPU multiplies matrices of bfloat16 clearly faster than those of float32.
 
     It is tried, since the instructions that a CPU has do not tell: of two with AVX-512's and without AMX, bfloat16 was
     half as fast on one and twice on the other.

@@ -6,17 +6,16 @@ what verl reads.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass as plain_dataclass
+from collections.abc import Iterator, Mapping
 from dataclasses import field, fields, replace
 from enum import Enum
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from spear_agents.play.trajectory import Layout
+from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.schema import STRICT, Record, SettingsError, number
@@ -37,11 +36,8 @@ from spear_training.algorithms.settings import (
     SilSettings,
     SpearSettings,
 )
-from spear_training.run.rollout_correction import RolloutCorrection
 
 AUTO = "auto"
-_LABELS = re.compile(r" \(``\w+:\w+``\)")
-"""Places in the paper's source."""
 
 
 class Device(str, Enum):
@@ -59,11 +55,11 @@ class Strategy(str, Enum):
 
 
 class RolloutEngine(str, Enum):
-    """What generates responses."""
+    """Engine that generates responses."""
 
     TRANSFORMERS = "transformers"
     VLLM = "vllm"
-    """On GPUs."""
+    """vLLM on GPUs."""
     VLLM_CPU = "vllm_cpu"
     """vLLM's build for CPUs."""
 
@@ -151,12 +147,92 @@ class EnvironmentSettings(Record, path="env"):
         return (splits[1:] or splits)[0] if splits else value
 
 
+LEVELS = ("token", "sequence")
+REJECTIONS = (
+    *("token_k1", "token_k2", "token_k3"),
+    *("seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3"),
+    *("seq_max_k2", "seq_max_k3"),
+)
+"""Quantities with a threshold: a divergence of a token, or its sum, mean or maximum over a row."""
+_NODE = "rollout.correction"
+
+
+@dataclass(frozen=True, config=STRICT)
+class RolloutCorrection(Record, path=_NODE):
+    """Weights and rejections of sampled tokens, r = pi_trainer / pi_rollout; names and meanings are verl's."""
+
+    rollout_is: str | None = None
+    """The weight of a token: its own r (token) or the product of its row's (sequence); null: no weights."""
+    rollout_is_threshold: str | float = 2.0
+    """A number truncates weights; LOWER_UPPER zeroes those outside (masked importance sampling, IcePop)."""
+    rollout_is_batch_normalize: bool = False
+    """Whether the weights are divided by their mean over the step."""
+    rollout_rs: str | None = None
+    """Rejections by commas (token_k1, seq_mean_k3, ...); such tokens leave the loss and its denominator; null: none."""
+    rollout_rs_threshold: str | float | None = None
+    """One for all rejections or one each: of r, LOWER_UPPER or the upper one, for k1; the maximum for k2 and k3."""
+    bypass_mode: bool = False
+    """Whether the log-probs of the rollout are those of the old policy, which saves a pass of the trainer."""
+
+    def check(self) -> None:
+        if self.rollout_is is not None and self.rollout_is not in LEVELS:
+            raise SpearError(f"{_NODE}.rollout_is must be null, {' or '.join(LEVELS)}, not {self.rollout_is!r}")
+        _check_bounds("rollout_is_threshold", self.rollout_is_threshold)
+        if self.bypass_mode and self.corrects:
+            raise SpearError(f"{_NODE}.rollout_is and rollout_rs have no effect with {_NODE}.bypass_mode=true")
+        if self.rollout_rs is None:
+            return
+        named = list(dict.fromkeys(name.strip() for name in str(self.rollout_rs).split(",")))
+        for name in named:
+            if name not in REJECTIONS:
+                raise SpearError(f"{_NODE}.rollout_rs={name!r} is unknown: take some of {', '.join(REJECTIONS)}")
+        if self.rollout_rs_threshold is None:
+            raise SpearError(f"{_NODE}.rollout_rs={self.rollout_rs} needs {_NODE}.rollout_rs_threshold")
+        bounds = str(self.rollout_rs_threshold).split(",")
+        if len(bounds) not in (1, len(named)):
+            raise SpearError(f"{_NODE}.rollout_rs_threshold must be one threshold, or one each of {self.rollout_rs}")
+        for name, bound in zip(named, bounds * len(named) if len(bounds) == 1 else bounds, strict=True):
+            _check_bounds("rollout_rs_threshold", bound, both=name.endswith("k1"))
+
+    @property
+    def corrects(self) -> bool:
+        """Whether anything is weighted or rejected."""
+        return self.rollout_is is not None or self.rollout_rs is not None
+
+
+def describe_staleness(ahead: int, correction: RolloutCorrection) -> str:
+    """Return one line on episodes played up to ``ahead`` steps early, and on the correction for their old weights."""
+    cut = f"weights of each {correction.rollout_is}, cut at {correction.rollout_is_threshold}"
+    rejected = f"rejection by {correction.rollout_rs}" if correction.rollout_rs else None
+    chosen = [cut if correction.rollout_is else None, rejected]
+    if correction.bypass_mode:
+        chosen = ["the clipped ratio to the policy that played"]
+    how = " and ".join(filter(None, chosen))
+    plural = "s" if ahead > 1 else ""
+    return (
+        f"episodes start up to {ahead} step{plural} ahead, by weights up to {ahead} version{plural} old; "
+        f"corrected by {how}"
+    )
+
+
+def _check_bounds(key: str, given: str | float, *, both: bool = True) -> None:
+    parts = str(given).strip().split("_") if both else [str(given)]
+    try:
+        bounds = [float(part) for part in parts]
+    except ValueError:
+        bounds = []
+    if len(bounds) not in (1, 2) or not 0 < bounds[0] <= bounds[-1] < float("inf"):
+        form = "a number above 0 or LOWER_UPPER, as 0.5_2.0" if both else "a number above 0"
+        raise SpearError(f"{_NODE}.{key} must be {form}, not {given!r}")
+
+
 @dataclass(frozen=True, config=STRICT)
 class RolloutSettings(Record, path="rollout"):
     """Episodes of the training and what generates them."""
 
     engine: RolloutEngine = RolloutEngine.TRANSFORMERS
-    """What generates responses: transformers, vllm (GPUs) or vllm_cpu."""
+    """Engine that generates responses: transformers, vllm (GPUs) or vllm_cpu."""
     group_size: int = number(8, at_least=1)
     """Episodes of each task, whose rewards are compared."""
     # The trainer's log-probs are at this temperature, which divides logits: 0 has none.
@@ -268,7 +344,7 @@ class ValidationSettings(Record, path="validation"):
 
 @dataclass(frozen=True, config=STRICT)
 class CheckpointSettings(Record, path="checkpoint"):
-    """What is saved, and how a run resumes."""
+    """Checkpoints: what is saved, and how a run resumes."""
 
     every: int | None = number(10, at_least=1)
     """Steps between checkpoints; null for none."""
@@ -393,7 +469,7 @@ class RunConfig(Record):
         return self.deterministic and self.rollout.agent is None and self.rollout.staleness == 0
 
     def change(self, node: str, **values: Any) -> RunConfig:
-        """A copy with other values in one of its nodes."""
+        """Return a copy with other values in one of its nodes."""
         return replace(self, **{node: replace(getattr(self, node), **values)})
 
     def check_together(self) -> None:
@@ -428,66 +504,6 @@ class RunConfig(Record):
             for key, temperature in (("rollout", rollout.temperature), ("validation", self.validation.temperature)):
                 if 0 < temperature < 0.01:
                     raise SettingsError(f"{key}.temperature={temperature}: vLLM samples at 0 or from 0.01")
-
-
-@plain_dataclass(frozen=True)
-class FieldFacts:
-    """A setting as pages and ``--help`` show it."""
-
-    key: str
-    kind: str
-    default: Any
-    meaning: str
-
-
-def describe_fields(cls: type[Record] = RunConfig, prefix: str = "") -> Iterator[FieldFacts]:
-    """Yield every setting below a node, in order of declaration."""
-    defaults = cls().to_mapping()
-    for name, found in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
-        kind = cls.find_kind(name)
-        if isinstance(kind, type) and issubclass(kind, Record):
-            yield from describe_fields(kind, f"{prefix}{name}.")
-        else:
-            meaning = (found.description or "").replace("``", "`")
-            yield FieldFacts(f"{prefix}{name}", _name_kind(cls, name, found), defaults[name], meaning)
-
-
-def describe_groups() -> Sequence[tuple[str, str]]:
-    """Return the nodes of a configuration, and the settings that are not in one, with what they are about."""
-    found = []
-    for name, item in RunConfig.__pydantic_fields__.items():  # type: ignore[attr-defined]
-        kind = RunConfig.find_kind(name)
-        is_node = isinstance(kind, type) and issubclass(kind, Record)
-        text = (kind.__doc__ or "") if is_node else item.description or ""
-        line = _LABELS.sub("", text.partition("\n")[0]).replace("``", "`")
-        found.append((f"{name}.*" if is_node else name, line))
-    return found
-
-
-def _name_kind(cls: type[Record], name: str, found: Any) -> str:
-    """The type of a setting and its range, in words."""
-    kind = cls.find_kind(name)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        text = ", ".join(str(member.value) for member in kind)
-    else:
-        words = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-        numeric = "text or number" if "float" in str(kind) and "tuple" not in str(kind) else "list"
-        text = words.get(kind, "mapping" if "Mapping" in str(kind) else numeric)
-    limits = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
-    for rule in found.metadata:
-        for attribute, word in limits.items():
-            if hasattr(rule, attribute):
-                text += f" {word} {getattr(rule, attribute):g}"
-    return text + (" or null" if "None" in str(found.annotation) else "")
-
-
-def make_schema() -> dict[str, Any]:
-    """Make the JSON schema of a file of YAML, for editors."""
-    schema = TypeAdapter(RunConfig).json_schema()
-    properties = schema["$defs"]["RunConfig"]["properties"] if "$ref" in schema else schema["properties"]
-    properties["extends"] = {"type": "string", "description": "Preset that this file builds on."}
-    properties["choose"] = {"type": "object", "description": "Choices of groups, as on the command line."}
-    return schema
 
 
 def flatten(node: Any, prefix: str = "", *, keep_nodes: bool = False) -> Iterator[tuple[str, Any]]:

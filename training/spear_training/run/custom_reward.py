@@ -87,7 +87,7 @@ class CustomReward:
 
 
 def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, Any]:
-    """The function's arguments for an episode, by verl's names."""
+    """Return the function's arguments for an episode, by verl's names."""
     turns = [
         {"observation": turn.observation, "response": turn.response, "action": turn.action} for turn in episode.turns
     ]

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 
 from spear_agents.evaluation.run import choose_template
+from spear_agents.play.episode import Snapshot
 from spear_agents.play.prompting import shows_picture
-from spear_agents.play.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.tasks import choose_subset
@@ -87,7 +87,7 @@ def inspect_environment(
 
 
 def _find_obstacle(env: Any) -> str | None:
-    """Why episodes cannot start in a state of an environment that has just been reset, or None."""
+    """Return why episodes cannot start in a state of an environment that has just been reset, or None."""
     if not env.restores:
         return "its requests to other processes would have to be repeated"
     try:

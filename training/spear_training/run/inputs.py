@@ -33,7 +33,8 @@ _CODE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w/.-]*")
 
 
 def describe_inputs(config: RunConfig, played: EnvironmentFacts, *, changeable: Sequence[str]) -> dict[str, Any]:
-    """Fingerprints of the tasks, ids of a validation on some, and digests of the model and of the files that it names.
+    """Return fingerprints of the tasks, ids of a validation on some, and digests of the model and of the files that it
+    names.
 
     Files of files of YAML and own modules that own modules import count too; keys in ``changeable`` do not.
     """
@@ -77,7 +78,7 @@ def compare_inputs(out: Path, before: Any, now: Mapping[str, Any]) -> None:
 
 
 def _list_texts(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Texts in nested plain data, by dotted key."""
+    """Return the texts in nested plain data, by dotted key."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
         if isinstance(value, str):
@@ -133,7 +134,7 @@ def _digest(place: str) -> str:
 
 
 def _list_imports(place: str) -> Iterator[str]:
-    """Files of the user's own modules that the file of a module imports anywhere in it."""
+    """Return the files of the user's own modules that the file of a module imports anywhere in it."""
     folder = os.path.dirname(place)
     for node in ast.walk(ast.parse(Path(place).read_bytes())):
         if isinstance(node, ast.Import):
@@ -147,7 +148,7 @@ def _list_imports(place: str) -> Iterator[str]:
 
 
 def _find_modules(names: Sequence[str], folder: str, *, anywhere: bool = True) -> Iterator[str]:
-    """Files of a module ``names`` and its packages in ``folder``, or also where Python looks for the user's own."""
+    """Return the files of a module ``names`` and its packages, in ``folder`` or where Python looks for them."""
     folders = [folder]
     if anywhere:
         if names[0] in sys.stdlib_module_names or names[0] in ROOMS:
@@ -163,7 +164,9 @@ def _find_modules(names: Sequence[str], folder: str, *, anywhere: bool = True) -
 
 @lru_cache
 def _find_folder(name: str) -> tuple[str, ...]:
-    """Folders that hold a package or module of the user's; none for an installed one, which its version describes."""
+    """Return the folders that hold a package or module of the user's; none for an installed one, which its version
+    describes.
+    """
     with suppress(ImportError, ValueError, AttributeError):
         spec = find_spec(name)
         if spec is not None:

@@ -1,15 +1,15 @@
-"""From what a command line asks for to a run folder: everything is checked before anything expensive starts."""
+"""Run folder of a training that a command line asks for; everything is checked before anything expensive starts."""
 
 from __future__ import annotations
 
 import math
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
@@ -42,17 +42,16 @@ from spear_training.run.computing import (
     measure_weights,
     require_engine,
 )
-from spear_training.run.config import AUTO, Resume, RolloutType, RunConfig, flatten
+from spear_training.run.config import AUTO, LEVELS, Resume, RolloutType, RunConfig, flatten
 from spear_training.run.custom_reward import load_custom_reward
 from spear_training.run.environments import EnvironmentFacts, inspect_environment
 from spear_training.run.inputs import TASKS_FILE, compare_inputs, describe_inputs
-from spear_training.run.rollout_correction import LEVELS
 from spear_training.run.store import CheckpointStore, fetch_config, fetch_newer, publish
 from spear_training.run.supervise import lock_run
 from spear_training.run.to_verl import CHECKPOINTS, to_verl
-from spear_training.step.branching import check_branching
-from spear_training.step.curriculum import check_tasks
+from spear_training.step.tasks import check_branching, check_tasks
 
+T = TypeVar("T")
 CONFIG_FILE = "config.yaml"
 """A run's own :class:`RunConfig`, with what was chosen for the machine."""
 POLICY = "policy"
@@ -166,7 +165,7 @@ def count_workers(config: RunConfig) -> int:
 
 
 def describe_workers(config: RunConfig) -> str:
-    """One line on the workers of a training."""
+    """Return one line on the workers of a training."""
     workers, episodes = config.rollout.workers or 1, _count_episodes(config)
     each = math.ceil(episodes / workers)
     many = f"up to {each:,} episodes" if each <= MOST_EPISODES else f"{MOST_EPISODES} of {each:,} episodes"
@@ -178,7 +177,7 @@ VOID_TURNS = 0.05
 
 
 def describe_void(config: RunConfig, turns: int) -> str | None:
-    """One line on a filter that drops most of the long episodes; ``turns`` is the environment's limit.
+    """Return one line on a filter that drops most of the long episodes; ``turns`` is the environment's limit.
 
     None if the filter is another, or less than a third of the episodes of an example leaves the loss.
     """
@@ -193,7 +192,7 @@ def describe_void(config: RunConfig, turns: int) -> str | None:
 
 
 def _count_episodes(config: RunConfig) -> int:
-    """Maximum concurrent episodes."""
+    """Return the most episodes that run at a time."""
     return config.train.batch_size * config.rollout.group_size * (1 + config.rollout.staleness)
 
 
@@ -259,17 +258,22 @@ def check_training(config: RunConfig) -> EnvironmentFacts:
     return environment
 
 
-def read_run(out: Path) -> RunConfig:
-    """Read the configuration of a run folder.
+def read_folder(out: Path, kind: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
+    """Read the configuration of the run in ``out``, a ``kind`` of run whose values are checked by ``parse``.
 
     Raises SpearError if it cannot be read, or is of another kind of run: a training and a fine-tuning would replace
     each other's checkpoints.
     """
     path = out / CONFIG_FILE
     try:
-        return RunConfig.from_mapping(read_config(path))
+        return parse(read_config(path))
     except SpearError as error:
-        raise SpearError(f"{path} is not the configuration of a training ({error}): name another folder") from error
+        raise SpearError(f"{path} is not the configuration of a {kind} ({error}): name another folder") from error
+
+
+def read_run(out: Path) -> RunConfig:
+    """Read the configuration of a training; see :func:`read_folder`."""
+    return read_folder(out, "training", RunConfig.from_mapping)
 
 
 def prepare_run(training: Training, out: Path, console: Console | None = None, *, locked: bool = False) -> int | None:
@@ -323,7 +327,9 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
 
 
 def find_checkpoint(checkpoints: Path, console: Console | None) -> int | None:
-    """Step of the newest whole checkpoint, whose files are checked; says on ``console`` if all are unfinished."""
+    """Return the step of the newest whole checkpoint, whose files are checked; say on ``console`` if all are
+    unfinished.
+    """
     step = repair_tracker(checkpoints)
     if step is not None:
         check_files(checkpoints / f"global_step_{step}")

@@ -139,7 +139,7 @@ def _review_policy(history: History, settings: SpearSettings) -> Iterator[tuple[
 
 
 def watch_metrics(observer: Observer, settings: SpearSettings, console: Console) -> Observer:
-    """Wrap ``observer``: also print each finding once, after the step that shows it."""
+    """Return ``observer`` wrapped so that it also prints each finding once, after the step that shows it."""
     text: set[str] = set()
 
     def observe(history: list[dict[str, Any]]) -> None:
@@ -159,7 +159,7 @@ def advise(run: Path) -> None:
 
     RUN is the folder of `spear train --out`, of a running or a finished training.
 
-    \b
+    
       spear advise runs/alfworld
     """
     path = run / CONFIG_FILE

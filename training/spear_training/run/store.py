@@ -85,7 +85,7 @@ class CheckpointStore:
             self._fs.rm_file(self._at(name))
 
     def list_whole(self) -> list[int]:
-        """Steps with complete checkpoints, in ascending order."""
+        """Return steps with complete checkpoints, in ascending order."""
         return sorted(step for step, names in self._list_steps().items() if MANIFEST in names)
 
     def read(self, name: str) -> bytes | None:
@@ -186,7 +186,7 @@ class CheckpointStore:
         return "/".join((self._root, *names))
 
     def _list_steps(self) -> dict[int, list[str]]:
-        """Names of the files of each step, complete or not."""
+        """Return the names of the files of each step, complete or not."""
         with self._explain("cannot be listed"):
             self._fs.invalidate_cache()
             found = self._fs.find(self._root)
@@ -229,7 +229,7 @@ def _connect(url: str, scheme: str) -> tuple[Any, str]:
 
 
 def _list_files(manifest: bytes, where: str) -> dict[str, int]:
-    """Names and sizes of a checkpoint's files. The store is not trusted: names must not leave its folder."""
+    """Return the names and sizes of a checkpoint's files. The store is not trusted: names must not leave its folder."""
     try:
         files = {str(name): int(about["bytes"]) for name, about in json.loads(manifest)["files"].items()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -414,7 +414,7 @@ def _join_shards(actor: Path, out: Path) -> None:
 
 
 def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
-    """Parameters and types of weights, from the headers of the files."""
+    """Return the parameters and types of weights, from the headers of the files."""
     files = sorted(folder.glob(WEIGHTS))
     if not files or not (folder / "config.json").is_file():
         raise SpearError(f"{folder} lacks weights in safetensors or config.json: the checkpoint is not a policy")

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,7 +55,7 @@ _ADDRESS = re.compile(r"://[^/\s]*@")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not be logged: by its name, or as an address with a password."""
+    """Return whether a variable must not be logged: by its name, or as an address with a password."""
     return bool(_SECRET.search(name) or _ADDRESS.search(value))
 
 
@@ -108,21 +109,33 @@ WRAPPERS = ("ray.exceptions.RayTaskError", "torch.distributed.elastic.multiproce
 """Exceptions that only report the failure of another process."""
 DISK_FULL = 2**20
 """Free bytes below which a failure is attributed to the disk."""
-LOOK_SECONDS = 5.0
-"""Between two looks at the processes of a training."""
-LOST_SECONDS = 20.0
-"""How long a process may be gone or stopped before the training is: at its end they all go within seconds."""
 NEEDED = re.compile("SimpleStorageUnit|TransferQueueController|raylet|gcs_server")
 """Processes that are not replaced, and whose death nobody reports to those that wait for them."""
-GRACE_SECONDS = 20.0
-"""Seconds for an interrupted training to shut Ray down by itself."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Time limits of the supervision of a training, in seconds."""
+
+    look: float = 5.0
+    """Pause between two looks at the processes of the training."""
+    lost: float = 20.0
+    """Time that a process may be gone or stopped before the training is ended: at its end all go within seconds."""
+    grace: float = 20.0
+    """Time of an interrupted training to shut Ray down by itself."""
+    end: float = 5.0
+    """Time of a process to end after each signal."""
+
+
+PATIENCE = Patience()
+"""Time limits of a training that a user waits for."""
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Called a few times a second with the history of the run so far."""
 
 
 def build_environment(out: Path, device: str) -> dict[str, str]:
-    """The environment of a training's process: this one's, with variables for verl and its plugin."""
+    """Return the environment of a training's process: this one's, with variables for verl and its plugin."""
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
     variables = {
@@ -152,7 +165,7 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
 
 
 def _find_next(metrics: Path) -> int:
-    """The number of a launch, after the highest there is: files may have been deleted."""
+    """Return the number of a launch, after the highest there is: files may have been deleted."""
     return max((int(path.stem) + 1 for path in metrics.glob("*.jsonl") if path.stem.isdecimal()), default=0)
 
 
@@ -197,14 +210,23 @@ def supervise_training(
     *,
     module: str = "spear_training.verl_plugin.process",
     poll_seconds: float = 0.5,
+    patience: Patience = PATIENCE,
     locked: bool = False,
 ) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
 
-    ``module`` is the training's process, called with the run folder; ``observer`` is called with the growing history;
-    ``locked``: the caller holds the folder's lock.
-    Raises SpearError with the training's own error and the place of the log, or KeyboardInterrupt if it was stopped
-    cleanly; the same command resumes it.
+    Args:
+        out: the run folder.
+        device: ``cpu`` or ``cuda``.
+        observer: called with the growing history.
+        module: the training's process, called with the run folder.
+        poll_seconds: between two calls of the observer.
+        patience: with processes that are lost or do not end.
+        locked: the caller holds the folder's lock.
+
+    Raises:
+        SpearError: the training failed; with its own error and the place of the log.
+        KeyboardInterrupt: it was stopped cleanly, and the same command resumes it.
     """
     mark = uuid.uuid4().hex
     out = out.resolve()
@@ -221,7 +243,7 @@ def supervise_training(
         previous = signal.signal(signal.SIGTERM, _interrupt)
         try:
             size, history = measure_metrics(out), read_history(out)
-            watch = _Watch(mark)
+            watch = _Watch(mark, patience)
             while process.poll() is None:
                 if (lost := watch.find_lost()) is not None:
                     process.kill()  # it waits for what is lost, or is itself
@@ -235,8 +257,8 @@ def supervise_training(
             # A second Ctrl-C must not leave Ray running.
             interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            _stop(process)
-            _end_all(mark)
+            _stop(process, patience.grace)
+            end_marked(mark, patience.end)
             (out / SECRETS_FILE).unlink(missing_ok=True)
             signal.signal(signal.SIGINT, interrupt)
             signal.signal(signal.SIGTERM, previous)
@@ -247,19 +269,19 @@ def supervise_training(
 class _Watch:
     """Looks now and then whether processes of a training are gone that nobody else misses, or stopped."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self, mark: str, patience: Patience) -> None:
+        self._mark, self._patience = mark, patience
         self._needed: dict[psutil.Process, str] = {}
         self._since: dict[psutil.Process, float] = {}
         """When a process was first seen gone or stopped."""
         self._next = 0.0
 
     def find_lost(self) -> str | None:
-        """What has been lost for too long, in words; None if nothing has."""
+        """Return what has been lost for too long, in words; None if nothing has."""
         now = time.monotonic()
         if now < self._next:
             return None
-        self._next = now + LOOK_SECONDS
+        self._next = now + self._patience.look
         alive = {process: _describe(process) for process in _find_marked(self._mark)}
         self._needed |= {process: name for process, (name, _) in alive.items() if NEEDED.search(name)}
         lost = {process: f"{name} ended" for process, name in self._needed.items() if process not in alive}
@@ -269,7 +291,7 @@ class _Watch:
             if status == psutil.STATUS_STOPPED
         }
         self._since = {process: self._since.get(process, now) for process in lost}
-        late = [process for process, since in self._since.items() if now - since > LOST_SECONDS]
+        late = [process for process, since in self._since.items() if now - since > self._patience.lost]
         return f"its process {lost[late[0]]}" if late else None
 
 
@@ -286,11 +308,11 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], grace: float) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(GRACE_SECONDS)
+            process.wait(grace)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -303,9 +325,10 @@ def _find_marked(mark: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _end_all(mark: str) -> None:
-    """End every process with the mark, since Ray's daemons and workers outlive a killed driver, and remove the shared
-    memory of killed ones.
+def end_marked(mark: str, seconds: float = PATIENCE.end) -> None:
+    """End every process with ``mark`` in its environment, and remove the shared memory of killed ones.
+
+    Ray's daemons and workers outlive a killed driver. ``seconds`` is the time for each signal to take effect.
     """
     left = list(_find_marked(mark))
     numbers = [process.pid for process in left]
@@ -315,7 +338,7 @@ def _end_all(mark: str) -> None:
             for process in left:
                 with suppress(psutil.Error):
                     end(process)
-            left = psutil.wait_procs(left, timeout=5)[1]
+            left = psutil.wait_procs(left, timeout=seconds)[1]
             # A dying daemon may have started more.
             left += [process for process in _find_marked(mark) if process not in left]
     finally:
@@ -326,11 +349,11 @@ def _end_all(mark: str) -> None:
 def _explain_failure(out: Path, start: int) -> str:
     if shutil.disk_usage(out).free < DISK_FULL:  # the log could not be written either
         return f"the training stopped because the disk of {out} is full: free it, and the same command resumes"
-    return f"the training stopped: {_find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})"
+    return f"the training stopped: {find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})"
 
 
-def _find_error(log: Path, start: int) -> str:
-    """The cause in a failed run's log: the last exception that does not wrap another."""
+def find_error(log: Path, start: int) -> str:
+    """Find the cause in the log of a failed run, from byte ``start`` on: the last exception that wraps no other."""
     with log.open("rb") as file:
         file.seek(start)
         text = file.read().decode("utf-8", "replace")

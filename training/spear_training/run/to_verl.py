@@ -1,4 +1,4 @@
-"""From our configuration to verl's: the only module that knows the names of verl's settings.
+"""Translation of our configuration to verl's: the only module that knows the names of verl's settings.
 
 Read it from top to bottom to find where a value goes. Keys that are not set here keep verl's own default; ``verl`` in a
 configuration changes them, after everything else.
@@ -31,7 +31,7 @@ HF, VLLM_CPU = "spear_hf", "vllm_cpu"
 ENGINES = {RolloutEngine.TRANSFORMERS: HF, RolloutEngine.VLLM: "vllm", RolloutEngine.VLLM_CPU: VLLM_CPU}
 """verl's name of each rollout engine; the plugin registers the first and the last."""
 OBJECT_STORE_BYTES = 500_000_000
-"""Of Ray on a CPU; it would take 30 % of the memory."""
+"""Bytes of Ray's object store on a CPU; by default Ray takes 30 % of the memory."""
 
 AR, ENGINE = "actor_rollout_ref", "actor_rollout_ref.actor.fsdp_config"
 Values = dict[str, Any]
@@ -85,8 +85,7 @@ def to_verl(config: RunConfig, out: Path) -> DictConfig:
     for key, value in values.items():
         OmegaConf.update(verl, key, value, merge=False)
     given = dict(flatten(config.verl))
-    known = flatten(_read_defaults(), keep_nodes=True) if given else ()
-    _check_keys(given, dict(known), on_cpu=config.on_cpu)
+    _check_keys(given, _list_keys() if given else {}, on_cpu=config.on_cpu)
     for key, value in given.items():
         if any(f"{ours}.".startswith(f"{key}.") or f"{key}.".startswith(f"{ours}.") for ours in values):
             _log.warning("verl.%s=%s replaces what the other settings make of it", key, value)
@@ -101,7 +100,7 @@ def read_node(verl: DictConfig) -> RunConfig:
 
 
 def translate(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Keys of verl with their values, and our own configuration as the node ``spear``, which the plugin reads."""
+    """Return verl's keys with their values, and our own configuration as the node ``spear``, which the plugin reads."""
     own = {"spear": config.to_mapping(), "data.spear_env": config.env.to_mapping()}
     parts = (_set_tasks, _set_model, _set_update, _set_optimizer, _set_rollout, _set_run)
     values = own | {key: value for part in parts for key, value in part(config).items()}
@@ -110,9 +109,9 @@ def translate(config: RunConfig, out: Path) -> dict[str, Any]:
 
 
 def _set_tasks(config: RunConfig) -> Values:
-    """Tasks: verl's "files" name splits of the environment. -1 is all of them."""
+    """Return the keys of the tasks: verl's "files" name splits of the environment, and -1 takes all tasks."""
     return {
-        "data.custom_cls": {"path": "pkg://spear_training.verl_plugin.dataset", "name": "TaskDataset"},
+        "data.custom_cls": {"path": "pkg://spear_training.verl_plugin.trainer", "name": "TaskDataset"},
         "data.train_files": config.env.train_split,
         "data.val_files": config.env.valid_split,
         "data.seed": config.seed,
@@ -128,7 +127,7 @@ def _set_tasks(config: RunConfig) -> Values:
 
 
 def _set_model(config: RunConfig) -> Values:
-    """The policy, and the critic that begins as the same network."""
+    """Return the keys of the policy, and of the critic, which begins as the same network."""
     model = config.model
     both = {
         "path": model.path,
@@ -175,7 +174,7 @@ def _set_update(config: RunConfig) -> Values:
 
 
 def _set_optimizer(config: RunConfig) -> Values:
-    """AdamW. verl's own defaults say "none" for a warm-up and a least learning rate."""
+    """Return the keys of AdamW. verl's own defaults say "none" for a warm-up and a least learning rate."""
     optimizer, node = config.optimizer, f"{AR}.actor.optim"
     return {
         "critic.optim.lr": config.critic.lr,
@@ -190,7 +189,7 @@ def _set_optimizer(config: RunConfig) -> Values:
 
 
 def _set_rollout(config: RunConfig) -> Values:
-    """Rollouts and validations."""
+    """Return the keys of rollouts and validations."""
     rollout, validation = config.rollout, config.validation
     correction = rollout.correction.to_mapping()
     return {
@@ -215,7 +214,7 @@ def _set_rollout(config: RunConfig) -> Values:
 
 
 def _set_run(config: RunConfig) -> Values:
-    """The run: its trainer, length, checkpoints, validations, loggers and machines."""
+    """Return the keys of the run: its trainer, length, checkpoints, validations, loggers and machines."""
     return {
         "model_engine": "dp",
         "trainer.v1.trainer_mode": "spear",
@@ -239,7 +238,7 @@ def _set_run(config: RunConfig) -> Values:
 
 
 def _set_cpu(config: RunConfig) -> Values:
-    """What verl's defaults for GPUs must become on a CPU."""
+    """Return what verl's defaults for GPUs must become on a CPU."""
     ranks, engines = config.cluster.gpus_per_node, (ENGINE, f"{AR}.ref.fsdp_config", "critic.fsdp")
     precision = {"param_dtype": _name_dtype(config), "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
@@ -264,13 +263,13 @@ def _set_cpu(config: RunConfig) -> Values:
 
 
 def _name_dtype(config: RunConfig) -> str:
-    """Type of the numbers; what is still open is bfloat16 on a GPU."""
+    """Return the type of the numbers; what is still open is bfloat16 on a GPU."""
     dtype = config.rollout.dtype.value
     return dtype if config.on_cpu or dtype != AUTO else "bfloat16"
 
 
 def find_verl() -> Path:
-    """Folder of the package verl, which is not imported: that takes three seconds."""
+    """Return the folder of the package verl, which is not imported: that takes three seconds."""
     found = find_spec("verl")
     if found is None or found.origin is None:
         raise SpearError("verl is not installed: pip install spear-training")
@@ -279,8 +278,14 @@ def find_verl() -> Path:
 
 @lru_cache(maxsize=1)
 def _read_defaults() -> Any:
-    """verl's defaults, with interpolations unresolved."""
+    """Return verl's defaults, with interpolations unresolved."""
     return OmegaConf.to_container(OmegaConf.load(find_verl() / "trainer" / "config" / DEFAULTS), resolve=False)
+
+
+@lru_cache(maxsize=1)
+def _list_keys() -> Mapping[str, Any]:
+    """List verl's keys, those of nodes included, with their defaults."""
+    return dict(flatten(_read_defaults(), keep_nodes=True))
 
 
 def _check_keys(given: Mapping[str, Any], known: Mapping[str, Any], *, on_cpu: bool) -> None:
@@ -308,7 +313,7 @@ def _check_keys(given: Mapping[str, Any], known: Mapping[str, Any], *, on_cpu: b
 
 
 def _is_field(parts: list[str], known: Mapping[str, Any]) -> bool:
-    """Whether a key is a field of one of verl's classes that its file leaves out, such as ``enable_sleep_mode``."""
+    """Return whether verl's file leaves out a key that one of its classes has, such as ``enable_sleep_mode``."""
     for end in range(len(parts) - 1, 0, -1):
         target = known.get(".".join([*parts[:end], "_target_"]))
         if isinstance(target, str):
@@ -318,7 +323,7 @@ def _is_field(parts: list[str], known: Mapping[str, Any]) -> bool:
 
 
 def find_refusal(key: str) -> str | None:
-    """Why a key of verl cannot be set, or None."""
+    """Return why a key of verl cannot be set, or None."""
     for patterns, reason in REFUSED.items():
         for pattern in patterns.split():
             if fnmatchcase(key, pattern) or (pattern.endswith(".*") and key == pattern[:-2]):
@@ -342,7 +347,7 @@ def list_names() -> Mapping[str, tuple[str, ...]]:
 
 
 def name_ours(key: str) -> str | None:
-    """What to set instead of a key of verl: our setting, or ``verl.KEY``; None if verl has no such key."""
+    """Return what to set instead of a key of verl: our setting, or ``verl.KEY``; None if verl has no such key."""
     ours = [
         name
         for name, keys in list_names().items()
@@ -351,7 +356,7 @@ def name_ours(key: str) -> str | None:
     ]
     if ours:
         return ours[0]
-    return f"verl.{key}" if key in dict(flatten(_read_defaults(), keep_nodes=True)) else None
+    return f"verl.{key}" if key in _list_keys() else None
 
 
 def _flatten_own(config: RunConfig) -> dict[str, Any]:
@@ -360,7 +365,7 @@ def _flatten_own(config: RunConfig) -> dict[str, Any]:
 
 
 def _change(config: RunConfig, key: str) -> RunConfig | None:
-    """A copy with another value of a setting, if one of those tried is valid."""
+    """Return a copy with another value of a setting, if one of those tried is valid."""
     parts = key.split(".")
     node: Any = config
     for part in parts[:-1]:

@@ -17,7 +17,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import draft_file, write_json
 from spear_sandbox.terminal import Console
 from spear_training.run.compose import Request, compose
-from spear_training.run.config import RunConfig, flatten
+from spear_training.run.config import RunConfig, describe_staleness, flatten
 from spear_training.run.inputs import TASKS_FILE, describe_inputs
 from spear_training.run.launch import (
     CHANGEABLE,
@@ -29,7 +29,6 @@ from spear_training.run.launch import (
     publish_run,
 )
 from spear_training.run.review import watch_metrics
-from spear_training.run.rollout_correction import describe_staleness
 from spear_training.run.supervise import Observer, hold_run, supervise_training
 
 if TYPE_CHECKING:
@@ -105,7 +104,8 @@ def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, 
 
 
 def choose_warm_start(config: RunConfig) -> WarmStartSettings | TinyVisionSettings:
-    """Settings of the policy that a training makes first: the environment's recipe, with the training's prompts.
+    """Return the settings of the policy that a training makes first: the environment's recipe, with the training's
+    prompts.
 
     Raises SettingsError if ``model.warm_start`` or ``model.vision_start`` is invalid.
     """
@@ -121,7 +121,9 @@ def choose_warm_start(config: RunConfig) -> WarmStartSettings | TinyVisionSettin
 
 
 def list_cuts(words: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    """Settings changed by ``model=tiny`` or ``tiny_vl`` in ``words``: key, the preset's value, the value here."""
+    """Return the settings changed by ``model=tiny`` or ``tiny_vl`` in ``words``: key, the preset's value, the value
+    here.
+    """
     without = [word for word in words if not word.startswith("model=")]
     before, after = (dict(flatten(compose(chosen).config.to_mapping())) for chosen in (without, words))
     return [
@@ -241,5 +243,5 @@ def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
 
 
 def smooth(values: np.ndarray, steps: int = SMOOTH) -> np.ndarray:
-    """Mean over the last ``steps`` values, fewer at the beginning [N]."""
+    """Return the means over the last ``steps`` values [N], over fewer at the beginning."""
     return np.asarray([values[max(0, i - steps + 1) : i + 1].mean() for i in range(len(values))])

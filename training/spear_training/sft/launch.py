@@ -1,11 +1,12 @@
-"""A fine-tuning from its settings to a Hugging Face folder."""
+"""A fine-tuning from its settings to a Hugging Face folder; ``python -m THIS RUN_FOLDER`` is its process."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from spear_agents.engines.base import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
@@ -22,16 +21,17 @@ from spear_agents.evaluation.records import read_history
 from spear_agents.model_files import resolve_model
 from spear_agents.models import digest_model
 from spear_envs.code.tasks import RETOOL_SFT, list_files
-from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.files import explain_unwritable, read_yaml_text, write_json, write_text
+from spear_envs.core.errors import SpearError
+from spear_envs.core.machine import make_command
+from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.run.checkpoints import compare_configs
 from spear_training.run.compose import read_value
 from spear_training.run.computing import check_exchange, choose_attention, choose_dtype, measure_weights
 from spear_training.run.config import AUTO, flatten
-from spear_training.run.launch import CONFIG_FILE, find_checkpoint
-from spear_training.run.supervise import LOG_FILE, hold_run, supervise_training
+from spear_training.run.launch import CONFIG_FILE, find_checkpoint, read_folder
+from spear_training.run.supervise import LOG_FILE, die_with_parent, hold_run, supervise_training
 from spear_training.run.to_verl import find_verl
 from spear_training.run.training import RESUME_HINT, Reading, show_progress
 from spear_training.sft.samples import Overlong, Preparation, SampleReader, prepare_samples
@@ -44,7 +44,7 @@ TRAINED_STEP = "train/loss"
 """Metric that every step has."""
 CHANGEABLE = ("trainer.save_freq", "trainer.logger", "trainer.max_ckpt_to_keep", "trainer.default_local_dir",
               "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.num_workers")  # fmt: skip
-"""What may differ when a run is resumed."""
+"""Settings that may differ when a run is resumed."""
 KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
 """File with all overrides of a fine-tuning."""
 FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
@@ -88,7 +88,9 @@ class SftSettings:
 
 
 def read_model(folder: Path) -> tuple[int, int]:
-    """Rows of a model's embedding, and its context in tokens. Raises SpearError for a folder without a model."""
+    """Return the number of rows of a model's embedding, and its context in tokens. Raises SpearError for a folder
+    without a model.
+    """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config | (config.get("text_config") or {})
@@ -102,7 +104,7 @@ def read_model(folder: Path) -> tuple[int, int]:
 
 
 def choose_keys(settings: SftSettings) -> DictConfig:
-    """verl's configuration with the values of the preset, the settings and the overrides.
+    """Return verl's configuration with the values of the preset, the settings and the overrides.
 
     Raises SpearError for an invalid override.
     """
@@ -129,7 +131,8 @@ def choose_keys(settings: SftSettings) -> DictConfig:
 def complete_keys(
     config: DictConfig, settings: SftSettings, out: Path, facts: dict[str, Any], longest: int
 ) -> DictConfig:
-    """The configuration of :func:`choose_keys` for this machine, this folder and samples of up to ``longest`` tokens.
+    """Return the configuration of :func:`choose_keys` for this machine, this folder and samples of up to ``longest``
+    tokens.
 
     ``facts`` are what else makes it this run: digests of model and samples. Raises SpearError for a value that cannot
     be had here.
@@ -145,7 +148,7 @@ def complete_keys(
             precision = config.engine.mixed_precision
             chosen = str(precision.param_dtype)
             if chosen == AUTO and (out / CONFIG_FILE).is_file():
-                chosen = str(load_previous(out / CONFIG_FILE).engine.mixed_precision.param_dtype)
+                chosen = str(read_tuning(out).engine.mixed_precision.param_dtype)
             precision.param_dtype = choose_dtype(chosen, measure_weights(settings.model))
         config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
         config.spear = facts
@@ -158,7 +161,7 @@ def complete_keys(
 
 
 def _read_defaults(device: str, preset: str | None) -> DictConfig:
-    """verl's configuration of its supervised trainer, ours over it, and a preset over that."""
+    """Return verl's configuration of its supervised trainer, ours over it, and a preset over that."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(find_verl() / "trainer" / "config"), version_base=None):
         config = compose("sft_trainer_engine")
@@ -187,24 +190,20 @@ def _override(config: DictConfig, word: str) -> None:
     OmegaConf.update(config, key, value)
 
 
-def load_previous(path: Path) -> DictConfig:
-    """Load the configuration in ``path`` of an earlier launch of this run.
+def read_tuning(out: Path) -> DictConfig:
+    """Read the configuration of a fine-tuning; see :func:`spear_training.run.launch.read_folder`."""
+    return read_folder(out, "fine-tuning", _parse_tuning)
 
-    Raises SpearError if it cannot be read or is of another kind of run: a training and a fine-tuning would replace each
-    other's checkpoints.
-    """
-    try:
-        read_yaml_text(path)
-        config = OmegaConf.load(path)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise SpearError(f"{path} cannot be read ({first_line(error)}): name another folder") from error
-    if not isinstance(config, DictConfig) or OmegaConf.select(config, "engine.strategy") is None:
-        raise SpearError(f"{path} is not the configuration of a fine-tuning: name another folder")
+
+def _parse_tuning(values: Mapping[str, Any]) -> DictConfig:
+    config = OmegaConf.create(dict(values))
+    if OmegaConf.select(config, "engine.strategy") is None:
+        raise SpearError("it lacks engine.strategy")
     return config
 
 
 def find_files(data: Sequence[Path]) -> list[Path]:
-    """The files of the data, which are paths or names. Raises SpearError for a data set that was not fetched."""
+    """Return the files of the data, which are paths or names. Raises SpearError for a data set that was not fetched."""
     files: list[Path] = []
     for item in data:
         named = RETOOL_SFT if str(item) == RETOOL_SFT.name and not item.exists() else None
@@ -216,7 +215,7 @@ def find_files(data: Sequence[Path]) -> list[Path]:
 
 
 def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
-    """Optimiser steps of an epoch and of the run.
+    """Return the number of optimiser steps of an epoch and of the run.
 
     Raises SpearError if a batch does not divide over the ranks, or is larger than the data.
     """
@@ -242,7 +241,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
 
 
 def _open_reader(model: Path) -> tuple[SampleReader, int]:
-    """The reader of a model's samples, and its context in tokens."""
+    """Return the reader of a model's samples, and its context in tokens."""
     vocabulary, context = read_model(model)
     tokenizer = load_tokenizer(model)
     return SampleReader(tokenizer, vocabulary, require_end_ids(model, tokenizer)), context
@@ -273,7 +272,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             config = complete_keys(config, settings, out, identity, found.longest)
             each, total = count_steps(config, found.samples)
             path = out / CONFIG_FILE
-            earlier = load_previous(path) if path.is_file() else None
+            earlier = read_tuning(out) if path.is_file() else None
             given = {word.partition("=")[0] for word in settings.overrides}
             fit = fit_tuning(config, given, find_room(config.trainer.device), found.longest, earlier)
             if fit is not None and fit.describe():
@@ -295,7 +294,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         return out / MODEL
     try:
         with show_progress(console, total, "starting verl", read_progress) as observe:
-            supervise_training(out, config.trainer.device, observe, module="spear_training.sft.process", locked=True)
+            supervise_training(out, config.trainer.device, observe, module=__name__, locked=True)
     except KeyboardInterrupt:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
         console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")
@@ -313,7 +312,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
 
 
 def read_progress(history: list[dict[str, Any]]) -> Reading | None:
-    """How far a fine-tuning is."""
+    """Return how far a fine-tuning is."""
     steps = [record for record in history if TRAINED_STEP in record]
     if not steps:
         return None
@@ -321,7 +320,7 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
 
 
 def describe(found: Preparation, limit: int) -> str:
-    """One line on what was prepared, and what was left out."""
+    """Return one line on what was prepared, and what was left out."""
     parts = [
         (found.split, "rows in several samples, since the chat template rewrites earlier responses"),
         (found.lost, "of lost episodes left out"),
@@ -333,3 +332,18 @@ def describe(found: Preparation, limit: int) -> str:
     ]
     text = "".join(f"; {count:,} {what}" for count, what in parts if count)
     return f"{found.samples:,} samples of {found.tokens:,} tokens, {found.learnt:,} of them learnt{text}"
+
+
+def main() -> None:
+    """Run the fine-tuning that ``RUN_FOLDER/config.yaml`` describes, with a process of verl's for each rank."""
+    from torch.distributed.run import main as run_ranks
+
+    die_with_parent()
+    out = Path(sys.argv[1])
+    command = make_command("spear_training.verl_plugin.sft", str(out))
+    ranks = read_tuning(out).trainer.n_gpus_per_node
+    run_ranks(["--standalone", f"--nproc-per-node={ranks}", "--no-python", *command])
+
+
+if __name__ == "__main__":
+    main()

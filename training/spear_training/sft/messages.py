@@ -27,14 +27,14 @@ _UNREAD = (
 
 _EXAMPLE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 _QUESTION = "*user question:*"
-"""What stands before the problem in a prompt of ReTool-SFT."""
+"""Text before the problem in a prompt of ReTool-SFT."""
 _CALL = re.compile(r"(.*?)<code>(.*?)</code>(.*?)<interpreter>(.*?)</interpreter>", re.DOTALL)
 _ANSWER = re.compile(r"(.*?)<answer>(.*?)</answer>\s*", re.DOTALL)
 _FENCE = re.compile(r"```python(.*?)```", re.DOTALL)
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Rows of a ``.jsonl`` or ``.parquet`` file with their numbers, from 1.
+    """Return the rows of a ``.jsonl`` or ``.parquet`` file with their numbers, from 1.
 
     Raises SpearError as :func:`spear_envs.data.rows.parse_rows`.
     """
@@ -50,7 +50,7 @@ def _drop_nulls(value: Any) -> Any:
 
 
 def unfold_solution(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of ReTool-SFT with its code as calls of a tool and its output as their results; others unchanged.
+    """Return a row of ReTool-SFT with its code as calls of a tool and its output as their results; others unchanged.
 
     As published, a solution is one message, ``text <code>…</code> <interpreter>…</interpreter> … <answer>…</answer>``.
     The prompt keeps the problem and what follows it, without the tags of the answer; text between code and output is
@@ -93,7 +93,9 @@ def _find(message: Any, name: str) -> Any:
 
 
 def read_keywords(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the chat template: the tools, and what else a row names. Raises SpearError for wrong ones."""
+    """Return the variables of the chat template: the tools, and what else a row names. Raises SpearError for wrong
+    ones.
+    """
     keywords = _read_json(record.get("chat_template_kwargs"), dict, "chat_template_kwargs") or {}
     if record.get("enable_thinking") is not None:
         keywords["enable_thinking"] = record["enable_thinking"]
@@ -103,7 +105,7 @@ def read_keywords(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_json(value: Any, kind: type, name: str) -> Any:
-    """A value that may be written as JSON in a string."""
+    """Return a value that may be written as JSON in a string."""
     try:
         found = json.loads(value) if isinstance(value, str) and value else value or None
     except (ValueError, RecursionError):
@@ -125,7 +127,7 @@ def _refuse_fields(values: Mapping[str, Any], names: Collection[str], owner: str
 
 
 def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without empty fields, whose calls have arguments as objects: templates write them as JSON."""
+    """Return a message without empty fields, whose calls have arguments as objects: templates write them as JSON."""
     _refuse_fields(message, _UNREAD_OF_MESSAGES, f"a message of {message['role']!r}")
     made = {key: value for key, value in message.items() if value is not None} | {"content": _read_text(message) or ""}
     flags = [name for name in _FLAGS if name in made]
@@ -138,7 +140,7 @@ def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_learnt(message: Mapping[str, Any]) -> bool:
-    """Whether no flag of a message says that it is only read."""
+    """Return whether no flag of a message says that it is only read."""
     return all(message.get(name, 1) for name in _FLAGS)
 
 
@@ -151,7 +153,7 @@ def _read_call(call: Any) -> dict[str, Any]:
 
 
 def write_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls as text."""
+    """Return the message with the arguments of its calls as text."""
 
     def write(call: Mapping[str, Any]) -> dict[str, Any]:
         holder = call.get("function", call)
@@ -163,7 +165,7 @@ def write_calls(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a row, whose contents are texts and whose calls have arguments as objects.
+    """Return the messages of a row, whose contents are texts and whose calls have arguments as objects.
 
     Raises:
         SpearError: they are malformed, have a field that is not read here, or hold the environment's words.
@@ -184,7 +186,9 @@ def _is_message(message: Any) -> bool:
 
 
 def _read_text(message: Mapping[str, Any]) -> str | None:
-    """The text of a message, which may be written in parts, or missing beside calls; None if there is another part."""
+    """Return the text of a message, which may be written in parts, or missing beside calls; None if there is another
+    part.
+    """
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         return ""

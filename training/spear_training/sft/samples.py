@@ -1,4 +1,4 @@
-"""From a row of fine-tuning data to token ids and the mask of those that are learnt."""
+"""Token ids of a row of fine-tuning data, and the mask of those that are learnt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 
 
 class Overlong(str, Enum):
-    """What happens to a sample of more than ``max_length`` tokens."""
+    """Treatment of a sample of more than ``max_length`` tokens."""
 
     DROP = "drop"
     """It is left out."""
@@ -61,7 +61,7 @@ class Sample:
 
 
 def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
-    """The sample up to the policy's last token, or None."""
+    """Return the sample up to the policy's last token, or None."""
     mask = [0, *mask[1:]]
     end = max((place for place, bit in enumerate(mask, 1) if bit), default=0)
     return Sample(tuple(ids[:end]), tuple(mask[:end])) if end else None
@@ -76,7 +76,7 @@ class SampleReader:
     end_ids: Sequence[int]
 
     def read(self, record: Mapping[str, Any]) -> list[Sample]:
-        """The samples in a row: its recorded ids where it has some, else its messages through the chat template.
+        """Return the samples in a row: its recorded ids where it has some, else its messages through the chat template.
 
         They are one, or several if the chat template rewrites earlier responses: then a response whose prompt does not
         continue the tokens before it begins a sample of its own, as a turn begins a row when the model is trained
@@ -99,7 +99,7 @@ class SampleReader:
         return samples
 
     def fits(self, sample: Sample, record: Mapping[str, Any]) -> bool:
-        """Whether recorded tokens of the policy read as what the messages say it wrote; True without either."""
+        """Return whether recorded tokens of the policy read as what the messages say it wrote; True without either."""
         if "messages" not in record or "input_ids" not in record:
             return True
         said = _squeeze("".join(m["content"] for m in read_messages(record) if m["role"] == "assistant"))
@@ -115,11 +115,12 @@ class SampleReader:
         return True
 
     def ends(self, sample: Sample) -> bool:
-        """Whether the last response ends with an end token, which the policy has to learn."""
+        """Return whether the last response ends with an end token, which the policy has to learn."""
         return sample.ids[-1] in self.end_ids
 
     def _encode(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> Iterator[Sample | None]:
-        """The messages as the model reads and writes them: each response is tokenised apart from what precedes it.
+        """Return the messages as the model reads and writes them: each response is tokenised apart from what precedes
+        it.
 
         ``keywords`` are variables of the chat template.
         """
@@ -172,7 +173,7 @@ class SampleReader:
 
 
 def _squeeze(text: str) -> str:
-    """Without blanks, which some tokenizers set between words or leave out at the beginning."""
+    """Return the text without blanks, which some tokenizers set between words or leave out at the beginning."""
     return "".join(text.split())
 
 
@@ -185,7 +186,7 @@ def _read_tokens(ids: Any, mask: Any) -> Sample | None:
 
 
 def _find_runs(sample: Sample) -> Iterator[tuple[int, ...]]:
-    """Stretches of tokens of the policy."""
+    """Return the stretches of tokens that are the policy's."""
     for bit, pairs in groupby(zip(sample.mask, sample.ids, strict=True), key=itemgetter(0)):
         if bit:
             yield tuple(token for _, token in pairs)
@@ -201,7 +202,7 @@ Observer = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Preparation:
-    """What became of the rows.
+    """Counts of the rows by what became of them.
 
     Attributes:
         samples: those that are trained on, of ``tokens``, of which ``learnt`` are the policy's.
@@ -283,7 +284,7 @@ class _Sifter:
         self._complain()
 
     def _limit(self, sample: Sample) -> Sample | None:
-        """The sample as it is trained on, counted; None if it is left out."""
+        """Return the sample as it is trained on, counted; None if it is left out."""
         counts = self.counts
         counts["unended"] += not self.reader.ends(sample)
         found: Sample | None = sample
@@ -332,7 +333,7 @@ class SampleStore:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids and mask of a sample, both [L]."""
+        """Return the token ids and mask of a sample, both [L]."""
         start, end = self.offsets[index : index + 2]
         return self.tokens[start:end], self.mask[start:end]
 
@@ -351,7 +352,7 @@ def write_store(folder: Path, samples: Iterable[Sample]) -> None:
 
 
 def open_store(folder: Path) -> SampleStore:
-    """The samples of a folder. Raises SpearError where they cannot be read."""
+    """Return the samples of a folder. Raises SpearError where they cannot be read."""
     try:
         return SampleStore(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
     except (OSError, ValueError) as error:

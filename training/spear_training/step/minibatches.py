@@ -35,12 +35,12 @@ class Deal:
         return sum(row < 0 for part in self.minibatches for row in part)
 
     def order(self, ranks: int) -> list[int]:
-        """Row numbers in verl's order: rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
+        """Return the row numbers in verl's order: those of rank 0, mini-batch by mini-batch, then of rank 1, ..."""
         share = self.size // ranks
         return [row for r in range(ranks) for part in self.minibatches for row in part[r * share : (r + 1) * share]]
 
     def weigh(self, loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_factor: float) -> Array:
-        """Weight of each row [N] in its mini-batch; arguments as in :func:`weigh_rows`, of all rows."""
+        """Return the weight of each row [N] in its mini-batch; arguments as in :func:`weigh_rows`, of all rows."""
         weights = np.zeros(len(loss_tokens))
         for part in self.minibatches:
             rows = np.asarray([row for row in part if row >= 0], dtype=np.int64)
@@ -50,7 +50,7 @@ class Deal:
         return weights
 
     def measure_balance(self, lengths: Array, ranks: int) -> float:
-        """Tokens of the slowest of ``ranks`` over the mean of all, averaged over mini-batches; 1 is even."""
+        """Return the tokens of the slowest of ``ranks`` over the mean of all, averaged over mini-batches; 1 is even."""
         padded = np.append(np.asarray(lengths, dtype=np.float64), 0.0)  # a padding row is number -1
         tokens = padded[np.asarray(self.minibatches).reshape(len(self.minibatches), ranks, -1)].sum(-1)
         return float((tokens.max(1) / np.maximum(tokens.mean(1), 1.0)).mean())
@@ -58,6 +58,7 @@ class Deal:
 
 def count_minibatches(rows: float, rows_per_minibatch: int) -> int:
     """Number of mini-batches for ``rows``: the nearest integer, at least 1, or 0 without rows."""
+    # Rounded, not cut: filters remove rows, and a last mini-batch of a few rows would take a full-size Adam step.
     return max(1, round(rows / rows_per_minibatch)) if rows else 0
 
 
@@ -82,9 +83,11 @@ def deal_rows(
         return Deal((), 0)
     parts: list[list[int]] = [[] for _ in range(count)]
     for group in groups:
+        # Each group by itself: every mini-batch then has replayed rows in the proportion of the step.
         shuffled = rng.permutation(np.asarray(group, dtype=np.int64))
         for part, share in zip(parts, np.array_split(shuffled, count), strict=True):
             part.extend(share.tolist())
+    # All mini-batches have the size of the largest one, rounded up to whole shares: verl cuts a batch into equal parts.
     size = -(-max(len(part) for part in parts) // shares) * shares
     padded = [
         [*rng.permutation(np.asarray(part, dtype=np.int64)).tolist(), *[-1] * (size - len(part))] for part in parts
@@ -104,6 +107,7 @@ def _balance(rows: list[int], lengths: Array, shares: int) -> list[int]:
     longest = np.argsort(-tokens, kind="stable")
     loads, bins = np.zeros(shares, dtype=np.int64), [[] for _ in range(shares)]  # type: ignore[var-annotated]
     for start in range(0, len(rows), shares):
+        # One row to each share in every round, so that shares also have equally many rows.
         places = longest[start : start + shares]
         lightest = np.argsort(loads, kind="stable")
         for share, place in zip(lightest.tolist(), places.tolist(), strict=True):

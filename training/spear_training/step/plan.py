@@ -1,4 +1,4 @@
-"""From episodes to the rows of an update: rewards, filters, groups (``alg:sal``)."""
+"""Rows of an update from episodes: rewards, filters, groups (``alg:sal``)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
 
 
 def find_differing_groups(records: Sequence[EpisodeRecord], settings: RewardSettings, mu: float) -> list[str]:
-    """Groups whose valid episodes do not all earn the same, in the order of the records."""
+    """Return groups whose valid episodes do not all earn the same, in the order of the records."""
     totals: dict[str, set[float]] = {}
     for record in records:
         if record.rows:
@@ -101,7 +101,7 @@ def plan_rows(
     max_response_length: int,
     chosen: Sequence[str] | None = None,
 ) -> StepPlan:
-    """Rewards, loss masks and kept groups of a step, without episodes with a fault or without rows.
+    """Return the rewards, loss masks and kept groups of a step, without episodes with a fault or without rows.
 
     ``mu`` is the weight of the tool-call term, ``max_response_length`` the limit of the over-long filter in tokens, and
     ``chosen`` are the groups that dynamic sampling keeps (None: all).
@@ -121,6 +121,8 @@ def plan_rows(
     mean_penalties = np.bincount(owner, weights=penalties, minlength=len(records)) / np.maximum(
         np.bincount(owner, minlength=len(records)), 1
     )
+    # Filters take rows out of the loss, not out of their group: a masked failure is still a failure, and the mean of
+    # its group would be too high without it.
     filters = filter_rows(rows, settings, max_response_length)
     hit = np.any(list(filters.values()), axis=0)
 
@@ -132,12 +134,14 @@ def plan_rows(
     wanted = flags
     if chosen is not None:
         wanted = flags & torch.tensor(np.isin(groups, list(chosen)), dtype=torch.bool)
+    # By totals without penalties of rows: groups are chosen by what the policy did, not by how it wrote it.
     kept = keep_high_variance_groups(totals, groups, ratio=settings.filter.groups, valid=wanted).tolist()
     kept_groups = {group for group, keep in zip(groups, kept, strict=True) if keep}
     # A penalty of rows does not choose groups, but it is in their means (D_R), as in the authors' code.
     paid = group_statistics(totals + torch.from_numpy(mean_penalties), groups, valid=flags)
 
     out = np.asarray([name not in kept_groups for name in rows.group.tolist()], dtype=bool)
+    # A row may lack loss tokens after rollout correction or truncation; it would weigh nothing and divide by 0.
     rows = rows.add(kept=~hit & ~out & counted[owner] & (rows.loss_tokens > 0))
     return StepPlan(
         rewards=tuple(
@@ -154,10 +158,11 @@ def plan_rows(
 
 
 def _pay_outcomes(rows: RowTable, outcomes: np.ndarray) -> RowTable:
-    """Rows whose turns earn nothing but ``outcomes`` [N], of their episodes, in the last turn of each."""
+    """Return the rows with turns that earn nothing but their episodes' ``outcomes`` [N], each in the last turn."""
     step, turn = np.zeros(len(rows)), np.zeros(len(rows.turn_reward))
     last: dict[str, int] = {}
     for number in np.argsort(rows.turn, kind="stable").tolist():
+        # In order of turns, so that the last row of each trajectory stays.
         last[rows.trajectory[number]] = number
     places = np.fromiter(last.values(), dtype=np.int64, count=len(last))
     step[places] = outcomes[places]

@@ -1,17 +1,24 @@
-"""The result of a rollout: a record of each episode, and the table of their rows."""
+"""The result of a rollout: records of episodes, the table of their rows, and the episodes kept for ``spear view``."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
-from spear_agents.play.snapshots import Snapshot
-from spear_agents.play.trajectory import StopReason, Trajectory, Turn
+from spear_agents.evaluation.records import EPISODES, SETTINGS
+from spear_agents.play.episode import Snapshot
+from spear_agents.play.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_training.algorithms import RowTable, has_repetition, is_incomplete, is_unreadable
 
 NOT_FINITE = "reward"
@@ -98,6 +105,7 @@ def tabulate(
         "group": [record.group for record in owners],
         "trajectory": [record.trajectory for record in owners],
         "turn": [row.turn_index for row in rows],
+        # A row is as old as the oldest weights that wrote some of it: a bound of staleness must hold for every token.
         "version": [min(_list_versions(turns), default=-1) for turns in members],
         "anchor": [str(turns[0].anchor) for turns in members],
         "prompt_length": [len(row.prompt_ids) for row in rows],
@@ -116,6 +124,7 @@ def tabulate(
         "tool_calls": [record.tool_calls for record in owners],
         "step_reward": [float(sum(turn.reward for turn in turns)) for turns in members],
         "turns": [len(turns) for turns in members],
+        # Where the policy's text ends, so that an advantage of a turn does not reach into the observation after it.
         "turn_end": [end for turns in members for end in _find_ends(turns)],
         "turn_reward": [turn.reward for turns in members for turn in turns],
         "ids": _join([ids for row in rows for ids in (row.prompt_ids, row.response_ids)], np.int32),
@@ -135,7 +144,7 @@ def _find_ends(turns: Sequence[Turn]) -> Iterator[int]:
 
 
 def _list_versions(turns: Sequence[Turn]) -> set[int]:
-    """Training steps of the weights that wrote these turns."""
+    """Return the training steps of the weights that wrote these turns."""
     return {turn.version for turn in turns if turn.version is not None}
 
 
@@ -181,6 +190,7 @@ class Rollout:
         records = sorted((r for part in parts for r in part.records), key=lambda record: (record.group, record.sample))
         rows = RowTable.join([part.rows for part in parts])
         place = {record.trajectory: number for number, record in enumerate(records)}
+        # Which worker finished first is chance; the order of rows decides how they are dealt, and so the run.
         order = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
         counts = ("generations", "retried", "prompt_tokens", "cached_tokens", "cacheable_tokens")
         return cls(
@@ -190,3 +200,62 @@ class Rollout:
             walks={name: walk for part in parts for name, walk in part.walks.items()},
             **{name: sum(getattr(part, name) for part in parts) for name in counts},
         )
+
+
+# ---- episodes for ``spear view`` -------------------------------------------------------------------------------------
+ROLLOUTS = "rollouts"
+"""Folder of training episodes within a run."""
+VALIDATIONS = "validations"
+"""Folder of validation episodes (``validation.record`` of each)."""
+_log = logging.getLogger(__name__)
+
+
+class EpisodeRecorder:
+    """Appends episodes to ``episodes.jsonl`` in a ``folder`` of a run. Failures here do not stop the training.
+
+    The page shows ``identity`` (``model``, ``env_kwargs`` and ``split``) and the name of the folder.
+    """
+
+    def __init__(self, out: Path, identity: Mapping[str, Any], folder: str = ROLLOUTS) -> None:
+        self._path = out / folder / EPISODES
+        self._identity = identity
+
+    def resume_after(self, step: int) -> None:
+        """Drop the episodes of later steps, which will be played again, and a torn last line."""
+        try:
+            if not self._path.exists():
+                return
+            lines = self._path.read_text(encoding="ascii").splitlines(keepends=True)
+            kept = [line for line in lines if _read_step(line) <= step]
+            if len(kept) < len(lines):
+                write_text(self._path, "".join(kept))
+        except (OSError, ValueError, SpearError) as error:
+            _log.warning("recorded episodes of steps after %d stay in %s: %s", step, self._path, error)
+
+    def write(self, step: int, episodes: Sequence[Trajectory]) -> int:
+        """Keep the episodes of a step; return their number. On a full disk, warn and return 0."""
+        if not episodes:
+            return 0
+        try:
+            settings = self._path.with_name(SETTINGS)
+            if not settings.exists():
+                write_json(settings, self._identity)
+            # Opened each time: a line torn by a full disk is cut off before the next.
+            with TrajectoryWriter(self._path) as writer:
+                for episode in episodes:
+                    writer.write(replace(episode, step=step))
+        except (OSError, SpearError) as error:
+            text = explain_unwritable(self._path, error) if isinstance(error, OSError) else error
+            _log.warning("the episodes of step %d are not recorded, the training continues: %s", step, text)
+            return 0
+        return len(episodes)
+
+
+def _read_step(line: str) -> float:
+    """Return the step of a line; infinite if it is torn."""
+    if not line.endswith("\n"):
+        return float("inf")
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return float("inf")

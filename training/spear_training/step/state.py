@@ -44,11 +44,12 @@ class SpearState:
             self.bounds = (float(cov.lower), float(cov.upper))  # type: ignore[arg-type]
         self._momentum = {BoundsMode.RUNNING: cov.momentum}.get(cov.bounds, 1.0)
         self.metrics: dict[str, float] = {}
-        """Of the last step, for schedules."""
+        """Metrics of the last step, for schedules."""
         self._anchors: dict[int, None] = {}
 
     def move_bounds(self, measured: tuple[float, float]) -> None:
         """Update the covariance bounds with those of a replay: the first ones stay, or start a running mean."""
+        # The first measurement replaces nothing: a running mean that started at 0 would let too many tokens through.
         if self.bounds is None:
             self.bounds = measured
         keep = self._momentum
@@ -56,6 +57,7 @@ class SpearState:
 
     def meet(self, anchors: Iterable[str]) -> float:
         """Remember the states of a step; return the share of new ones (each counted once)."""
+        # Four bytes for a name of any length. Of 2**18 names one in 16,000 collides, which the share does not show.
         met = {crc32(anchor.encode()) for anchor in anchors}
         new = met - self._anchors.keys()
         self._anchors.update(dict.fromkeys(sorted(new)))
@@ -68,7 +70,7 @@ class SpearState:
         self.metrics = {name: float(value) for name, value in metrics.items() if not name.startswith(TIMES)}
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a resumed run to draw the same."""
+        """Return the state from which a resumed run draws the same."""
         return {
             "baseline": self.baseline.state_dict() if self.baseline is not None else None,
             "replay": self.replay.state_dict(),

@@ -1,8 +1,9 @@
-"""One training step of SPEAR (``alg:sal``), top to bottom."""
+"""One training step of SPEAR (``alg:sal``), top to bottom, and its metrics."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -11,16 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from spear_training.algorithms import RowTable, SpearSettings, average_tokens, estimate, whiten_advantages
-from spear_training.step.metrics import (
-    summarize_draw,
-    summarize_episodes,
-    summarize_plan,
-    summarize_rewards,
-    summarize_rows,
-)
-from spear_training.step.plan import StepPlan, find_differing_groups, plan_rows
-from spear_training.step.records import Rollout
+from spear_agents.play.trajectory import StopReason
+from spear_training.algorithms import ReplayDraw, RowTable, SpearSettings, average_tokens, estimate, whiten_advantages
+from spear_training.run.custom_reward import CUSTOM
+from spear_training.step.plan import EpisodeReward, StepPlan, find_differing_groups, plan_rows
+from spear_training.step.records import EpisodeRecord, Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.update import Actor, Updater, UpdateSizes, require_finite
 
@@ -105,6 +101,8 @@ class SpearStep:
                 fresh = self.actor.collect(plan.rows.take(plan.rows.kept), metrics)
             fresh = self._estimate(fresh, plan, watch, metrics)  # 7. advantages
             with watch(DRIVER):  # 9. replay
+                # D_R has the means of this step, D does not have its rows: replayed rows are older than the step, and
+                # their advantages are relative to the level of today.
                 drawn = self._draw(t, gamma, metrics)
             if self.critic is None or t > settings.critic.warmup:
                 with watch("update_actor"):  # 10. on-policy and self-imitation updates
@@ -129,11 +127,13 @@ class SpearStep:
                 number += 1
             metrics["sampling/rounds"], metrics["sampling/differing"] = float(number), len(chosen) / wanted
             chosen = chosen[:wanted]
+        # Surplus groups are dropped in order of play, not by reward: a choice by reward would bias the success that is
+        # reported.
         rollouts.finish()
         return rollout, chosen
 
     def _estimate(self, fresh: RowTable, plan: StepPlan, watch: Stopwatch, metrics: dict[str, Any]) -> RowTable:
-        """Advantages of the fresh rows, by the chosen estimator over all rows that count."""
+        """Return the advantages of the fresh rows, by the chosen estimator over all rows that count."""
         known = plan.rows
         if self.critic is not None:
             # Rows removed from the loss are still part of their episode: values run through them.
@@ -158,8 +158,10 @@ class SpearStep:
         return fresh
 
     def _add_token_advantages(self, fresh: RowTable, known: RowTable, metrics: dict[str, Any]) -> RowTable:
-        """Advantages of tokens; a row's own is their mean over its loss tokens, before they are whitened."""
+        """Return the advantages of tokens; a row's own is their mean over its loss tokens, before they are whitened."""
         raw = known.token_advantages
+        # The gate of the replay buffer needs a sign for the row. Whitening would move it: half of a step's tokens are
+        # negative after it, even if every episode won.
         fresh = fresh.add(advantage=average_tokens(raw, fresh.mask, fresh), token_advantages=raw)
         if self.critic is None:
             return fresh
@@ -170,7 +172,7 @@ class SpearStep:
         return fresh.add(token_advantages=raw, values=known.values, returns=returns)
 
     def _draw(self, t: int, gamma: float, metrics: dict[str, Any]) -> RowTable | None:
-        """Rows to imitate with recalibrated advantages (``eq:recalibrateadv``); None if nothing is replayed."""
+        """Return the rows to imitate, with recalibrated advantages (``eq:recalibrateadv``); None without a replay."""
         replay = self.state.replay
         if not self.settings.sil.enabled:
             return None
@@ -182,6 +184,7 @@ class SpearStep:
             metrics["replay/discarded"] = float(draw.considered)
             return None
         metrics.update(summarize_draw(draw, t))
+        # The draw has emptied the buffer all the same, so that a warm-up of gamma does not change which rows are old.
         if gamma <= 0:
             return None
         return self.actor.write(draw.rows.add(advantage=draw.advantages.numpy()))
@@ -204,6 +207,7 @@ class SpearStep:
         metrics.update(summarize_rows(rollout.rows))
         metrics.update(summarize_rewards(plan.rewards, rollout.records))
         metrics.update(summarize_plan(plan))
+        # Of all rows that were played, filtered ones included: a masked episode has seen its states, too.
         metrics["anchors/new"] = state.meet(rollout.rows.anchor.tolist())
         metrics["replay/size"], metrics["replay/bytes"] = float(len(state.replay)), float(state.replay.nbytes)
         if state.baseline is not None:
@@ -229,4 +233,111 @@ def _describe_values(values: np.ndarray, returns: np.ndarray) -> dict[str, float
         "critic/value_mean": float(values.mean()),
         "critic/return_mean": float(returns.mean()),
         "critic/explained_variance": 1.0 - float((returns - values).var()) / spread if spread > 0 else 0.0,
+    }
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return success by subtask, score, turns, tool calls, stop reasons (shares) and faults (counts) of a set of
+    episodes.
+
+    Success never includes bonus terms. Episodes with a fault only count in ``fault/*`` and ``stop/*``, those from
+    snapshots in all but success, score and means of turns and tool calls.
+    """
+    valid = [record for record in records if record.fault is None]
+    whole = [record for record in valid if record.began is None]
+    metrics: dict[str, float] = {}
+    by_subtask: dict[str, list[bool]] = defaultdict(list)
+    for record in whole:
+        by_subtask[record.subtask].append(record.won)
+    for subtask, wins in sorted(by_subtask.items()):
+        metrics[f"success/{subtask}"] = float(np.mean(wins))
+    if whole:
+        metrics["success/all"] = float(np.mean([record.won for record in whole]))
+        custom = [record.terms[CUSTOM] for record in whole if CUSTOM in record.terms]
+        if custom:
+            metrics["custom_reward/mean"] = float(np.mean(custom))
+        for name in ("score", "turns", "tool_calls"):
+            metrics[f"{name}/mean"] = float(np.mean([getattr(record, name) for record in whole]))
+    if valid:
+        turns = max(1, sum(record.turns for record in valid))
+        metrics["turns/well_formed"] = sum(record.well_formed_turns for record in valid) / turns
+        metrics["turns/valid_action"] = sum(record.valid_actions for record in valid) / turns
+    stops = Counter(record.stop for record in records)
+    for reason in StopReason:
+        metrics[f"stop/{reason.value}"] = stops[reason.value] / max(1, len(records))
+    for kind, count in Counter(record.fault for record in records if record.fault is not None).items():
+        metrics[f"fault/{kind}"] = float(count)
+    return metrics
+
+
+def summarize_rows(rows: RowTable) -> dict[str, float]:
+    """Return the number of tokens of the rows of all episodes without a fault, and the share of rows cut by a length
+    limit.
+    """
+    return {
+        "tokens/prompt": float(rows.prompt_length.sum()),
+        "tokens/response": float(rows.response_length.sum()),
+        "tokens/written": float(rows.loss_tokens.sum()),
+        "rows/at_limit": float((~rows.finished | rows.truncated).mean()) if len(rows) else 0.0,
+    }
+
+
+def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the mean reward and its terms over the episodes without a fault."""
+    valid = [reward for reward, record in zip(rewards, records, strict=True) if record.fault is None]
+    if not valid:
+        return {}
+    names = ("total", "outcome", "tool_call", "format")
+    return {f"reward/{name}": float(np.mean([getattr(reward, name) for reward in valid])) for name in names}
+
+
+def summarize_plan(plan: StepPlan) -> dict[str, float]:
+    """Return the share of rows removed by each filter, and the number left."""
+    share = 1.0 / max(1, plan.total_rows)
+    metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
+    metrics["groups/equal"] = plan.equal_groups
+    metrics["groups/same_outcome"] = plan.same_outcome
+    metrics["rows/total"] = float(plan.total_rows)
+    metrics["rows/trained"] = float(plan.rows.kept.sum())
+    return metrics
+
+
+def summarize_draw(draw: ReplayDraw, step: int) -> dict[str, float]:
+    """Number and composition of the rows drawn from the replay buffer at global step ``step``."""
+    rows = draw.rows
+    counts = ("considered", "eligible", "drawn", "discarded")
+    metrics = {f"replay/{name}": float(getattr(draw, name)) for name in counts}
+    metrics["replay/mean_age"] = draw.mean_age(step)
+    if len(rows) and "won" in rows:
+        metrics["replay/failed"] = float((~rows.won).mean())
+    return metrics
+
+
+def summarize_versions(rollout: Rollout, version: int) -> dict[str, float]:
+    """Return the age of the weights that wrote a step's rows, in versions before ``version``, that at the start of the
+    step.
+
+    Mean and maximum over rows are of the age of their oldest token; another figure is the share of episodes with
+    several versions.
+    """
+    ages = version - rollout.rows.version[rollout.rows.version >= 0]
+    if not len(ages):
+        return {}
+    crossed = [len(record.versions) > 1 for record in rollout.records if record.versions]
+    return {
+        "staleness/mean": float(ages.mean()),
+        "staleness/max": float(ages.max()),
+        "staleness/crossed_push": sum(crossed) / max(1, len(crossed)),
+    }
+
+
+def summarize_ratios(log_probs: Any, rollout_log_probs: Any) -> dict[str, float]:
+    """Return the unclipped importance ratios of policy tokens [K]: the trainer's probability over the rollout's."""
+    ratios = np.exp(np.asarray(log_probs, dtype=np.float64) - np.asarray(rollout_log_probs, dtype=np.float64))
+    return {
+        "staleness/ratio_mean": float(ratios.mean()),
+        "staleness/ratio_min": float(ratios.min()),
+        "staleness/ratio_max": float(ratios.max()),
+        "staleness/ratio_ess": float(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())),
     }

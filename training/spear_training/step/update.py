@@ -1,4 +1,4 @@
-"""The optimiser steps of a training step on fresh and replayed rows (``eq:grpo_sal``)."""
+"""The loss of an update (``eq:grpo_sal``), and the optimiser steps on fresh and replayed rows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,77 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import Coupling, RowTable, SpearSettings
+from spear_training.algorithms import (
+    Coupling,
+    CovarianceClip,
+    RowTable,
+    SpearLoss,
+    SpearSettings,
+    bind_policy_loss,
+    spear_loss,
+)
 from spear_training.step.minibatches import Deal, count_minibatches, deal_rows
 from spear_training.step.state import SpearState
+
+STEERING_WIDTH = 4
+
+
+def compute_loss(
+    settings: SpearSettings,
+    log_probs: Tensor,
+    steering: Tensor,
+    columns: Mapping[str, Tensor],
+    *,
+    gamma: float,
+    bounds: tuple[float, float] | None,
+) -> SpearLoss:
+    """Compute the loss of a micro-batch; ``log_probs`` is [B, T], ``gamma`` the weight of replayed rows.
+
+    Args:
+        steering: [B, 4], of each row: advantage, weight in the mini-batch, 1 if it is replayed, seed of random choices.
+        columns: [B, T]: ``loss_mask``, ``old_log_probs``, and if present ``advantages`` of tokens, ``ref_log_probs``,
+            ``rollout_weights`` and ``entropy`` (needed for its bonus, with a gradient).
+        bounds: of the replayed rows' covariance clip; None: those of this micro-batch.
+    """
+    cov = settings.cov
+    shared: dict[str, Any] = dict(scope=cov.scope.value, budget=cov.budget.value, floor_one=cov.floor_one)
+    lower, upper = bounds or (None, None)
+    measured: dict[str, Any] = dict(bounds=cov.bounds, lower_top=cov.lower_top, upper_top=cov.upper_top)
+    on_policy = CovarianceClip(cov.on_policy_ratio, cov.on_policy_lower, cov.on_policy_upper, **shared)
+    return spear_loss(
+        log_probs,
+        columns["old_log_probs"],
+        columns.get("advantages", steering[:, 0]),
+        columns["loss_mask"] > 0,
+        steering[:, 2] > 0,
+        gamma=gamma,
+        policy=bind_policy_loss(settings),
+        cov=CovarianceClip(cov.ratio, lower, upper, **shared, **measured),
+        on_policy_cov=on_policy if cov.on_policy else None,
+        weights=steering[:, 1],
+        ref_log_probs=columns.get("ref_log_probs"),
+        kl_coefficient=settings.kl.coefficient,
+        entropy=columns.get("entropy"),
+        entropy_coefficient=settings.loss.entropy_coefficient,
+        rollout_weights=columns.get("rollout_weights"),
+        # One generator per micro-batch, seeded by its rows, without touching a global stream.
+        generator=torch.Generator().manual_seed(int(steering[:, 3].double().sum().item()) % 2**62),
+    )
+
+
+def measure_loss(result: SpearLoss) -> dict[str, float]:
+    """Counts of a loss as additive numbers; covariance bounds are weighted by their tokens."""
+    names = ("on_policy", "self_imitation", "tokens", "replay_tokens", "clipped", "dual_clipped", "covariance_clipped")
+    sums = {
+        name: float(getattr(result, name)) for name in (*names, "kl", "kl_old", "replay_ratio", "replay_ratio_squared")
+    }
+    lower, upper = result.bounds
+    return sums | {"cov_lower": lower * sums["replay_tokens"], "cov_upper": upper * sums["replay_tokens"]}
+
 
 SEED_RANGE = 2**20
 """Seeds of rows are exact integers in float32, and thousands of them add up exactly in float64."""
@@ -119,6 +185,8 @@ class Updater:
         self, rows: RowTable, count: int, gamma: float, *, hold_learning_rate: bool = False
     ) -> tuple[Pass, Sums]:
         replayed, sizes, rng = rows.replayed, self.sizes, self.state.rng
+        # Replayed rows make a mini-batch larger. It is then cut into as many micro-batches as it has the size of one
+        # without them, so that replay never needs more memory.
         pieces = -(-len(rows) // (count * sizes.rows_per_minibatch)) if replayed.any() else 1
         deal = deal_rows(
             [np.flatnonzero(~replayed), np.flatnonzero(replayed)],
@@ -129,6 +197,8 @@ class Updater:
             balance=sizes.balance,
         )
         mode = self.settings.loss.aggregation.value
+        # Weights speak of the whole mini-batch: the loss is their sum, however rows are spread over ranks and
+        # micro-batches.
         weights = deal.weigh(rows.loss_tokens, replayed, mode=mode, loss_scale_factor=sizes.scale_factor)
         rows = rows.add(weight=weights, seed=rng.integers(SEED_RANGE, size=len(rows)))
         update = Pass(rows, deal, pieces, gamma, self.state.bounds, hold_learning_rate)
@@ -137,6 +207,7 @@ class Updater:
         require_finite("loss", sums["on_policy"] + sums["self_imitation"])
         require_finite("norm of the gradient", sums["grad_norm"])
         replay_tokens = sums["replay_tokens"]
+        # Bounds measured by several micro-batches are averaged by their tokens (see measure_loss).
         if replay_tokens and self.settings.cov.ratio > 0:
             self.state.move_bounds((sums["cov_lower"] / replay_tokens, sums["cov_upper"] / replay_tokens))
         return update, sums
@@ -156,6 +227,7 @@ class Updater:
             squared = replay_tokens * sums["replay_ratio_squared"]
             metrics["replay/ess"] = sums["replay_ratio"] ** 2 / squared if squared else 0.0
         metrics["actor/grad_norm"] = sums["grad_norm"]
+        # verl reports the learning rate with the last call of a step only.
         metrics.setdefault("actor/lr", float("nan"))
         if "lr" in sums:
             metrics["actor/lr"] = sums["lr"]
@@ -182,6 +254,7 @@ def _match(drawn: RowTable, fresh: RowTable) -> RowTable:
     """Add the columns of ``fresh`` to replayed rows: equal advantages of a row's tokens, no rollout correction."""
     columns: dict[str, Any] = {"replayed": np.ones(len(drawn), dtype=bool)}
     if "token_advantages" in fresh:
+        # A recalibrated advantage is one number for a row: there are no values of a critic to tell its tokens apart.
         columns["token_advantages"] = drawn.spread(drawn.advantage)
     if "rollout_weights" in fresh:
         columns["rollout_weights"] = np.ones(int(drawn.response_length.sum()), dtype=np.float32)

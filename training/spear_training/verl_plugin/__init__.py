@@ -12,7 +12,7 @@ before anything of verl that asks for a device.
 
 import verl  # noqa: F401  (must stay first)
 
-from spear_sandbox.service.foreign import guard_logs
+from spear_sandbox.errors import guard_logs
 from spear_training.run.supervise import add_code_folder, read_secrets
 from spear_training.verl_plugin import platform, rollout_servers, trainer, workers  # noqa: F401
 

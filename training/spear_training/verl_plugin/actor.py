@@ -20,12 +20,11 @@ from spear_envs.core.errors import SpearError
 from spear_training.algorithms import RowTable, SpearSettings, sequence_entropy, value_loss
 from spear_training.algorithms.rows import Array
 from spear_training.algorithms.settings import CriticSettings
-from spear_training.run.rollout_correction import RolloutCorrection
+from spear_training.run.config import RolloutCorrection
 from spear_training.run.to_verl import read_node
-from spear_training.step.loss import STEERING_WIDTH, compute_loss, measure_loss
 from spear_training.step.minibatches import count_minibatches, deal_rows
-from spear_training.step.staleness import summarize_ratios
-from spear_training.step.update import Pass, Sums
+from spear_training.step.step import summarize_ratios
+from spear_training.step.update import STEERING_WIDTH, Pass, Sums, compute_loss, measure_loss
 from spear_training.verl_plugin.queue import (
     PICTURES,
     StepQueue,
@@ -41,7 +40,7 @@ from spear_training.verl_plugin.queue import (
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a correction makes of a step's response tokens, concatenated over rows [S].
+    """Result of a correction for a step's response tokens, concatenated over rows [S].
 
     Attributes:
         mask: loss tokens that are left; ``loss_tokens`` counts them for each row [N].
@@ -91,7 +90,7 @@ PROPORTIONAL = ("vanilla", "gspo", "cispo")
 
 
 STEERING = "spear_row"
-"""Column [N, 4], see :func:`spear_training.step.loss.compute_loss`."""
+"""Column [N, 4], see :func:`spear_training.step.update.compute_loss`."""
 TOKEN_COLUMNS = {
     "log_probs": "old_log_probs",
     "token_advantages": "advantages",
@@ -104,7 +103,8 @@ TOKEN_COLUMNS = {
 def actor_loss(
     settings: SpearSettings, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
-    """verl's loss function after ``functools.partial(actor_loss, settings)``; installed with ``set_loss_fn``.
+    """Return the actor's loss, verl's loss function after ``functools.partial(actor_loss, settings)``; installed with
+    ``set_loss_fn``.
 
     FSDP averages gradients over ranks, so the loss is multiplied by their number: the row weights already speak of the
     full mini-batch.
@@ -208,7 +208,7 @@ class VerlActor:
     def _forward(
         self, rows: RowTable, fields: list[str], *, calculate_entropy: bool = False, reference: bool = False
     ) -> TensorDict:
-        """One forward pass over ``rows``; returns ``fields`` of them, in their order."""
+        """Run one forward pass over ``rows``; return their ``fields``, in their order."""
         keys, lengths, ranks = rows.key.tolist(), rows.prompt_length + rows.response_length, self.ranks
         padding = self._queue.add_padding(-len(keys) % ranks)
         info: dict[str, Any] = {
@@ -252,7 +252,7 @@ class VerlActor:
 
     # ---- optimiser steps ---------------------------------------------------------------------------------------------
     def train(self, update: Pass) -> Sums:
-        """One ``update_actor`` call: an optimiser step of each mini-batch.
+        """Make one ``update_actor`` call: an optimiser step of each mini-batch.
 
         A fresh row without an advantage adds nothing to the gradient. Padding takes its place and draws its seed, so
         that nothing else changes.
@@ -298,7 +298,7 @@ class VerlActor:
 
 
 def _compare_log_probs(actor: torch.Tensor, rollout: torch.Tensor) -> dict[str, float]:
-    """How far the rollout engine's log-probs are off the actor's."""
+    """Return how far the rollout engine's log-probs are from the actor's."""
     difference = (actor - rollout).abs()
     return {
         "training/rollout_log_probs_diff_max": float(difference.max()),
@@ -316,7 +316,7 @@ VALUE_COLUMNS = (OLD_VALUES, RETURNS, WEIGHT)
 def critic_loss(
     settings: CriticSettings, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
-    """verl's loss function of the critic after ``functools.partial(critic_loss, settings)``: a token mean.
+    """Return the critic's loss, verl's loss function after ``functools.partial(critic_loss, settings)``: a token mean.
 
     The value of a token is what the critic says one position to its left: of the state in which it was written. FSDP
     averages gradients over ranks, so the loss is multiplied by their number.
@@ -361,7 +361,9 @@ class VerlCritic:
         return rows.add(values=values.double().numpy(), mask=data["loss_mask"].values().bool().numpy())
 
     def update(self, rows: RowTable, metrics: dict[str, Any]) -> None:
-        """One pass of optimiser steps over the rows, in mini-batches as large as the actor's unless set otherwise."""
+        """Take one pass of optimiser steps over the rows, in mini-batches as large as the actor's unless set
+        otherwise.
+        """
         critic, ranks = self.config.critic, self._ranks
         lengths = rows.prompt_length + rows.response_length
         deal = deal_rows(

@@ -6,6 +6,7 @@ Where ranks share a sequence (Ulysses), each gets all tokens of some heads first
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def attend_rows(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention with transformers' interface in which each row only attends to itself.
+    """Return attention with transformers' interface in which each row only attends to itself.
 
     Args:
         query: [1, heads, L, width], L tokens of all rows, or this rank's part of them.
@@ -69,9 +70,9 @@ def attend_rows(
         query, key, value = (
             gather_seq_scatter_heads(part.contiguous(), seq_dim=2, head_dim=1) for part in (query, key, value)
         )
-    if _has_kernel(query) and not dropout:
+    if has_kernel(query) and not dropout:
         longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
-        rows = _attend_at_once(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling)
+        rows = attend_at_once(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling)
     else:
         lengths = cu_seq_lens_q.diff().tolist()
         parts = [part.split(lengths, dim=2) for part in (query, key, value)]
@@ -81,7 +82,8 @@ def attend_rows(
     return (gather_heads_scatter_seq(rows, seq_dim=1, head_dim=2) if ranks > 1 else rows), None
 
 
-def _has_kernel(query: torch.Tensor) -> bool:
+def has_kernel(query: torch.Tensor) -> bool:
+    """Return whether torch's kernel for rows of unequal length takes ``query``."""
     return (
         varlen_attn is not None
         and query.is_cuda
@@ -90,7 +92,7 @@ def _has_kernel(query: torch.Tensor) -> bool:
     )
 
 
-def _attend_at_once(
+def attend_at_once(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -98,23 +100,24 @@ def _attend_at_once(
     longest: int,
     window: int | None,
     scaling: float | None,
+    kernel: Callable[..., torch.Tensor] = varlen_attn,
 ) -> torch.Tensor:
-    """All rows in one call of torch's kernel [1, L, heads, width]."""
+    """Attend within all rows in one call of torch's ``kernel``; return [1, L, heads, width]."""
     own: dict[str, Any] = {}
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    if "enable_gqa" in inspect.signature(kernel).parameters:
         own["enable_gqa"] = True
     else:  # torch 2.11 promises nothing for fewer key heads than heads
         groups = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     parts = (part[0].transpose(0, 1) for part in (query, key, value))
     seen = (-1 if window is None else window - 1, 0)
-    return varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)[None]
+    return kernel(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)[None]
 
 
 def _attend_row(
     row: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """Attention of query, key and value of one row [1, L, heads, width]."""
+    """Return the attention of query, key and value of one row [1, L, heads, width]."""
     length = row[0].shape[2]
     if row[0].device.type == "cpu" and row[0].dtype is torch.bfloat16:
         # At the end, where no token looks. torch keeps a megabyte of kernels for each new length.

@@ -14,7 +14,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """A call that returns ``value``, whatever its arguments."""
+    """Return a function that returns ``value``, whatever its arguments."""
     return lambda *args, **kwargs: value
 
 
@@ -27,7 +27,7 @@ def _memory_info(*args: Any, **kwargs: Any) -> tuple[int, int]:
 
 
 def _build_device_module() -> types.ModuleType:
-    """What verl expects of ``torch.<device>`` and ``torch.cpu`` lacks: memory counters and random state."""
+    """Return what verl expects of ``torch.<device>`` and ``torch.cpu`` lacks: memory counters and a random state."""
     module = types.ModuleType("spear_cpu_device")
     vars(module).update(
         is_available=_always(False),  # turns verl's device-memory helpers into no-ops

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,25 @@ from spear_training.run.to_verl import to_verl
 OWN_RAY = "local"
 """``RAY_ADDRESS`` of a training that starts Ray by itself."""
 OF_A_NODE = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
-"""What Ray decides when it starts a node, and refuses to hear again from who joins it."""
+"""Options that Ray takes when it starts a node, and refuses from a process that joins one."""
+
+
+def configure(out: Path, variables: Mapping[str, str]) -> DictConfig:
+    """Return verl's configuration of the run in ``out``, as a process with the environment ``variables`` starts it."""
+    config = to_verl(read_run(out), out)
+    OmegaConf.set_struct(config, True)
+    address = variables.get("RAY_ADDRESS")
+    with open_dict(config):
+        environment = config.ray_kwargs.ray_init.runtime_env
+        # Workers of a cluster that was started before, and on other nodes, do not inherit this process's environment.
+        plain, secret = divide_variables(variables)
+        if secret and address != OWN_RAY:
+            plain[SECRETS_VARIABLE] = str(write_secrets(out.resolve(), secret))
+        if address not in (None, OWN_RAY):
+            for key in OF_A_NODE:
+                config.ray_kwargs.ray_init.pop(key, None)
+        environment.env_vars = {**plain, **(environment.get("env_vars") or {})}
+    return config
 
 
 def run_here(config: DictConfig) -> Any:
@@ -44,19 +63,7 @@ def main() -> None:
     # Ray would put the current folder before all others in its workers, where a datasets.py breaks them.
     JobConfig._runtime_env_has_working_dir = lambda self: True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    out = Path(sys.argv[1])
-    config = to_verl(read_run(out), out)
-    OmegaConf.set_struct(config, True)
-    with open_dict(config):
-        environment = config.ray_kwargs.ray_init.runtime_env
-        # Workers of a cluster that was started before, and on other nodes, do not inherit this process's environment.
-        plain, secret = divide_variables(os.environ)
-        if secret and os.environ.get("RAY_ADDRESS") != OWN_RAY:
-            plain[SECRETS_VARIABLE] = str(write_secrets(out.resolve(), secret))
-        if os.environ.get("RAY_ADDRESS", OWN_RAY) != OWN_RAY:
-            for key in OF_A_NODE:
-                config.ray_kwargs.ray_init.pop(key, None)
-        environment.env_vars = {**plain, **(environment.get("env_vars") or {})}
+    config = configure(Path(sys.argv[1]), os.environ)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     runner: Any = TaskRunnerV1
     if config.trainer.device == "cpu":

@@ -1,4 +1,4 @@
-"""What ``spear prove-gpu`` measures on one device: ``python -m spear_training.verl_plugin.proofs PROOF DEVICE SIZE``.
+"""Measurements of ``spear prove-gpu`` on one device: ``python -m spear_training.verl_plugin.proofs PROOF DEVICE SIZE``.
 
 The last line of the output is JSON. Each proof has a process of its own, so that one that dies takes no other along.
 """
@@ -31,7 +31,7 @@ LOSS = {"full": (18_432, 151_936, 1536), "small": (600, 4_096, 64)}
 
 
 def make_network(size: str) -> Qwen2ForCausalLM:
-    """A network with weights drawn from a fixed seed."""
+    """Return a network with weights drawn from a fixed seed."""
     width, heads, groups, layers, _ = SHAPES[size]
     torch.manual_seed(0)
     return Qwen2ForCausalLM(
@@ -43,13 +43,13 @@ def make_network(size: str) -> Qwen2ForCausalLM:
 
 
 def make_rows(size: str) -> list[torch.Tensor]:
-    """Ids of the rows."""
+    """Return the ids of the rows."""
     dice = torch.Generator().manual_seed(1)
     return [torch.randint(1000, (length,), generator=dice) for length in SHAPES[size][-1]]
 
 
 def run_packed(network: Qwen2ForCausalLM, rows: list[torch.Tensor], kind: str) -> torch.Tensor:
-    """Hidden states [L, width] of rows without padding, by the attention ``kind``."""
+    """Return the hidden states [L, width] of rows without padding, by the attention ``kind``."""
     network.set_attn_implementation(kind)
     lengths = torch.tensor([len(row) for row in rows])
     bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int().to(network.device)
@@ -61,14 +61,14 @@ def run_packed(network: Qwen2ForCausalLM, rows: list[torch.Tensor], kind: str) -
 
 
 def compare_attention(device: str, size: str) -> dict[str, Any]:
-    """Each available attention, forwards and backwards, against single rows in float32 on the CPU."""
+    """Compare each available attention, forwards and backwards, with single rows in float32 on the CPU."""
     network, rows = make_network(size), make_rows(size)
     with torch.no_grad():
         wanted = torch.cat([network.model(input_ids=row[None], use_cache=False).last_hidden_state[0] for row in rows])
     scale = float(wanted.abs().mean())
     network.to(device, torch.bfloat16 if device == "cuda" else torch.float32)
     query = torch.empty(1, 1, 1, 8, device=device, dtype=network.dtype)
-    figures: dict[str, Any] = {"torch's kernel": attention._has_kernel(query)}
+    figures: dict[str, Any] = {"torch's kernel": attention.has_kernel(query)}
     kinds = [PACKED, "sdpa", *([FLASH] if device == "cuda" and find_flash_fault() is None else [])]
     for kind in kinds:
         network.zero_grad()
@@ -88,7 +88,7 @@ def compare_attention(device: str, size: str) -> dict[str, Any]:
 
 
 def compare_log_probs(device: str, size: str) -> dict[str, Any]:
-    """Log-probs and entropy of all tokens on the device in what it computes with, against float32 on the CPU."""
+    """Compare log-probs and entropy of all tokens on the device, in its own type, with float32 on the CPU."""
     network, rows = make_network(size), make_rows(size)
     tokens = sum(len(row) for row in rows)
     places = torch.arange(tokens)
@@ -109,7 +109,7 @@ def compare_log_probs(device: str, size: str) -> dict[str, Any]:
 
 
 def measure_loss(device: str, size: str) -> dict[str, Any]:
-    """Peak of the memory of log-probs and their gradient, against the formula of ``spear plan``."""
+    """Compare the peak of memory of log-probs and their gradient with the formula of ``spear plan``."""
     tokens, vocabulary, width = LOSS[size]
     shape = Architecture(0, 0, vocabulary, width, width, 1, 0)
     planned = next(item.bytes for item in Trainer(shape, 2).size_update(tokens, checkpointing=True)

@@ -24,7 +24,7 @@ vision tower, and then in every row.
 
 
 def add_vision_inputs(micro_batch: TensorDict, reader: ImageReader) -> TensorDict:
-    """``micro_batch`` with patches (``multi_modal_inputs``) and positions [N, 4, *] instead of its pictures.
+    """Return ``micro_batch`` with patches (``multi_modal_inputs``) and positions [N, 4, *] instead of its pictures.
 
     The positions are those of the text and those in time, height and width, in the order that verl's patch of
     Qwen2.5-VL reads.
@@ -45,7 +45,7 @@ def add_vision_inputs(micro_batch: TensorDict, reader: ImageReader) -> TensorDic
 
 
 def _split(column: torch.Tensor) -> list[torch.Tensor]:
-    """Rows of a jagged column."""
+    """Return the rows of a jagged column."""
     return list(column.values().split(column.offsets().diff().tolist()))
 
 
@@ -58,7 +58,7 @@ class ReadsPictures:
         return ImageReader(self.model_config.local_path)  # type: ignore[attr-defined]
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
-        """Verl's model inputs, with pictures where the rows have any."""
+        """Return verl's model inputs, with pictures where the rows have any."""
         if PICTURES in micro_batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
             micro_batch = add_vision_inputs(micro_batch, self._reader)
         return super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
@@ -66,20 +66,20 @@ class ReadsPictures:
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
-        """Verl's log-probs and entropy, of what a policy may write where the rows have pictures."""
+        """Return verl's log-probs and entropy, over what a policy may write where the rows have pictures."""
         forbid, logits = self.find_forbidden(micro_batch), getattr(output, "logits", None)
         if forbid is not None and logits is not None:  # fused kernels give no logits
             forbid(logits)
         return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[misc]
 
     def find_forbidden(self, micro_batch: TensorDict) -> Forbid | None:
-        """:meth:`ImageReader.forbid_places`, where there are pictures."""
+        """Return :meth:`ImageReader.forbid_places`, where there are pictures."""
         return self._reader.forbid_places if PICTURES in micro_batch.keys() else None  # noqa: SIM118
 
 
 FORWARD_COLUMNS = ("input_ids", "position_ids", "loss_mask")
-"""What a worker reads for a forward pass; the response is the last part of ``input_ids``, as long as ``loss_mask``.
-TransferQueue moves each row of each column by itself: every column costs."""
+"""Columns that a worker reads for a forward pass; the response is the last part of ``input_ids``, as long as
+``loss_mask``. TransferQueue moves each row of each column by itself: every column costs."""
 
 
 def nest_flat(values: torch.Tensor, lengths: Sequence[int] | Array) -> torch.Tensor:
@@ -94,12 +94,12 @@ def nest_flat(values: torch.Tensor, lengths: Sequence[int] | Array) -> torch.Ten
 
 
 def pad_rows(values: torch.Tensor, lengths: Sequence[int] | Array) -> torch.Tensor:
-    """Concatenated rows as a matrix [N, max length], zeros on the right."""
+    """Return the concatenated rows as a matrix [N, max length], zeros on the right."""
     return torch.nested.to_padded_tensor(nest_flat(values, lengths), 0)
 
 
 def build_columns(rows: RowTable) -> TensorDict:
-    """Columns of rows with ``ids`` and ``mask`` in verl's layout without padding.
+    """Return the columns of rows with ``ids`` and ``mask`` in verl's layout without padding.
 
     They are :data:`FORWARD_COLUMNS`, ``rollout_log_probs`` where the rows have them, and pictures where they do.
     """
@@ -119,7 +119,7 @@ def build_columns(rows: RowTable) -> TensorDict:
 
 
 def find_predictions(prompts: Array, lengths: Array) -> torch.Tensor:
-    """Where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each.
+    """Return where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each.
 
     ``prompts`` has P and ``lengths`` R of each row [N]; the positions are int64 [sum of R].
     """
@@ -134,23 +134,28 @@ PARTITION = "train"
 class StepQueue:
     """Writes columns of rows, makes padding rows, and remembers every key that the end of the step has to clear.
 
-    With ``vision`` every row has a column of pictures. ``forward_columns`` are those that a forward pass reads.
+    Args:
+        tokenizer: of the policy; padding rows hold its padding token.
+        vision: whether every row has a column of pictures.
+        store: what keeps the rows, with the functions ``kv_batch_put`` and ``kv_batch_get`` of TransferQueue.
     """
 
-    def __init__(self, tokenizer: Any, *, vision: bool = False) -> None:
+    def __init__(self, tokenizer: Any, *, vision: bool = False, store: Any = tq) -> None:
         self.vision = vision
+        self._store = store
         self.forward_columns = (*FORWARD_COLUMNS, PICTURES) if vision else FORWARD_COLUMNS
+        """Columns that a forward pass reads."""
         self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._keys: list[str] = []
 
     def put(self, keys: Sequence[str], columns: TensorDict) -> None:
         """Write ``columns`` [N] of the rows ``keys``."""
         self._keys += keys
-        tq.kv_batch_put(keys=list(keys), partition_id=PARTITION, fields=columns, tags=[{} for _ in keys])
+        self._store.kv_batch_put(keys=list(keys), partition_id=PARTITION, fields=columns, tags=[{} for _ in keys])
 
     def get(self, keys: Sequence[str], fields: Sequence[str]) -> TensorDict:
-        """Columns ``fields`` of the rows ``keys``, in their order."""
-        return tq.kv_batch_get(keys=list(keys), partition_id=PARTITION, select_fields=list(fields))
+        """Return the columns ``fields`` of the rows ``keys``, in their order."""
+        return self._store.kv_batch_get(keys=list(keys), partition_id=PARTITION, select_fields=list(fields))
 
     def put_tokens(
         self, keys: Sequence[str], lengths: Array, columns: dict[str, np.ndarray], rows: dict[str, np.ndarray]
@@ -177,7 +182,7 @@ class StepQueue:
         return keys
 
     def _make_padding(self, count: int) -> RowTable:
-        """Rows of one token of prompt and one of response, none of them the policy's."""
+        """Return padding rows of one token of prompt and one of response, none of them the policy's."""
         ones = np.ones(count, dtype=np.int64)
         columns: dict[str, Any] = {"ids": np.full(2 * count, self._pad_id), "mask": np.zeros(count, dtype=bool)}
         if self.vision:
@@ -186,7 +191,9 @@ class StepQueue:
         return RowTable(prompt_length=ones, response_length=ones, **columns)
 
     def take_keys(self, rollout_keys: Sequence[str]) -> list[str]:
-        """Keys of all rows of this step, which verl clears from TransferQueue at the end of the step (never none)."""
+        """Return the keys of all rows of this step, which verl clears from TransferQueue at the end of the step (never
+        none).
+        """
         keys = list(dict.fromkeys([*rollout_keys, *self._keys])) or self.add_padding(1)
         self._keys = []
         return keys
@@ -197,14 +204,14 @@ def _float(values: np.ndarray) -> torch.Tensor:
 
 
 def name_rows(keys: Sequence[str], fields: Sequence[str], extra_info: dict[str, Any]) -> KVBatchMeta:
-    """What a worker group is given instead of the rows themselves."""
+    """Return what a worker group is given instead of the rows themselves."""
     meta = KVBatchMeta(partition_id=PARTITION, keys=list(keys), tags=[{} for _ in keys], fields=list(fields))
     meta.extra_info = extra_info
     return meta
 
 
 def count_ranks(workers: Any, mesh: str) -> int:
-    """Data-parallel size of a worker group."""
+    """Return the data-parallel size of a worker group."""
     info = workers._dispatch_info
     if mesh not in info:
         info[mesh] = workers._query_dispatch_info(mesh)
@@ -212,7 +219,7 @@ def count_ranks(workers: Any, mesh: str) -> int:
 
 
 def cut_rows(longest: int, rows: int, shares: int, max_tokens: int) -> dict[str, Any]:
-    """How a worker cuts its rows: into equal shares where one fits the token limit, else as verl is configured.
+    """Return how a worker cuts its rows: into equal shares where one fits the token limit, else as verl is configured.
 
     ``shares`` are ranks times the micro-batches of each: 1 micro-batch unless memory speaks against it, since verl's
     balancing by length copies rows one by one, and one micro-batch lets the covariance clip see all rows.

@@ -1,4 +1,4 @@
-"""What our own rollout backends share.
+"""Base of our own rollout backends.
 
 verl's asynchronous rollout has three parts: a replica, which starts the server; a server actor; and an adapter inside
 the training worker, which pushes the weights.
@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ _LOST_PEER = re.compile(r"(Connection (closed|reset) by peer|Connection refused|
 
 
 def explain_death(error: BaseException) -> str | None:
-    """One line about the process that died, or None if ``error`` is about something else.
+    """Return one line about the process that died, or None if ``error`` is about something else.
 
     A rank that dies takes the others down with it: they lose their peer in the middle of a collective operation, and
     which of the errors arrives first is chance.
@@ -76,7 +77,7 @@ CLOSE_SECONDS = 60.0
 
 
 def name_server(backend: str, replica_rank: int) -> str:
-    """The Ray actor name of a replica's server."""
+    """Return the Ray actor name of a replica's server."""
     return f"{backend}_server_{replica_rank}"
 
 
@@ -88,7 +89,7 @@ def register_backend(backend: str, replica: type[OwnReplica], sender: type[Weigh
 
 
 def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
-    """verl's sampling parameters, which are vLLM's, as ours; without a limit a response has ``response_length``."""
+    """Return verl's sampling parameters, which are vLLM's, as ours; the default limit is ``response_length``."""
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),
@@ -101,7 +102,7 @@ def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
 
 
 def make_output(answer: Generation) -> TokenOutput:
-    """A response in verl's own form; ``global_steps`` is what verl calls the version of the weights."""
+    """Return a response in verl's own form; ``global_steps`` is what verl calls the version of the weights."""
     counts = {} if answer.cached_tokens is None else {"cached_tokens": answer.cached_tokens}
     return TokenOutput(
         token_ids=list(answer.token_ids),
@@ -113,10 +114,10 @@ def make_output(answer: Generation) -> TokenOutput:
 
 
 class OwnServer:
-    """What every rollout server is asked for besides responses; ours have nothing to do for most of it."""
+    """Calls that verl makes to every rollout server besides responses; for most, ours have nothing to do."""
 
     version: int | None = None
-    """Of the weights: the training step that they come from."""
+    """Training step that the weights come from."""
 
     async def start(self) -> None:
         """Be ready to answer."""
@@ -141,7 +142,7 @@ class OwnReplica(RolloutReplica):
         """Make the server's Ray actor, with Ray's ``options``, and return its handle."""
 
     async def find_place(self) -> dict[str, Any]:
-        """Ray's options that put the server where it belongs; on a CPU that is anywhere."""
+        """Return Ray's options that place the server; on a CPU that is anywhere."""
         return {}
 
     async def launch_servers(self) -> None:
@@ -180,7 +181,7 @@ def close_servers(replicas: Iterable[RolloutReplica]) -> None:
 
 
 class WeightSender(BaseRollout):
-    """Lives in the training worker. Every rank drains the weights (gathering is collective), one a replica sends."""
+    """Sender in the training worker. Every rank drains the weights (gathering is collective), one a replica sends."""
 
     backend: str
 
@@ -210,19 +211,27 @@ class WeightSender(BaseRollout):
         await self.get_server().update_weights.remote(state, version)
 
     def get_server(self) -> Any:
-        """The Ray actor of this replica."""
+        """Return the Ray actor of this replica."""
         return ray.get_actor(name_server(self.backend, self._replica_rank))
+
+
+def open_exact(model_path: str, dtype: str) -> HFModel:
+    """Open the policy in ``model_path`` with the head that the trainer uses, too."""
+    model = HFModel(model_path, threads=int(os.environ.get("OMP_NUM_THREADS", 1)), dtype=getattr(torch, dtype))
+    make_exact(model.model.get_output_embeddings())
+    return model
 
 
 @ray.remote(num_cpus=0)
 class HFServer(OwnServer):
-    """Holds one copy of the policy and answers batches of requests, one batch at a time."""
+    """Holds one copy of the policy and answers batches of requests, one batch at a time.
 
-    def __init__(self, model_path: str, response_length: int, dtype: str, device: str = "cpu") -> None:
-        threads = int(os.environ.get("OMP_NUM_THREADS", 1))
+    ``open_model`` is called in the server's own process.
+    """
+
+    def __init__(self, open_model: Callable[[], HFModel], response_length: int, device: str = "cpu") -> None:
         self._device = torch.device(device)
-        self._model = HFModel(model_path, threads=threads, dtype=getattr(torch, dtype))
-        make_exact(self._model.model.get_output_embeddings())
+        self._model = open_model()
         self._response_length = response_length
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")
 
@@ -273,11 +282,15 @@ class HFReplica(OwnReplica):
         """See :class:`OwnReplica`."""
         server: Any = HFServer
         return server.options(**options).remote(
-            self.model_config.path, self.config.response_length, self.config.dtype, get_device_name()
+            partial(open_exact, self.model_config.path, self.config.dtype),
+            self.config.response_length,
+            get_device_name(),
         )
 
     async def find_place(self) -> dict[str, Any]:
-        """On a GPU: the node and the device of the replica's first training worker, which Ray does not count twice."""
+        """Return, on a GPU, the node and the device of the replica's first training worker, which Ray does not count
+        twice.
+        """
         if get_device_name() == "cpu":
             return {}
         node, devices = await self.workers[0].__ray_call__.remote(
@@ -305,7 +318,7 @@ register_backend(HF, HFReplica, HFWeightSender)
 
 
 _CACHE_SHARE = 0.25
-"""Of the free memory for keys and values: the trainer takes its own later."""
+"""Share of the free memory for keys and values: the trainer takes its own later."""
 
 
 class Gate:
@@ -344,7 +357,15 @@ class Gate:
 class VLLMServer(OwnServer):
     """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
 
-    def __init__(self, model_path: str, options: VLLMOptions, max_batch: int, response_length: int) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        options: VLLMOptions,
+        max_batch: int,
+        response_length: int,
+        open_engine: Callable[..., VLLMEngine] = VLLMEngine,
+    ) -> None:
+        self._open_engine = open_engine
         self._model_path = model_path
         self._options = options
         self._max_batch = max_batch
@@ -358,7 +379,7 @@ class VLLMServer(OwnServer):
         if options.kv_cache_gib is None:
             gib = size_cpu_cache(Path(self._model_path), options, self._max_batch, _CACHE_SHARE)
             options = replace(options, kv_cache_gib=gib)
-        self._engine = await asyncio.to_thread(VLLMEngine, self._model_path, options, max_batch=self._max_batch)
+        self._engine = await asyncio.to_thread(self._open_engine, self._model_path, options, max_batch=self._max_batch)
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
@@ -382,7 +403,9 @@ class VLLMServer(OwnServer):
         self.version = version
 
     async def sleep(self, *_: Any, **__: Any) -> None:
-        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has died."""
+        """Leave the cache's memory to the trainer until the next responses. Raises SpearError if vLLM has
+        died.
+        """
         await self._change(self._get_engine().release_memory)
 
     async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -425,7 +448,7 @@ class VLLMReplica(OwnReplica):
         )
 
     async def find_place(self) -> dict[str, Any]:
-        """The node of the replica's first training worker, whose memory the server reads weights from."""
+        """Return the node of the replica's first training worker, whose memory the server reads weights from."""
         node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 

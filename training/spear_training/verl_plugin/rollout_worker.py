@@ -37,17 +37,17 @@ from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.evaluation.records import sum_usage
 from spear_agents.gateway.programs import open_program
-from spear_agents.play.episode import play_episode
+from spear_agents.play.episode import Snapshot, play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.rollout import Job, Play, Retrying, open_session, play_many
-from spear_agents.play.snapshots import Snapshot
 from spear_training.algorithms import RowTable
+from spear_training.run.config import RunConfig
 from spear_training.run.custom_reward import load_custom_reward
 from spear_training.run.environments import make_environment
 from spear_training.run.launch import MOST_EPISODES
 from spear_training.run.to_verl import HF, VLLM_CPU, read_node
-from spear_training.step.branching import list_walks
 from spear_training.step.records import Rollout, record_episode, tabulate
+from spear_training.step.tasks import list_walks
 from spear_training.verl_plugin.queue import PARTITION, build_columns
 from spear_training.verl_plugin.rollout_servers import stop_if_dead
 
@@ -55,14 +55,15 @@ _log = logging.getLogger(__name__)
 TOKENS = ("ids", "mask", "rollout_log_probs", "picture_bytes", "pictures")
 """Columns that stay in TransferQueue."""
 ROWS_PER_WRITE = 4096
+"""Rows of one write, so that a step of any size is never copied into a single message."""
 
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
+    """An episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
 
-    With ``recorded`` the full episode is returned, to be recorded. ``begin`` is the snapshot that it begins in,
-    where not at the start of the task.
+    With ``recorded`` the whole trajectory is returned, too. ``begin`` is the snapshot in which it starts; None: at the
+    start of the task.
     """
 
     group: str
@@ -85,7 +86,7 @@ class CountingEngine:
     calls: int = 0
 
     def session(self) -> AbstractContextManager[None]:
-        """The engine's own session."""
+        """Return the engine's own session."""
         return open_session(self.engine)
 
     async def generate(
@@ -162,101 +163,76 @@ class ServerEngine:
         return Generation(tuple(output.token_ids), log_probs, finish, cached_tokens=cached, version=version)
 
 
-class RolloutWorker(AgentLoopWorker):
-    """Plays many episodes concurrently, each in a coroutine of its own, over a pool of environments."""
+@dataclass(eq=False)
+class Servers:
+    """The rollout servers behind verl's ``client``, for requests that go past its own interface."""
 
-    def __init__(self, config: DictConfig, llm_client: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, llm_client, *args, **kwargs)
-        tq.init()
-        run = read_node(config)
-        self._settings = run.env
-        self._find_repetition = run.filter.repetition
-        self._branch = run.branch
-        self._reward = load_custom_reward(run.reward)
-        self._agent, self._agent_timeout = run.rollout.agent, run.rollout.agent_timeout
-        self._tries = run.rollout.tries
-        self._player: Play | None = None
-        self._programs = AsyncExitStack()
-        self._opening = asyncio.Lock()
-        self._idle: dict[str, list[gym.Env]] = {}
-        self._prompts: PromptBuilder | None = None
-        path = self.model_config.local_path
-        self._reader = ImageReader(path) if has_vision(path) else None
-        self._end_ids = require_end_ids(path, self.tokenizer)
-        rollout = config.actor_rollout_ref.rollout
-        self._engine: Engine
-        if rollout.name == HF:
-            batch = rollout.max_num_seqs
-            self._engine = MicroBatcher(self._generate_batch, max_batch=batch, deterministic=run.repeats)
-        else:
-            image = self._reader.image_token_id if self._reader is not None else None
-            self._engine = ServerEngine(
-                llm_client, self._end_ids, self.tokenizer, seeded=run.deterministic, image_token_id=image
-            )
-        self._cache_tokens: int | None = None
-        self._batches = 1 + run.rollout.staleness
-        """That are played at a time."""
-        self._shares_cache = rollout.name == VLLM_CPU
-        self._workers = rollout.agent.num_workers
-        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        self._replicas = max(1, ranks // rollout.tensor_model_parallel_size)
+    client: Any
+    replicas: int
 
-    async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
-        """Answer a batch, an even share of it on each replica."""
-        share = -(-len(requests) // self._replicas)
+    async def generate_batch(self, requests: list[Request]) -> list[Generation]:
+        """Answer a batch, an even share of it on each replica; answers keep the order of the requests."""
+        share = -(-len(requests) // self.replicas)
         parts = [requests[start : start + share] for start in range(0, len(requests), share)]
-        return [answer for part in await asyncio.gather(*map(self._ask_server, parts)) for answer in part]
+        return [answer for part in await asyncio.gather(*map(self._ask, parts)) for answer in part]
 
-    async def _ask_server(self, requests: list[Request]) -> list[Generation]:
-        async with self._use_server(requests[0].request_id) as server:
+    async def measure_caches(self) -> int | None:
+        """Return the tokens that the key-value caches of all replicas hold; None if the engine does not say."""
+        async with self._use("cache") as server:
+            tokens = await server.get_cache_tokens.remote()
+        return None if tokens is None else tokens * self.replicas
+
+    async def _ask(self, requests: list[Request]) -> list[Generation]:
+        async with self._use(requests[0].request_id) as server:
             answers: list[Generation] = await server.generate_batch.remote(requests)
         return answers
 
     @asynccontextmanager
-    async def _use_server(self, request_id: str) -> AsyncIterator[Any]:
-        server_id, server = await self.llm_client._acquire_server(request_id)
+    async def _use(self, request_id: str) -> AsyncIterator[Any]:
+        server_id, server = await self.client._acquire_server(request_id)
         try:
             yield server
         finally:
-            self.llm_client._release_server(server_id, request_id=request_id)
+            self.client._release_server(server_id, request_id=request_id)
 
-    def _build_prompts(self, env: gym.Env) -> PromptBuilder:
-        core: Any = env.unwrapped
-        keywords = self.config.data.apply_chat_template_kwargs
-        return PromptBuilder(
-            self.tokenizer,
-            core.templates[self._settings.template],
-            layout=self._settings.layout,
-            history=self._settings.history,
-            max_prompt_tokens=self.rollout_config.prompt_length,
-            max_row_tokens=self.rollout_config.response_length,
-            stop_token_ids=self._end_ids,
-            mark_image=self._reader.mark if self._reader is not None else None,
-            template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
-        )
 
-    def _take_environment(self, split: str) -> gym.Env:
-        idle = self._idle.setdefault(split, [])
-        return idle.pop() if idle else make_environment(self._settings, split=split)
+@dataclass(eq=False)
+class BatchPlayer:
+    """Plays batches of episodes, each episode in a coroutine of its own, over a pool of environments.
 
-    async def _open(self, split: str) -> tuple[Play, PromptBuilder]:
-        """What all batches share, made by the first of them."""
-        async with self._opening:
-            if self._shares_cache and self._cache_tokens is None:
-                async with self._use_server("cache") as server:
-                    tokens = await server.get_cache_tokens.remote()
-                if tokens is not None:
-                    self._cache_tokens = tokens * self._replicas // (self._workers * self._batches)
-            if self._player is None:
-                self._player = play_episode
-                if self._agent is not None:  # its gateway serves as long as this worker lives
-                    program = open_program(self._agent, self._agent_timeout)
-                    self._player = await self._programs.enter_async_context(program)
-            if self._prompts is None:
-                env = self._take_environment(split)
-                self._prompts = self._build_prompts(env)
-                self._idle[split].append(env)
-            return self._player, self._prompts
+    Attributes:
+        run: the configuration of the training.
+        engine: answers the prompts of all batches.
+        tokenizer: of the policy, whose responses end with one of ``end_ids``.
+        max_prompt_tokens, max_row_tokens: limits of a prompt and of the response of a row.
+        template_kwargs: keywords of the chat template.
+        reader: of pictures, if the model has a vision tower.
+        servers: whose key-value caches the batches of all ``workers`` share; None if they are not measured.
+        store: TransferQueue, or what stands for it.
+    """
+
+    run: RunConfig
+    engine: Engine
+    tokenizer: Any
+    end_ids: Sequence[int]
+    _: KW_ONLY
+    max_prompt_tokens: int
+    max_row_tokens: int
+    template_kwargs: Any = None
+    reader: ImageReader | None = None
+    servers: Servers | None = None
+    workers: int = 1
+    store: Any = tq
+
+    def __post_init__(self) -> None:
+        self._reward = load_custom_reward(self.run.reward)
+        self._idle: dict[str, list[gym.Env]] = {}
+        self._opening = asyncio.Lock()
+        self._programs = AsyncExitStack()
+        self._play: Play | None = None
+        self._prompts: PromptBuilder | None = None
+        self.cache_tokens: int | None = None
+        """Tokens of the key-value caches that a batch may fill; None until measured, or where it is not known."""
 
     async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
         """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``.
@@ -264,9 +240,9 @@ class RolloutWorker(AgentLoopWorker):
         Other batches may be played meanwhile; they share the engine and the environments.
         """
         player, prompts = await self._open(split)
-        branches = keep and self._branch.share > 0
-        engine = CountingEngine(self._engine, self._cache_tokens)
-        play = Retrying(partial(play_episode, snapshots=True) if branches else player, self._tries)
+        branches = keep and self.run.branch.share > 0
+        engine = CountingEngine(self.engine, self.cache_tokens)
+        play = Retrying(partial(play_episode, snapshots=True) if branches else player, self.run.rollout.tries)
         trajectories = await play_many(
             [Job(order.task_id, order.seed, order.begin) for order in orders],
             make_env=lambda: self._take_environment(split),
@@ -274,7 +250,7 @@ class RolloutWorker(AgentLoopWorker):
             engine_for=lambda env: engine,
             prompts=prompts,
             sampling=sampling,
-            env_id=self._settings.id,
+            env_id=self.run.env.id,
             concurrency=MOST_EPISODES,
             play=play,
         )
@@ -286,7 +262,7 @@ class RolloutWorker(AgentLoopWorker):
             for order, trajectory in zip(orders, trajectories, strict=True)
         ]
         kept = (trajectories, records) if keep else ((), ())
-        rows = tabulate(*kept, find_repetition=self._find_repetition, pictures=self._reader is not None)
+        rows = tabulate(*kept, find_repetition=self.run.filter.repetition, pictures=self.reader is not None)
         await self._write_rows(rows)
         episodes = tuple(trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded)
         usage = sum_usage(trajectories)
@@ -299,20 +275,98 @@ class RolloutWorker(AgentLoopWorker):
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.cacheable_tokens,
-            list_walks(trajectories, records, self._branch) if branches else {},
+            list_walks(trajectories, records, self.run.branch) if branches else {},
         )
+
+    async def close(self) -> None:
+        """End the gateway of an agent program."""
+        await self._programs.aclose()
+
+    async def _open(self, split: str) -> tuple[Play, PromptBuilder]:
+        """Return what all batches share, which the first of them makes."""
+        rollout = self.run.rollout
+        async with self._opening:
+            if self.servers is not None and self.cache_tokens is None:
+                tokens = await self.servers.measure_caches()
+                if tokens is not None:  # batches ahead of their step are played at the same time
+                    self.cache_tokens = tokens // (self.workers * (1 + rollout.staleness))
+            if self._play is None:
+                self._play = play_episode
+                if rollout.agent is not None:  # its gateway serves as long as this player lives
+                    program = open_program(rollout.agent, rollout.agent_timeout)
+                    self._play = await self._programs.enter_async_context(program)
+            if self._prompts is None:
+                env = self._take_environment(split)
+                self._prompts = self._build_prompts(env)
+                self._idle[split].append(env)
+            return self._play, self._prompts
+
+    def _build_prompts(self, env: gym.Env) -> PromptBuilder:
+        core: Any = env.unwrapped
+        return PromptBuilder(
+            self.tokenizer,
+            core.templates[self.run.env.template],
+            layout=self.run.env.layout,
+            history=self.run.env.history,
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_row_tokens=self.max_row_tokens,
+            stop_token_ids=self.end_ids,
+            mark_image=self.reader.mark if self.reader is not None else None,
+            template_kwargs=self.template_kwargs,
+        )
+
+    def _take_environment(self, split: str) -> gym.Env:
+        idle = self._idle.setdefault(split, [])
+        return idle.pop() if idle else make_environment(self.run.env, split=split)
 
     async def _write_rows(self, rows: RowTable) -> None:
         for start in range(0, len(rows), ROWS_PER_WRITE):
             part = rows.take(np.arange(start, min(start + ROWS_PER_WRITE, len(rows))))
-            await tq.async_kv_batch_put(
+            await self.store.async_kv_batch_put(
                 keys=part.key.tolist(), partition_id=PARTITION, fields=build_columns(part), tags=[{} for _ in part.key]
             )
 
 
+class RolloutWorker(AgentLoopWorker):
+    """verl's worker process around a :class:`BatchPlayer`."""
+
+    def __init__(self, config: DictConfig, llm_client: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, llm_client, *args, **kwargs)
+        tq.init()
+        run, rollout, path = read_node(config), config.actor_rollout_ref.rollout, self.model_config.local_path
+        reader = ImageReader(path) if has_vision(path) else None
+        end_ids = require_end_ids(path, self.tokenizer)
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        servers = Servers(llm_client, max(1, ranks // rollout.tensor_model_parallel_size))
+        engine: Engine
+        if rollout.name == HF:
+            batch = rollout.max_num_seqs
+            engine = MicroBatcher(servers.generate_batch, max_batch=batch, deterministic=run.repeats)
+        else:
+            image = reader.image_token_id if reader is not None else None
+            engine = ServerEngine(llm_client, end_ids, self.tokenizer, seeded=run.deterministic, image_token_id=image)
+        keywords = config.data.apply_chat_template_kwargs
+        self._player = BatchPlayer(
+            run,
+            engine,
+            self.tokenizer,
+            end_ids,
+            max_prompt_tokens=self.rollout_config.prompt_length,
+            max_row_tokens=self.rollout_config.response_length,
+            template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
+            reader=reader,
+            servers=servers if rollout.name == VLLM_CPU else None,
+            workers=rollout.agent.num_workers,
+        )
+
+    async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
+        """Play a batch (:meth:`BatchPlayer.play`)."""
+        return await self._player.play(orders, sampling, split, keep)
+
+
 @dataclass(frozen=True)
 class Share:
-    """What one worker plays in a step, and its Ray future."""
+    """Episodes that one worker plays in a step, and their Ray future."""
 
     worker: Any
     asked: tuple[Any, ...]

@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_rank
 
 LOGITS = 2**26
-"""How many logits exist at a time."""
+"""Maximum number of logits that exist at a time: 256 MiB in float32."""
 SPECIAL = ("use_fused_kernels", "distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 """Modes of verl that need logits everywhere, or make none."""
 AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -45,7 +45,7 @@ class Learnt:
     rows: torch.Tensor
 
     def take_share(self, rank: int, width: int) -> Learnt:
-        """Those of one rank, where ranks have ``width`` positions each."""
+        """Return the positions of one rank, where ranks have ``width`` each."""
         first = rank * width
         mine = (self.places >= first) & (self.places < first + width)
         places = self.places[mine]
@@ -71,7 +71,7 @@ def find_learnt(micro_batch: TensorDict, *, padded: bool) -> Learnt:
 
 @dataclass(frozen=True)
 class Question:
-    """What a head is asked in the pass to come: log-probs of ``learnt``, at a temperature of each of them or 1."""
+    """Request to a head for the pass to come: log-probs of ``learnt``, at a temperature of each of them or 1."""
 
     learnt: Learnt
     temperature: torch.Tensor | None
@@ -85,13 +85,17 @@ class ScoringHead:
     ``make_logits`` is the head's own forward, from hidden states [..., H] to logits [..., V] of the ``vocabulary``.
     """
 
-    def __init__(self, make_logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> None:
+    def __init__(
+        self, make_logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int, at_once: int = LOGITS
+    ) -> None:
         self.question: Question | None = None
         self._make_logits = make_logits
-        self._rows = max(1, LOGITS // vocabulary)
+        self._rows = max(1, at_once // vocabulary)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V], or float32 log-probs and entropy [1, K, 2] of what was asked; 0 for an entropy unasked."""
+        """Return logits [..., V], or float32 log-probs and entropy [1, K, 2] of what was asked; 0 for an entropy
+        unasked.
+        """
         question, self.question = self.question, None
         if question is None:
             return self._make_logits(hidden)
@@ -126,7 +130,7 @@ def make_exact(head: torch.nn.Module) -> None:
 
 
 def _make_logits(head: torch.nn.Linear, forward: Callable[..., torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
-    """Logits [..., V], on a CPU in float32 whatever a pass computes in: bfloat16 rounds one of 20 by up to 0.06.
+    """Return logits [..., V], in float32 on a CPU whatever a pass computes in: bfloat16 rounds one of 20 by up to 0.06.
 
     Few tokens are learnt, so that it costs a CPU little; a GPU is much slower in float32.
     """
@@ -154,15 +158,15 @@ class ScoresLearnt:
         self.find_head(module)
         return super()._build_fsdp_module(module)  # type: ignore[misc]
 
-    def find_head(self, module: Any) -> None:
-        """Have the head of a model of transformers answer questions."""
+    def find_head(self, module: Any, at_once: int = LOGITS) -> None:
+        """Replace the head of a model of transformers by a :class:`ScoringHead` of ``at_once`` logits."""
         config, head = module.config.get_text_config(), module.get_output_embeddings()
         if head is not None and not any(getattr(config, name, None) for name in AFTER_HEAD):
             make_exact(head)
-            self._head = head.forward = ScoringHead(head.forward, config.vocab_size)
+            self._head = head.forward = ScoringHead(head.forward, config.vocab_size, at_once)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
-        """Verl's model inputs; the head is asked for what the micro-batch needs."""
+        """Return verl's model inputs; the head is asked for what the micro-batch needs."""
         inputs, arguments = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
         if self._head is None or any(_get(micro_batch, key) for key in SPECIAL):
             return inputs, arguments
@@ -184,7 +188,7 @@ class ScoresLearnt:
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
-        """Log-probs, and the entropy if asked for, as jagged tensors [B, *] over sequences."""
+        """Return log-probs, and the entropy if asked for, as jagged tensors [B, *] over sequences."""
         learnt: Learnt | None = output_args.get("learnt")
         if learnt is None:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""SPEAR's training step on verl's workers, TransferQueue, checkpoints and loggers.
+"""SPEAR's training step on verl's workers, TransferQueue, checkpoints and loggers, and the tasks that it draws.
 
 verl's own loop around :class:`~spear_training.step.step.SpearStep` is unchanged.
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
+from omegaconf import OmegaConf
+from torch.utils.data import Dataset
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
@@ -22,8 +26,9 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
 from spear_agents.evaluation.records import read_history
-from spear_agents.play.snapshots import Snapshot
+from spear_agents.play.episode import Snapshot
 from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import Task, choose_subset
 from spear_training.algorithms.curriculum import Choice
 from spear_training.run.checkpoints import (
     check_files,
@@ -33,24 +38,57 @@ from spear_training.run.checkpoints import (
     keep_best,
     remove_old,
 )
-from spear_training.run.config import flatten
+from spear_training.run.config import EnvironmentSettings, flatten
+from spear_training.run.environments import make_environment
 from spear_training.run.inputs import TASKS_FILE
-from spear_training.run.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.run.store import CheckpointStore, Uploads
 from spear_training.run.to_verl import read_node
-from spear_training.step.branching import Branching
-from spear_training.step.curriculum import Curriculum
-from spear_training.step.metrics import summarize_episodes
-from spear_training.step.records import Rollout
-from spear_training.step.staleness import BatchesAhead, summarize_versions
+from spear_training.step.records import VALIDATIONS, EpisodeRecorder, Rollout
 from spear_training.step.state import SpearState
-from spear_training.step.step import SpearStep
+from spear_training.step.step import SpearStep, summarize_episodes, summarize_versions
+from spear_training.step.tasks import BatchesAhead, Branching, Curriculum
 from spear_training.step.update import UpdateSizes
 from spear_training.verl_plugin.actor import VerlActor, VerlCritic, actor_loss, critic_loss
 from spear_training.verl_plugin.queue import PARTITION, StepQueue
 from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers, explain_death
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager
 from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
+
+
+class TaskDataset(Dataset):
+    """One item a task: ``{"task_id", "raw_prompt", "index", "dummy"}``.
+
+    verl names a dataset by ``data.custom_cls`` and builds it from ``data.train_files`` or ``data.val_files``; those
+    hold the split here (``train``, ``valid``, ``test``), and ``data.spear_env`` the environment. Prompts are built turn
+    by turn in the episode. ``max_samples`` -1 is all tasks; fewer have each subtask in its share.
+    """
+
+    def __init__(self, data_files, tokenizer, config, processor=None, max_samples: int = -1, **_: Any) -> None:
+        settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear_env, resolve=True))
+        env: Any = make_environment(settings, split=str(data_files))
+        self._tasks = env.unwrapped.tasks
+        env.close()
+        self._positions = choose_subset(self._tasks, max_samples)
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """Tasks to draw from; those of a generated set are made."""
+        return [self._tasks[position] for position in self._positions]
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        # verl sizes a batch by "raw_prompt" and needs one tensor column.
+        return {
+            "task_id": self._tasks[self._positions[index]].id,
+            "raw_prompt": [],
+            "index": index,
+            "dummy": torch.zeros(1, dtype=torch.uint8),
+        }
+
 
 NAME = "spear"
 IMAGE_PROCESSOR = "preprocessor_config.json"
@@ -85,10 +123,10 @@ class SpearTrainer(PPOTrainerSync):
         self.branching = Branching(branch, self.seed) if branch.share > 0 else None
         self._train_iterator: Any = None
         self._metrics: dict[str, float] = {}
-        """Those of the step under way, once it has trained."""
+        """Metrics of the step under way, once it has trained."""
         self._step_start = 0.0
         self._saved: dict[str, Any] | None = None
-        """What the checkpoint that this run resumed from was saved with."""
+        """State saved with the checkpoint that this run resumed from."""
 
     # ---- set-up: verl's hooks ----------------------------------------------------------------------------------------
     def _build_replay_buffer(self) -> object:
@@ -132,7 +170,7 @@ class SpearTrainer(PPOTrainerSync):
         self.spear_step = SpearStep(settings, self.state, actor, critic, max_response_length=limit, sizes=sizes)
 
     def get_llm_client(self) -> LLMServerClient:
-        """verl's client of the rollout servers. The load balancer ends where there is nothing to balance."""
+        """Return verl's client of the rollout servers. The load balancer ends where there is nothing to balance."""
         manager = self.llm_server_manager
         if len(manager.server_handles) > 1:
             return super().get_llm_client()
@@ -145,7 +183,7 @@ class SpearTrainer(PPOTrainerSync):
         return self.agent_loop_manager
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; whatever ends it, the rollout servers end in order. Raises SpearError if a worker died."""
+        """Run verl's loop, and end the rollout servers in order. Raises SpearError if a worker died."""
         try:
             super().fit(agent_loop_manager)
         except (ray.exceptions.RayError, RuntimeError) as error:
@@ -193,7 +231,7 @@ class SpearTrainer(PPOTrainerSync):
         return {}
 
     def _draw_tasks(self) -> list[str]:
-        """Task ids of the next batch: the curriculum's, or the next ones of verl's data loader."""
+        """Return the task ids of the next batch: the curriculum's, or the next ones of verl's data loader."""
         if self.curriculum is not None:
             return list(self.curriculum.draw(self.config.data.train_batch_size))
         batch = next(self._train_iterator, None) if self._train_iterator is not None else None
@@ -231,7 +269,9 @@ class SpearTrainer(PPOTrainerSync):
 
     # ---- what SpearStep asks for its rollouts ------------------------------------------------------------------------
     def play(self, number: int) -> Rollout:
-        """Rollouts of the batch ``number`` of this step's tasks; the first was begun in :meth:`prepare_step`."""
+        """Return the rollouts of the batch ``number`` of this step's tasks; the first was begun in
+        :meth:`prepare_step`.
+        """
         if number == 0:
             self.on_sample_begin()
             playing = self._batches.take()
@@ -251,7 +291,7 @@ class SpearTrainer(PPOTrainerSync):
 
     # ---- the step ----------------------------------------------------------------------------------------------------
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """verl's step; its metrics, as verl aggregates them, are kept for the checkpoint."""
+        """Run verl's step and keep its metrics, as verl aggregates them, for the checkpoint."""
         self._step_start = time.perf_counter()
         batch = super().step(metrics, timing_raw)
         self._metrics = dict(metrics)
@@ -350,7 +390,7 @@ class SpearTrainer(PPOTrainerSync):
         self.uploads.begin(self.global_steps)
 
     def _measure_step(self) -> dict[str, float]:
-        """Metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""
+        """Return the metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""
         return {
             **self._metrics,
             "training/global_step": self.global_steps,

@@ -49,14 +49,16 @@ class MergesAdapter:
     _is_lora: bool
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights with the adapter in them, under the model's own names, one at a time; every rank must take part."""
+        """Return the weights with the adapter in them, under the model's own names, one at a time; every rank must take
+        part.
+        """
         with merged_lora_context(self.module, backup_adapters=True):
             for name, value in normalize_peft_param_name(self.module.state_dict()).items():
                 # A copy: afterwards the model has the weights again that it had.
                 yield name, _gather(value).clone()
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """Verl's checkpoint; with an adapter its ``huggingface`` has the merged model and the adapter."""
+        """Write verl's checkpoint; with an adapter its ``huggingface`` has the merged model and the adapter."""
         super().save_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
         if not self._is_lora:
             return
@@ -82,7 +84,7 @@ class MergesAdapter:
 
 
 def _gather(value: torch.Tensor) -> torch.Tensor:
-    """A full weight, gathered from all ranks."""
+    """Return a full weight, gathered from all ranks."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
@@ -92,7 +94,7 @@ class ReshardsCheckpoints(FSDPEngine):
     checkpoint_manager: Any
 
     def initialize(self) -> None:
-        """Verl's start, with :class:`ReshardingManager` instead of its own manager of checkpoints."""
+        """Start verl's engine with :class:`ReshardingManager` instead of its own manager of checkpoints."""
         super().initialize()
         self.checkpoint_manager.__class__ = ReshardingManager
 
@@ -140,7 +142,7 @@ class ReshardingManager(FSDPCheckpointManager):
         dist.barrier()
 
     def _share_optimizer(self, saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """This rank's part of the optimiser's state; torch numbers parameters in the order of the groups."""
+        """Return this rank's part of the optimiser's state; torch numbers parameters in the order of the groups."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         state = {
             number: {
@@ -153,7 +155,7 @@ class ReshardingManager(FSDPCheckpointManager):
 
 
 def count_saved_ranks(folder: Path) -> int:
-    """By how many ranks an actor's or a critic's folder of a checkpoint was saved.
+    """Return the number of ranks that saved an actor's or a critic's folder of a checkpoint.
 
     Raises SpearError if it holds shards of no rank, or of several numbers of ranks.
     """
@@ -177,7 +179,7 @@ def _open_shards(folder: Path, what: str, ranks: int) -> list[dict[str, Any]]:
 
 
 def _join(parts: Sequence[Any]) -> Any:
-    """What all ranks hold of one value, in one tensor; replicas are read once."""
+    """Return what all ranks hold of one value, in one tensor; replicas are read once."""
     first = parts[0]
     if not isinstance(first, DTensor):
         return first
@@ -194,14 +196,16 @@ def _join(parts: Sequence[Any]) -> Any:
 
 
 def _share(whole: Any, like: Any) -> Any:
-    """This rank's part of a tensor that is sharded like ``like``; others, such as Adam's step count, are unchanged."""
+    """Return this rank's part of a tensor that is sharded like ``like``; others, such as Adam's step count, are
+    unchanged.
+    """
     if not isinstance(like, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != like.shape:
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 VALUE_HEADS = ("score", "classifier", "v_head")
-"""What transformers and trl call the layer that turns a hidden state into a value."""
+"""Names in transformers and trl of the layer that turns a hidden state into a value."""
 
 
 class PacksRows(ReshardsCheckpoints):
@@ -231,7 +235,7 @@ class PacksRows(ReshardsCheckpoints):
         return module
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
-        """Verl's model inputs, and where the rows begin and end for :func:`.attention.attend_rows`."""
+        """Return verl's model inputs, and where the rows begin and end for :func:`.attention.attend_rows`."""
         inputs, arguments = super().prepare_model_inputs(micro_batch)
         if self._packs and tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
             bounds = micro_batch["input_ids"].offsets()
@@ -247,7 +251,7 @@ class LanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, PacksRows,
 
 
 class CpuEngine(FSDPEngine):
-    """What both engines on a CPU have to do otherwise."""
+    """Methods that both engines on a CPU replace."""
 
     engine_config: Any
 
@@ -291,7 +295,7 @@ class CpuValueModelEngine(CpuEngine, ValueModelEngine):
 
 
 def join_process_group(timeout_second: int | None = None) -> None:
-    """verl's way into the process group, but on a CPU with gloo only.
+    """Join the process group as verl does, but on a CPU with gloo only.
 
     verl would ask for the backend "cpu:gloo,cpu:gloo", which torch refuses as a duplicate.
     """

@@ -246,7 +246,9 @@ def _train_to_target(
 
 
 def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, both int64 [N, L], padded on the right; only responses and their end tokens are learnt."""
+    """Return the token ids and labels, both int64 [N, L], padded on the right; only responses and their end tokens are
+    learnt.
+    """
 
     @cache
     def encode(text: str) -> list[int]:
@@ -271,7 +273,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -
 
 
 def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
-    """A new float32 model with room for sequences of eight times ``longest`` tokens, at least 1,024.
+    """Return a new float32 model with room for sequences of eight times ``longest`` tokens, at least 1,024.
 
     ``longest`` is an expert's; a confused policy's conversation continues to the last turn. Room is free, since
     positions are rotary.
@@ -307,7 +309,8 @@ def fit(
     observe: Callable[[int, int], None],
     names: torch.Tensor | None = None,
 ) -> list[float]:
-    """Supervised training in place on the rows of :func:`encode_rows`; return the loss of each optimiser step.
+    """Train in place on the rows of :func:`encode_rows`; return the loss of each optimiser
+    step.
 
     ``names`` are ids of the words permuted by ``settings.renamed``, see :func:`find_names`.
     """
@@ -338,7 +341,7 @@ def fit(
         if names is not None and settings.renamed:
             read = rename_words(read, names, settings.renamed, dice)
             learnt = torch.where(learnt == IGNORED, IGNORED, read)
-        loss = _measure_loss(model, read, learnt, settings.prompt_weight)
+        loss = measure_loss(model, read, learnt, settings.prompt_weight)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -350,7 +353,7 @@ def fit(
 
 
 def find_names(tokenizer: PreTrainedTokenizerFast, ids: torch.Tensor) -> torch.Tensor:
-    """Ids of rare words, int64 [K]: those in at most ``RARE`` of the rows and without a digit.
+    """Return the ids of rare words, int64 [K]: those in at most ``RARE`` of the rows and without a digit.
 
     More frequent words belong to the form of a prompt, and numbers are compared by value.
     """
@@ -380,7 +383,7 @@ def rename_words(ids: torch.Tensor, names: torch.Tensor, share: float, dice: tor
 
 
 def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> list[torch.Tensor]:
-    """All rows in random order, in batches of indices; if lengths differ, a batch has rows of similar length.
+    """Return all rows in random order, in batches of indices; if lengths differ, a batch has rows of similar length.
 
     Rows are sorted within pools of ``POOL`` batches, and the batches are shuffled again.
     """
@@ -393,10 +396,10 @@ def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> li
     return [batches[i] for i in torch.randperm(len(batches), generator=dice).tolist()]
 
 
-def _measure_loss(
+def measure_loss(
     model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor, prompt_weight: float
 ) -> torch.Tensor:
-    """Mean loss over the response tokens, plus ``prompt_weight`` times that over the prompts' tokens."""
+    """Return the mean loss over the response tokens, plus ``prompt_weight`` times that over the prompts' tokens."""
     learnt = labels != IGNORED
     # Positions before the first learnt one do not enter the loss, so their logits are not computed.
     first = 1 if prompt_weight else int(learnt.nonzero()[:, 1].min())
@@ -410,7 +413,7 @@ def _measure_loss(
 
 
 def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
-    """Success at temperature 1 on the panel."""
+    """Return the success rate at temperature 1 on the panel."""
     splits = find_splits(settings.env_id)
     evaluation = run_evaluation(
         EvalSettings(
@@ -502,5 +505,5 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
 
 
 def choose_recipe(env_id: str) -> WarmStartSettings:
-    """The recipe of an environment, or the defaults."""
+    """Return the recipe of an environment, or the defaults."""
     return RECIPES.get(env_id) or WarmStartSettings(env_id)

@@ -25,7 +25,7 @@ from spear_envs.core.prompts import IMAGE, PromptTemplate
 
 
 class Answers(str, Enum):
-    """What the rows of a noisy expert's episodes teach."""
+    """Kind of turns that rows of a noisy expert's episodes teach."""
 
     PLAYED = "played"
     """Responses of won episodes, including errors: the policy keeps some entropy."""
@@ -125,7 +125,7 @@ class _Teacher(ScriptedEngine):
 
 
 def make_rows(trajectory: Trajectory, codec: ByteTokenizer) -> list[ExpertRow]:
-    """Rows of an episode recorded with ``codec``."""
+    """Return the rows of an episode recorded with ``codec``."""
     prompts = tuple(codec.decode(turn.prompt_ids) for turn in trajectory.turns)
     responses = tuple(turn.response for turn in trajectory.turns)
     pictures = [row.pictures for row in trajectory.rows()]

@@ -184,7 +184,7 @@ def make_vision_model(settings: TinyVisionSettings, tokenizer: Qwen2Tokenizer) -
 
 
 def encode_vision_row(tokenizer: Qwen2Tokenizer, reader: ImageReader, row: ExpertRow) -> tuple[list[int], list[int]]:
-    """Ids of the prompt, with its picture's image tokens, and of the response with its end token."""
+    """Return the ids of the prompt, with its picture's image tokens, and of the response with its end token."""
     message = row.prompts[0].replace(IMAGE, reader.mark(row.pictures[0]), 1)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
@@ -201,7 +201,7 @@ def _fit(
     settings: TinyVisionSettings,
     observe: Callable[[int, int], None],
 ) -> list[float]:
-    """Supervised steps on the responses; return the losses, in nats per token."""
+    """Take supervised steps on the responses; return the losses, in nats per token."""
     encoded = [encode_vision_row(tokenizer, reader, row) for row in rows]
     features = read_rows(reader, [row.pictures for row in rows])
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98))

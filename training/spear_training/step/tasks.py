@@ -1,18 +1,83 @@
-"""Groups that start in snapshots of earlier episodes."""
+"""Tasks of the batches: drawn by a curriculum, replaced by snapshots of earlier episodes, started ahead of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from spear_agents.engines.base import derive_seed
-from spear_agents.play.snapshots import Snapshot
+from spear_agents.play.episode import Snapshot
 from spear_agents.play.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError, name_error
-from spear_training.algorithms.curriculum import Archive, BranchSettings
+from spear_envs.core.tasks import Task
+from spear_training.algorithms.curriculum import Archive, BranchSettings, CurriculumSettings, TaskSource
+from spear_training.algorithms.rows import Array
 from spear_training.step.records import EpisodeRecord, Rollout, Walk
+
+MOST_TASKS = 2**16
+"""Maximum number of tasks with a posterior."""
+
+
+def check_tasks(count: int, split: str) -> None:
+    """Raise SpearError if ``count`` tasks are too many for a curriculum."""
+    if count > MOST_TASKS:
+        raise SpearError(f"curriculum.choice=thompson takes {MOST_TASKS:,} tasks, not {count:,}: set train.max_tasks")
+
+
+def rate_difficulty(task: Task) -> Hashable:
+    """Return the length of the shortest solution if the task states it, else its subtask: equal ones share evidence."""
+    return task.content.get("optimal", task.subtask)
+
+
+class Curriculum:
+    """Draws the tasks of batches, and learns from their episodes."""
+
+    def __init__(self, tasks: Sequence[Task], settings: CurriculumSettings, group: int, seed: int) -> None:
+        self._ids = [task.id for task in tasks]
+        self._place = {name: number for number, name in enumerate(self._ids)}
+        self._source = TaskSource([rate_difficulty(task) for task in tasks], settings, group)
+        self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "curriculum")))
+
+    def draw(self, count: int) -> list[str]:
+        """Draw ids of ``count`` tasks, different if there are enough."""
+        return [self._ids[number] for number in self._source.draw(count, self._rng)]
+
+    def update(self, records: Iterable[EpisodeRecord]) -> None:
+        """Update with episodes of groups, except those with a fault or from a snapshot."""
+        groups: dict[str, list[EpisodeRecord]] = {}
+        for record in records:
+            # Wins from a snapshot say nothing about the task as a whole.
+            if record.fault is None and record.began is None:
+                groups.setdefault(record.group, []).append(record)
+        found = list(groups.values())
+        tasks = np.asarray([self._place[group[0].task_id] for group in found], dtype=np.int64)
+        wins = np.asarray([sum(record.won for record in group) for group in found], dtype=np.int64)
+        self._source.update(tasks, wins, [len(group) for group in found])
+
+    def summarize(self) -> dict[str, float]:
+        """Return metrics of the curriculum's estimates of its tasks, played or not."""
+        rate, differ = self._source.estimate()
+        known: Array = self._source.known
+        return {
+            "curriculum/success": float(rate.mean()),
+            "curriculum/differing": float(differ.mean()),
+            "curriculum/met": float(known.mean()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a resumed run to draw the same tasks."""
+        return {"source": self._source.state_dict(), "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore :meth:`state_dict`. Raises SpearError if it is missing or of other tasks."""
+        if state is None or len(state["source"]["wins"]) != len(self._ids):
+            raise SpearError("the checkpoint is without this curriculum, or of other tasks: start a new run folder")
+        self._source.load_state_dict(state["source"])
+        self._rng.bit_generator.state = state["rng"]
+
 
 OFF = "or set branch.share=0"
 
@@ -34,7 +99,7 @@ def check_branching(*, layout: Layout, program: str | None, staleness: int, obst
 def list_walks(
     trajectories: Iterable[Trajectory], records: Iterable[EpisodeRecord], settings: BranchSettings
 ) -> dict[str, Walk]:
-    """Walks of a rollout for the archive, by episode: those from the start of their task."""
+    """Return walks of a rollout for the archive, by episode: those from the start of their task."""
     walks = {}
     for trajectory, record in zip(trajectories, records, strict=True):
         if record.fault is None and record.began is None and settings.keeps(won=record.won):
@@ -54,7 +119,7 @@ class Branching:
         """Archived episode of each running group that started in it."""
 
     def begin(self, groups: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, Snapshot | None]]:
-        """Task of each group, and its snapshot; groups with one come first, in the tasks' places."""
+        """Return the task of each group, and its snapshot; groups with one come first, in the tasks' places."""
         branches = self._archive.draw(len(groups), self._rng)
         self._begun |= {group: branch.episode for group, branch in zip(groups, branches, strict=False)}
         taken: list[tuple[str, Snapshot | None]] = [(branch.task, branch.state) for branch in branches]
@@ -69,6 +134,7 @@ class Branching:
                 found.append(record.won)
         for group, found in wins.items():
             if group in self._begun:
+                # Before the new walks are kept: the archive may drop the oldest episodes for them.
                 self._archive.update(self._begun.pop(group), sum(found), len(found))
         for record in rollout.records:
             walk = rollout.walks.get(record.trajectory)
@@ -76,7 +142,7 @@ class Branching:
                 self._archive.remember(record.task_id, walk.anchors, walk.snapshots, won=record.won)
 
     def summarize(self, records: Sequence[EpisodeRecord]) -> dict[str, float]:
-        """Metrics of the groups of a step that started in snapshots."""
+        """Return metrics of the groups of a step that started in snapshots."""
         branched = [record for record in records if record.began is not None]
         groups = len({record.group for record in records})
         metrics = {
@@ -91,7 +157,7 @@ class Branching:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a resumed run to make the same choices."""
+        """Return the state for a resumed run to make the same choices."""
         state = self._archive.state_dict()
         for past in state["episodes"]:
             past["states"] = _pack(past["states"])
@@ -131,3 +197,42 @@ def _unpack(saved: Mapping[str, Any]) -> list[Snapshot]:
         Snapshot(turn, content[low:high], history)
         for turn, low, high, history in zip(saved["turns"], ends[:-1], ends[1:], histories, strict=True)
     ]
+
+
+Playing = TypeVar("Playing")
+Tasks = list[str]
+
+
+class BatchesAhead(Generic[Playing]):
+    """Starts batches before their steps: with ``lead`` N, those of the N steps after the present one.
+
+    A batch starts at most N updates before its own step, so no token is more than N versions old. ``draw`` returns the
+    tasks of the next batch; ``begin`` starts to play tasks as those of a step (from 1).
+    """
+
+    def __init__(self, lead: int, draw: Callable[[], Tasks], begin: Callable[[int, Tasks], Playing]) -> None:
+        self._lead = lead
+        self._draw = draw
+        self._begin = begin
+        self._drawn: deque[Tasks] = deque()
+        self._batches: deque[tuple[Tasks, Playing]] = deque()
+
+    def reach(self, step: int, last: int) -> None:
+        """Start the missing batches of ``step`` and the following ones, up to step ``last``."""
+        # Called once a step, before the step trains: the batch of step + lead starts on weights of step - 1 updates,
+        # and is learnt from after at most lead further ones. No batch starts that no step would take.
+        while len(self._batches) <= min(self._lead, last - step):
+            tasks = self._drawn.popleft() if self._drawn else self._draw()
+            self._batches.append((tasks, self._begin(step + len(self._batches), tasks)))
+
+    def take(self) -> Playing:
+        """Take the batch of the present step, in order of steps."""
+        return self._batches.popleft()[1]
+
+    def list_drawn(self) -> list[Tasks]:
+        """Return tasks of all batches drawn but not taken, which a checkpoint keeps and a resumed run plays again."""
+        return [tasks for tasks, _ in self._batches] + list(self._drawn)
+
+    def restore(self, drawn: Iterable[Tasks]) -> None:
+        """Play the tasks of :meth:`list_drawn` before drawing new ones."""
+        self._drawn = deque(drawn)

@@ -99,7 +99,7 @@ def describe_episode(
             model = None
             notes.append(f"No {'token colours' if is_text else 'prompts and tokens'}: {error}")
     prompts = _TEXT if is_text else model
-    copied = ("subtask", "instruction", "fingerprint", "tool_calls", "fault", "trial", "step", "reflection")
+    copied = ("subtask", "instruction", "fingerprint", "tool_calls", "fault", "trial", "step", "reflection", "detail")
     return {
         **{name: getattr(trajectory, name) for name in (*copied, "final_observation")},
         "env": trajectory.env_id,
@@ -110,15 +110,15 @@ def describe_episode(
         "score": finite(trajectory.score),
         "won": bool(trajectory.won),
         "stop": trajectory.stop.value,
+        "seconds": finite(trajectory.seconds),
         "seed": str(trajectory.seed),  # JavaScript would round a training's seeds
         "memory": list(trajectory.memory),
         "turns": [
-            _describe_turn(turn, prompts, model, pictures[i] if pictures else None)
+            _describe_turn(turn, prompts, model, pictures[i] if pictures else None) | _count(turn, is_text)
             for i, turn in enumerate(trajectory.turns)
         ],
         "criteria": [criterion._asdict() for criterion in trajectory.criteria],
         "final_image": pictures[-1] if pictures else None,
-        "unit": "bytes" if is_text else "tokens",
         "notes": notes,
     }
 
@@ -145,8 +145,6 @@ def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, p
         "observation": turn.observation,
         "image": picture,
         "prompt": prompt,
-        "prompt_tokens": len(turn.prompt_ids),
-        "response_tokens": len(turn.response_ids),
         **describe_response(turn.response),
         "tokens": None if model is None else _colour(model, *_sampled(turn)),
         "action": turn.action,
@@ -157,6 +155,16 @@ def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, p
         "finish": turn.finish.value,
         "dropped": turn.dropped_turns,
     }
+
+
+def _count(turn: Turn, is_text: bool) -> dict[str, Any]:
+    """Return the lengths of prompt and response in a server's tokens where it counted them, else in recorded ids."""
+    served = turn.served
+    if served is not None and served.prompt_tokens is not None and served.completion_tokens is not None:
+        counts, unit = (served.prompt_tokens, served.completion_tokens), "tokens"
+    else:
+        counts, unit = (len(turn.prompt_ids), len(turn.response_ids)), "bytes" if is_text else "tokens"
+    return {"prompt_tokens": counts[0], "response_tokens": counts[1], "unit": unit}
 
 
 def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:

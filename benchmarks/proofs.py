@@ -45,6 +45,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "no token is made from text a second time": ("tests/agents/test_prompting.py",),
     "replay page: a script in an observation does not run": (
         "tests/agents/replay/test_page.py",
+        "tests/agents/replay/test_rich.py",
         "tests/agents/replay/test_server.py",
     ),
     "strangers' files: nothing in them runs": ("tests/resilience/test_untrusted.py",),

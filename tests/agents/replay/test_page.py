@@ -359,6 +359,23 @@ def test_ticked_runs_are_compared(table: Chromium) -> None:
     assert count(table, ".models .model") == 2, "of the two runs without a panel"
 
 
+def test_a_table_of_a_run_that_goes_on_stays_as_it_was_left(browser: Chromium, tmp_path: Path) -> None:
+    for seed in range(3):
+        evaluate(SOKOBAN, engine="random", tasks=2, seed=seed, out=tmp_path / str(seed), progress=False)
+    with serve(Run(tmp_path)) as server:
+        browser.open(server.address)
+        browser.evaluate(f"{head('episodes')}.click(); document.querySelectorAll('.runs tbody input')[0].click()")
+        browser.evaluate("document.querySelectorAll('.runs tbody input')[0].focus(); watchRun()")
+        browser.wait("data.mark")
+        (left,) = browser.evaluate("[...runs.ticked]")
+        evaluate(SOKOBAN, engine="random", tasks=5, seed=1, out=tmp_path / "1", progress=False)
+        browser.evaluate("watchRun()")
+        browser.wait("state.rows.length === 9")
+        assert browser.evaluate(NAMES)[0] == "1", "sorted by episodes"
+        assert browser.evaluate("[...document.querySelectorAll('.parts')].length") == 1
+        assert browser.evaluate("document.querySelector('.runs input:checked').ariaLabel") == f"compare {left}"
+
+
 def test_trainings_lie_over_one_another(browser: Chromium, tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_launch(tmp_path / name, 0, *(train(i, **{"reward/total": i, "mine": i}) for i in range(1, 41)))

@@ -362,9 +362,11 @@ const ACTIONS = {
   "/": () => $("search").focus(), "\\": () => $("said").focus(), Escape: closeEpisode,
 };
 
+const TYPED = "input:not([type=checkbox]), textarea, select";
+
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-  const typing = event.target.matches("input, textarea, select");
+  const typing = event.target.matches(TYPED);
   if (typing) {
     if (event.key === "Escape") event.target.blur();
     return;
@@ -396,7 +398,7 @@ function showView(name) {
     drawRows();
     openShown();
   }
-  if (name === "runs" && !$("runs").children.length) drawRuns();
+  if (name === "runs" && !runs.drawn) drawRuns();
   if (name === "curves" && !$("curves").children.length) drawCurves();
 }
 
@@ -423,7 +425,7 @@ async function reload() {
   Object.assign(data, await ask("/api/run"));
   known.clear();
   $("curves").replaceChildren();
-  $("runs").replaceChildren();
+  runs.drawn = false;
   state.rows = data.episodes;
   buildFilters();
   takeRows(data.episodes);

@@ -5,7 +5,7 @@ const percent = (value) => (value === null ? "–" : (100 * value).toFixed(1));
 const interval = (success) => (success && success.ci95_low !== null ? `${percent(success.ci95_low)}–${percent(success.ci95_high)}` : "–");
 const ORDER_OF_KINDS = ["only A", "only B", "both", "neither"];
 const UNKNOWN = -999999999999; // sorts below every figure
-const runs = { ticked: null, filter: "", sorted: null };
+const runs = { drawn: false, ticked: null, filter: "", sorted: null };
 
 const modelOf = (source) => source.settings.model || source.settings.agent || source.settings.engine || "";
 const whole = (source) => source.parts[0];
@@ -46,6 +46,8 @@ function drawRuns() {
       shown.map(([title, , value]) => make("th", { scope: "col", class: value ? "" : "text", title: HINTS[title] || "", "data-sort-method": value ? "number" : null }, title)))), body);
   const count = make("span", { class: "soft", "aria-live": "polite" });
   const filter = make("input", { id: "runs-filter", type: "search", value: runs.filter, placeholder: "Filter runs   /", "aria-label": "Filter runs", oninput: () => { runs.filter = filter.value; filterRuns(body, count); } });
+  const scrolled = [$("runs"), document.querySelector("#runs .scroll")].map((one) => (one ? one.scrollTop : 0));
+  runs.drawn = true;
   $("runs").replaceChildren(make("section", { class: "inner" },
     make("div", { class: "above" }, filter, count, make("span", { id: "ticked", class: "soft" })),
     make("div", { class: "scroll" }, table), make("div", { id: "models" }), make("div", { id: "compared" })));
@@ -62,6 +64,7 @@ function drawRuns() {
   });
   filterRuns(body, count);
   drawCompared();
+  [$("runs"), document.querySelector("#runs .scroll")].forEach((one, i) => { one.scrollTop = scrolled[i]; });
 }
 
 function drawRunRow(source, shown) {

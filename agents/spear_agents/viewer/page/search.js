@@ -45,7 +45,7 @@ function drawRaw(body) {
 }
 
 async function watchRun() {
-  if (document.hidden || $("help").open || document.activeElement.matches("input, select, textarea")) return;
+  if (document.hidden || $("help").open || document.activeElement.matches(TYPED)) return;
   try {
     const { mark } = await ask("/api/mark");
     if (data.mark !== undefined && mark !== data.mark) await reload();

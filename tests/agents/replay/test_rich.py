@@ -195,7 +195,8 @@ def test_nothing_of_a_hostile_text_acts(browser: Chromium, tmp_path: Path) -> No
      ("$5 and $6", 0), ("$ $ board $.$", 0), ("$__$", 0), ("US$x and US$", 0)],
 )  # fmt: skip
 def test_only_a_page_with_latex_has_the_library(browser: Chromium, tmp_path: Path, text: str, count: int) -> None:
-    write(tmp_path, {"observation": text, "response": "go"})
+    for observation in (text, "a second episode without it"):
+        write(tmp_path, {"observation": observation, "response": "go"})
     size = export_page(Run(tmp_path), tmp_path / "page.html")
     has_library = '<script type="text/plain" id="katex">' in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert has_library == (count > 0) and size < 500_000

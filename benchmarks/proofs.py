@@ -44,7 +44,8 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "no generation for an ended episode": ("tests/agents/test_episode.py::test_nothing_is_generated_after_the_end",),
     "no token is made from text a second time": ("tests/agents/test_prompting.py",),
     "replay page: a script in an observation does not run": (
-        "tests/agents/replay/test_overview.py",
+        "tests/agents/replay/test_page.py",
+        "tests/agents/replay/test_rich.py",
         "tests/agents/replay/test_server.py",
     ),
     "strangers' files: nothing in them runs": ("tests/resilience/test_untrusted.py",),

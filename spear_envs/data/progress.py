@@ -21,8 +21,9 @@ Show = Callable[[str, int, "int | None"], None]
 
 LINE_SECONDS = 10.0
 _ENDLESS = 10_000
-_SHORTEST = 8
-"""Characters of a table's first column that stay on one line."""
+_MOST_FOLDS = 3
+_LONGEST = 16
+"""Characters of a word in a table's first column that stay on one line; longer ones, such as paths, are broken."""
 
 
 def say(console: Console, line: str) -> None:
@@ -139,9 +140,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table; one that is too wide is folded into several with the same first column.
+    """Print a table in a terminal of any width.
 
-    Only texts of the first column are broken.
+    One that is too wide is folded into up to three with the same first column, whose texts are broken between words.
+    Where that is not enough, each row is a list.
     """
     from rich.measure import Measurement
 
@@ -154,19 +156,25 @@ def show_table(console: Console, table: Table) -> None:
             part.columns[0].no_wrap, part.columns[0].max_width = False, first
         return part
 
-    def measure(*places: int) -> int:
+    def measure(*places: int, breaking: bool = False) -> int:
         part = take([*places])
+        part.columns[0].no_wrap = not breaking
         part.title = part.caption = part.min_width = None
-        return Measurement.get(console, console.options.update(max_width=_ENDLESS), part).maximum
+        found = Measurement.get(console, console.options.update(max_width=_ENDLESS), part)
+        return found.minimum if breaking else found.maximum
 
     count = len(table.columns)
     widest = max((measure(place) for place in range(1, count)), default=0)
-    first = max(_SHORTEST, min(measure(0), console.width - widest))
+    is_narrow = min(_LONGEST, measure(0, breaking=True)) + widest > console.width
+    first = min(measure(0), console.width - widest)
     groups: list[list[int]] = [[]]
     for place in range(1, count):
         if groups[-1] and first + measure(*groups[-1], place) > console.width:
             groups.append([])
         groups[-1].append(place)
+    if count > 1 and (is_narrow or len(groups) > _MOST_FOLDS):
+        _show_list(console, table)
+        return
     for group in groups:
         part = take([0, *group], first if len(groups) > 1 or first < measure(0) else None)
         if group is not groups[0]:
@@ -176,3 +184,19 @@ def show_table(console: Console, table: Table) -> None:
         if len(groups) > 1:
             part.min_width = None
         console.print(part)
+
+
+def _show_list(console: Console, table: Table) -> None:
+    """Print each row of a table as its first cell, with the others below it."""
+    from rich.padding import Padding
+
+    if table.title:
+        console.print(table.title, style="italic")
+    names, *others = ([*column.cells] for column in table.columns)
+    for place, name in enumerate(names):
+        console.print(name, style="bold")
+        for column, cells in zip(table.columns[1:], others, strict=True):
+            if cells[place] != "":
+                console.print(Padding(f"{column.header} {cells[place]}".strip(), (0, 0, 0, 1), expand=False))
+    if table.caption:
+        console.print(table.caption, style="dim")

@@ -150,17 +150,35 @@ def test_the_size_grows_with_every_step_and_only_then(tmp_path: Path) -> None:
     assert 0 < sizes[0] < sizes[1] == sizes[2]
 
 
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("width", [20, 30, 40, 80, 200])
 def test_figures_are_whole_at_any_width(width: int, tmp_path: Path) -> None:
-    outs = [str(tmp_path / name) for name in ("a-rather-long-name-of-a-folder", "b")]
+    outs = [str(tmp_path / name) for name in ("a-rather-long-name-of-a-folder", "b", "c")]
     shown = ""
     for out in outs:
         shown += CliRunner().invoke(evaluate, [*SOKOBAN, "--out", out], env={"COLUMNS": str(width)}).output
-    shown += CliRunner().invoke(compare, outs, env={"COLUMNS": str(width)}).output
+    for runs in (outs[:2], outs):
+        shown += CliRunner().invoke(compare, runs, env={"COLUMNS": str(width)}).output
     whole = " ".join(shown.split())
-    tables = [line for line in shown.splitlines() if re.fullmatch(r"[\s\d.–\[\],+-]*", line)]
-    assert "61.0–100.0" in whole and "[61.0, 100.0]" in whole and "[-48.3, +48.3]" in whole
-    assert max(map(len, tables)) <= width
+    tables = [line for line in shown.splitlines() if re.fullmatch(r"(CI95|mean|won %)?[\s\d.–\[\],+─-]*", line.strip())]
+    assert "61.0–100.0" in whole and whole.count("[61.0, 100.0]") == 5 and whole.count("[-48.3, +48.3]") == 3
+    assert max(len(line.rstrip()) for line in tables) <= width
+
+
+def test_several_runs_are_each_compared_with_the_first(tmp_path: Path) -> None:
+    outs = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for out, engine in zip(outs, ("random", "random", "expert"), strict=True):
+        CliRunner().invoke(evaluate, [SOKOBAN[0], "--engine", engine, "--tasks", "12", "--out", out])
+    shown = CliRunner().invoke(compare, outs).output
+    assert "b: not shown to differ from a." in shown and "c: better than a." in shown
+    found = json.loads(CliRunner().invoke(compare, [*outs, "--json"]).output)
+    pair = json.loads(CliRunner().invoke(compare, [outs[0], outs[2], "--json"]).output)
+    last = found["compared"][1]
+    assert (found["first"], last["name"]) == ("a", "c") and last["difference"] == pair["difference"]
+    assert last["adjusted_p"] == pytest.approx(2 * pair["judgement"]["permutation_p"])
+    back = CliRunner().invoke(compare, [outs[2], outs[0], outs[1]]).output
+    assert "a, b: worse than c." in back
+    for refused in (outs[:1], [*outs, "--pair", *outs[:2]]):
+        assert CliRunner().invoke(compare, refused).exit_code == 2
 
 
 def steps(*numbers: int, **data: Any) -> list[tuple[int, dict[str, Any]]]:

@@ -25,8 +25,8 @@ from spear_agents.play.episode import Snapshot, play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.rollout import CacheGate, Job, Retrying, play_many
 from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_agents.viewer.episodes import describe_episode
 from spear_agents.viewer.gif import replay_frames
-from spear_agents.viewer.runs import describe_episode
 from spear_envs.core.env import ActionResult, RewardMode
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import make_env

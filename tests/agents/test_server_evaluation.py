@@ -15,7 +15,7 @@ from spear_agents.evaluation.rescoring import rescore_run
 from spear_agents.evaluation.run import run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import read_trajectories
-from spear_agents.viewer.runs import describe_episode
+from spear_agents.viewer.episodes import describe_episode
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say
 

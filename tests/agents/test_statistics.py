@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_agents.comparison.significance import (
+    adjust_p,
     compute_permutation_p,
     compute_sign_p,
     explain_comparison,
@@ -304,6 +305,15 @@ def test_shares_of_won_tasks_give_the_same_p_in_both_tests() -> None:
     assert compute_sign_p(12, 0) == pytest.approx(2 / 2**12)
     assert compute_permutation_p([1.0] * 12 + [0.0] * 88)[0] == pytest.approx(2 / 2**12)
     assert compute_permutation_p([0.0] * 10) == (1.0, True)
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_corrected_p_values_are_holm_s(values: list[float]) -> None:
+    found = adjust_p(values)
+    ranked = sorted(values)
+    for p, adjusted in zip(values, found, strict=True):
+        below = [(len(values) - rank) * each for rank, each in enumerate(ranked) if each <= p]
+        assert adjusted == pytest.approx(min(1.0, max(below)))
 
 
 def test_scores_without_a_common_unit_are_drawn() -> None:

@@ -23,6 +23,7 @@ from spear_agents.comparison.statistics import (
     average_by_task,
     compare_trajectories,
     estimate_difference,
+    estimate_mean,
     estimate_with_student,
     plain_estimate,
 )
@@ -241,6 +242,15 @@ def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float,
     return (hits + 1) / (RESAMPLES + 1), False
 
 
+def adjust_p(values: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number by Holm's method, which bounds the chance of any false finding."""
+    adjusted, most = [0.0] * len(values), 0.0
+    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        most = max(most, min(1.0, (len(values) - rank) * values[place]))
+        adjusted[place] = most
+    return adjusted
+
+
 def _count_units(sizes: Sequence[float]) -> list[int] | None:
     """Return the sizes as multiples of a common unit; None if there is none or the distribution would be too long."""
     shares = [Fraction(size).limit_denominator(_SAMPLES_AT_MOST) for size in sizes]
@@ -295,8 +305,7 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 
 
 @click.command()
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
+@click.argument("runs", metavar="A B [C ...]", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--pair",
     "more",
@@ -309,23 +318,29 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 @click.option("--metric", type=click.Choice([metric.value for metric in Metric]), default="success")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of drawn permutations.")
 @click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
-def compare(
-    before: Path, after: Path, more: Sequence[tuple[Path, Path]], metric: str, seed: int, as_json: bool
-) -> None:
-    """Compare two folders of `spear eval --out`, task by task.
+def compare(runs: Sequence[Path], more: Sequence[tuple[Path, Path]], metric: str, seed: int, as_json: bool) -> None:
+    """Compare folders of `spear eval --out`, task by task.
 
-    Both must be on the same task set (their fingerprints are compared). Exit code 0 whether they differ or not.
+    All must be on the same task set (their fingerprints are compared). Of more than two, each is compared with the
+    first, and p values are corrected for their number (Holm). Exit code 0 whether they differ or not.
 
-    An interval over tasks describes these two runs only. To compare two ways of training, give the runs of several
+    An interval over tasks describes these runs only. To compare two ways of training, give the runs of several
     seeds (--pair): the interval over seeds and tasks covers runs of other seeds.
 
     \b
       spear compare runs/before runs/after
+      spear compare runs/base runs/react runs/reflexion
       spear compare runs/grpo-0 runs/spear-0 --pair runs/grpo-1 runs/spear-1
     """
+    if len(runs) < 2 or (more and len(runs) > 2):
+        raise click.UsageError(f"{len(runs)} runs: give two or more, or exactly two with --pair")
     if more:
-        _compare_seeds([(before, after), *more], Metric(metric), as_json)
+        _compare_seeds([(runs[0], runs[1]), *more], Metric(metric), as_json)
         return
+    if len(runs) > 2:
+        _compare_many(runs, Metric(metric), seed, as_json)
+        return
+    before, after = runs
     comparison = compare_runs(before, after, Metric(metric))
     judgement = judge_comparison(comparison, seed)
     settings = read_settings(before), read_settings(after)
@@ -344,6 +359,52 @@ def compare(
         console.print(show_entry(sentence), soft_wrap=True)
 
 
+def _compare_many(folders: Sequence[Path], metric: Metric, seed: int, as_json: bool) -> None:
+    """Compare each run with the first."""
+    names = name_runs(*folders)
+    base, *others = (read_last(folder / EPISODES) for folder in folders)
+    found = [compare_trajectories(base, run, metric) for run in others]
+    judged = [judge_comparison(each, seed) for each in found]
+    adjusted = adjust_p([each.permutation_p for each in judged])
+    sentences = explain_many(names, found, adjusted) + explain_panels([read_settings(folder) for folder in folders])
+    if as_json:
+        compared = [
+            {"name": name, **each.to_json(), "judgement": judgement.to_json(), "adjusted_p": p}
+            for name, each, judgement, p in zip(names[1:], found, judged, adjusted, strict=True)
+        ]
+        shown = {"metric": metric.value, "first": names[0], "compared": compared, "sentences": sentences}
+        echo(json.dumps(shown, indent=2))
+        return
+    table = Table(title=f"{metric.value}, {len(average_by_task(base, metric))} tasks", box=SIMPLE_HEAD)
+    table.add_column("")
+    for heading in ("mean", "CI95", f"against {names[0]}", "CI95", "p, Holm"):
+        table.add_column(heading, justify="right")
+    table.add_row(names[0], *_figures(estimate_mean(list(average_by_task(base, metric).values()))), "", "", "")
+    for name, each, p in zip(names[1:], found, adjusted, strict=True):
+        table.add_row(name, *_figures(each.after), *_figures(each.difference, "+"), f"{p:.2g}")
+    console = Console()
+    show_table(console, table)
+    for sentence in sentences:
+        console.print(show_entry(sentence), soft_wrap=True)
+
+
+def explain_many(names: Sequence[str], found: Sequence[Comparison], adjusted: Sequence[float]) -> list[str]:
+    """Explain the differences of several runs from the first of ``names``, with their corrected p values."""
+    sentences = []
+    groups: dict[str, list[str]] = {"better than": [], "worse than": [], "not shown to differ from": []}
+    for name, each, p in zip(names[1:], found, adjusted, strict=True):
+        verdict = (
+            "not shown to differ from" if p >= ALPHA else "better than" if each.difference.mean > 0 else "worse than"
+        )
+        groups[verdict].append(name)
+    for verdict, members in groups.items():
+        if members:
+            sentences.append(f"{', '.join(members)}: {verdict} {names[0]}.")
+    if unshared := sum(each.unshared for each in found):
+        sentences.append(f"{unshared} tasks were left out, because only one of the two runs played them.")
+    return sentences
+
+
 def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
     """Compare several pairs of runs, over seeds and tasks. Raises SpearError if a pair is given twice."""
     if len({(first.resolve(), second.resolve()) for first, second in folders}) < len(folders):
@@ -355,7 +416,10 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
         echo(json.dumps(found.to_json() | {"metric": metric.value, "sentences": sentences}, indent=2))
         return
     table = Table(
-        title=f"{metric.value}, {len(folders)} seeds × {found.difference.tasks} tasks", box=SIMPLE_HEAD, min_width=60
+        title=f"{metric.value}, {len(folders)} seeds × {found.difference.tasks} tasks",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        min_width=60,
     )
     for column in ("", "mean", "CI95"):
         table.add_column(column, justify="right" if column else "left")
@@ -393,10 +457,10 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
     return sentences
 
 
-def name_runs(before: Path, after: Path) -> tuple[str, str]:
-    """Return short, different names of two folders."""
-    first, second = before.resolve(), after.resolve()
-    return (first.name, second.name) if first.name != second.name else (str(before), str(after))
+def name_runs(*folders: Path) -> tuple[str, ...]:
+    """Return short, different names of folders: the last part of their paths if it suffices."""
+    short = tuple(folder.resolve().name for folder in folders)
+    return short if len(set(short)) == len(short) else tuple(map(str, folders))
 
 
 def list_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -406,7 +470,7 @@ def list_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[An
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def make_table(comparison: Comparison, judgement: Judgement, names: tuple[str, str], metric: Metric) -> Table:
+def make_table(comparison: Comparison, judgement: Judgement, names: Sequence[str], metric: Metric) -> Table:
     """Make a table of both runs, their paired difference and the tests."""
     table = Table(title=f"{metric.value}, {len(comparison.steps)} tasks", box=SIMPLE_HEAD)
     table.add_column("")

@@ -13,14 +13,14 @@ from typing import Any
 
 import click
 
-from spear_agents.engines.base import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer, Decoder
 from spear_agents.evaluation.baselines import Method
 from spear_agents.evaluation.collect import Message, SampleMaker, write_lines
 from spear_agents.evaluation.options import TRUST
 from spear_agents.evaluation.records import EPISODES, read_last, read_settings
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory
-from spear_agents.viewer.runs import Decoder, open_decoder
+from spear_agents.viewer.episodes import open_decoder
 from spear_envs.core import canonical_json
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env, require_harmless

@@ -19,7 +19,7 @@ from spear_agents.evaluation.run import choose_template
 from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import Layout
-from spear_agents.viewer.runs import describe_response, finite
+from spear_agents.viewer.episodes import describe_response, finite
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env

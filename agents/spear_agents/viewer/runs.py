@@ -8,20 +8,16 @@ import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
-
 from spear_agents.comparison.statistics import estimate_mean, plain_estimate, split_numbers
-from spear_agents.engines.base import ChatByteTokenizer, Decoder
-from spear_agents.engines.openai import encode_picture
-from spear_agents.evaluation.baselines import Method
+from spear_agents.engines.base import Decoder
 from spear_agents.evaluation.records import (
     EPISODES,
     FINE_TUNING,
@@ -33,232 +29,48 @@ from spear_agents.evaluation.records import (
     sum_usage,
 )
 from spear_agents.evaluation.settings import PlayedPanel
-from spear_agents.play.trajectory import MOST_LINE, TokenKind, Trajectory, Turn
-from spear_agents.viewer.gif import replay_frames
+from spear_agents.play.trajectory import MOST_LINE, Trajectory
+from spear_agents.viewer.episodes import describe_episode, finite, open_decoder
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import open_regular, read_regular
-
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-
-
-def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:
-    """Return the decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
-
-    A relative path is also resolved in the evaluation's ``folder`` and those above it. Raises SpearError if the
-    tokenizer is missing or cannot be read.
-    """
-    wanted = chosen or settings.get("model")
-    if not wanted:
-        raise SpearError("the tokenizer of these tokens is unknown: give --tokenizer DIR")
-    for place in (Path(), folder, *folder.resolve().parents):
-        path = place / str(wanted) / "tokenizer.json"
-        if path.is_file():
-            return _read_tokenizer(path)
-    raise SpearError(f"{wanted} does not contain tokenizer.json: give --tokenizer DIR")
-
-
-def _read_tokenizer(path: Path) -> Decoder:
-    try:
-        from tokenizers import Tokenizer
-
-        decoder: Decoder = Tokenizer.from_buffer(read_regular(path))
-    except ImportError as error:
-        raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
-    except Exception as error:  # what tokenizers raises for a broken file is a plain Exception
-        raise SpearError(f"{path} is not a tokenizer: {error}") from error
-    return decoder
-
-
-def split_text(decoder: Decoder, token_ids: Sequence[int]) -> list[tuple[str, int]]:
-    """Split the text of ``token_ids`` into pieces, each with its number of tokens.
-
-    Tokens that form one character together (bytes of an emoji) make one piece. Each piece is decoded after the piece
-    before it, since many tokenizers write a token differently at the beginning of a text.
-    """
-    pieces: list[tuple[str, int]] = []
-    before, start = 0, 0
-    for end in range(1, len(token_ids) + 1):
-        known = _decode(decoder, token_ids[before:start])
-        text = _decode(decoder, token_ids[before:end])
-        if text.endswith(_UNFINISHED) and end < len(token_ids) and end - start < 8:
-            continue
-        pieces.append((text[len(known) :], end - start))
-        before, start = start, end
-    return pieces
-
-
-def _decode(decoder: Decoder, token_ids: Sequence[int]) -> str:
-    return decoder.decode(list(token_ids), skip_special_tokens=False)
-
-
-_TEXT = ChatByteTokenizer()
-_ROLE = re.compile("\ufdd0(system|user|assistant)\ufdd1")  # how ChatByteTokenizer writes the beginning of a message
-_THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
-
-
-def describe_episode(
-    trajectory: Trajectory, settings: Mapping[str, Any], open_model: Callable[[], Decoder]
-) -> dict[str, Any]:
-    """Describe an episode for the page, without NaN and infinities, which JSON does not have.
-
-    Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why. Of the
-    evaluation's ``settings``, ``env_kwargs`` and ``split`` are used. ``open_model`` returns the decoder of the model's
-    tokens, and raises SpearError if there is none.
-    """
-    notes: list[str] = []
-    pictures = _draw(trajectory, settings, notes)
-    is_text = trajectory.tokens is TokenKind.BYTES
-    model: Decoder | None = None
-    if not is_text or any(turn.served and turn.served.token_ids for turn in trajectory.turns):
-        try:
-            model = open_model()
-            if not _fits(model, trajectory.turns):
-                raise SpearError("this tokenizer does not give the recorded texts: give --tokenizer DIR")
-        except SpearError as error:
-            model = None
-            notes.append(f"No {'token colours' if is_text else 'prompts and tokens'}: {error}")
-    prompts = _TEXT if is_text else model
-    copied = ("subtask", "instruction", "fingerprint", "tool_calls", "fault", "trial", "step", "reflection")
-    return {
-        **{name: getattr(trajectory, name) for name in (*copied, "final_observation")},
-        "env": trajectory.env_id,
-        "task": trajectory.task_id,
-        "layout": trajectory.layout.value,
-        "reward_terms": {str(name): finite(value) for name, value in trajectory.reward_terms.items()},
-        "reward": finite(trajectory.reward),
-        "score": finite(trajectory.score),
-        "won": bool(trajectory.won),
-        "stop": trajectory.stop.value,
-        "seed": str(trajectory.seed),  # JavaScript would round a training's seeds
-        "memory": list(trajectory.memory),
-        "turns": [
-            _describe_turn(turn, prompts, model, pictures[i] if pictures else None)
-            for i, turn in enumerate(trajectory.turns)
-        ],
-        "criteria": [criterion._asdict() for criterion in trajectory.criteria],
-        "final_image": pictures[-1] if pictures else None,
-        "unit": "bytes" if is_text else "tokens",
-        "notes": notes,
-    }
-
-
-def describe_response(response: str) -> dict[str, str]:
-    """Split a response into ``thought`` and the rest, ``said``."""
-    found = _THOUGHT.match(response)
-    if found is None:
-        return {"thought": "", "said": response}
-    return {"thought": found[1].strip(), "said": response[found.end() :]}
-
-
-def finite(value: Any) -> float | None:
-    """Return a number that JSON can hold, or None."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, picture: str | None) -> dict[str, Any]:
-    prompt = None
-    if prompts is not None:
-        text = prompts.decode(list(turn.prompt_ids), skip_special_tokens=False)
-        prompt = _ROLE.sub(r"\n[\1]\n", text).strip("\n")
-    return {
-        "observation": turn.observation,
-        "image": picture,
-        "prompt": prompt,
-        "prompt_tokens": len(turn.prompt_ids),
-        "response_tokens": len(turn.response_ids),
-        **describe_response(turn.response),
-        "tokens": None if model is None else _colour(model, *_sampled(turn)),
-        "action": turn.action,
-        "format_ok": turn.format_ok,
-        "action_ok": turn.action_ok,
-        "anchor": turn.anchor,
-        "reward": finite(turn.reward),
-        "finish": turn.finish.value,
-        "dropped": turn.dropped_turns,
-    }
-
-
-def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:
-    """Return the model's tokens and their log-probabilities, where known."""
-    if turn.served is None:
-        return turn.response_ids, turn.log_probs
-    return turn.served.token_ids or (), turn.served.log_probs or ()
-
-
-def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[float]) -> list[Any] | None:
-    """Return the pieces of the response with their log-probabilities; None if these are not known."""
-    if not log_probs or len(log_probs) != len(token_ids):
-        return None
-    coloured = []
-    start = 0
-    for text, count in split_text(decoder, token_ids):
-        total = finite(sum(log_probs[start : start + count]))
-        coloured.append((text, None if total is None else round(total, 4)))
-        start += count
-    return coloured
-
-
-def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
-    """Return whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
-    try:
-        return all(
-            decoder.decode(list(ids), skip_special_tokens=False).startswith(turn.response)
-            for turn in turns
-            if (ids := _sampled(turn)[0])
-        )
-    except (ValueError, OverflowError, TypeError):
-        return False
-
-
-def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
-    """Return data URLs of pictures before each response and after the last; empty if the environment does not draw."""
-    if trajectory.began is not None:
-        notes.append(
-            f"Began before turn {trajectory.began + 1} of an earlier episode, whose responses are not in this record: "
-            "no pictures"
-        )
-        return []
-    try:
-        # Only registered names count: a file of episodes must not make this process import anything.
-        spec = gym.registry.get(trajectory.env_id)
-        if spec is None or spec.entry_point is None:
-            return []
-        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        if not getattr(creator, "draws", False):
-            return []
-        frames = replay_frames(
-            trajectory.env_id,
-            settings.get("env_kwargs") or {},
-            trajectory,
-            split=settings.get("split"),
-            method=settings.get("method") or Method.PLAIN,
-        )
-        return [encode_picture(frame) for frame in frames]
-    except Exception as error:  # of an environment given another's responses: show the texts anyway
-        notes.append(f"No pictures: {error}")
-        return []
-
+from spear_envs.data.files import open_regular
 
 SHOWN_SETTINGS = {"env_id": "environment", "env_kwargs": "keywords"} | {
     key: key for key in ("panel", "split", "engine", "model", "method", "temperature", "agent")
 }
-"""Settings of an evaluation shown in the overview, and their titles there."""
+"""Settings of a run shown on the page, and their titles there."""
 
 
 def describe_sources(
-    rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, Any]],
+    written: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one mapping for each source, and each step of a training's source.
+    """Describe each source, and each step of a training's source, for the table of runs.
 
-    Rows of the list of episodes that do not count are ignored. Each mapping has ``name``, ``source``, ``step``,
-    ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and ``parts``: all episodes first, then each
-    subtask, with success and its 95 % interval.
+    Args:
+        rows: the list of episodes; those that do not count are ignored.
+        settings: of each source.
+        written: when each source was last written, in seconds since 1970.
+
+    Returns:
+        For each source its ``name``, ``source``, ``step``, ``env``, ``settings`` (as text), ``tokens``, ``cost`` and
+        ``seconds`` (sums over episodes, None if unknown), ``date`` (``YYYY-MM-DD hh:mm`` in UTC, None if unknown), and
+        ``parts``: all episodes first, then each subtask, with success and its 95 % interval.
     """
     groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["counts"]:
             groups[row["source"], row["step"]].append(row)
-    return [_describe(source, step, found, settings.get(source, {})) for (source, step), found in groups.items()]
+    return [
+        _describe(source, step, found, settings.get(source, {})) | {"date": _format_date((written or {}).get(source))}
+        for (source, step), found in groups.items()
+    ]
+
+
+def _format_date(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
 def _describe(
@@ -268,11 +80,11 @@ def _describe(
     parts = [_describe_part("all", rows)]
     if len(subtasks) > 1:
         parts += [_describe_part(name, [row for row in rows if row["subtask"] == name]) for name in subtasks]
-    costs = [row["cost"] for row in rows if row["cost"] is not None]
     return {
         "name": source if step is None else f"{source} of step {step}",
         "source": source,
         "step": step,
+        "env": ", ".join(sorted({row["env"] for row in rows})),
         "settings": {
             title: ", ".join(f"{name}={each}" for name, each in value.items())
             if isinstance(value, Mapping)
@@ -281,7 +93,8 @@ def _describe(
             if (value := settings.get(key) if key != "panel" else _name_panel(settings))
         },
         "tokens": sum(row["tokens"] for row in rows),
-        "cost": sum(costs) if costs else None,
+        "cost": _sum(row["cost"] for row in rows),
+        "seconds": _sum(row["seconds"] for row in rows),
         "parts": parts,
     }
 
@@ -304,8 +117,14 @@ def _describe_part(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
         "faults": len(rows) - len(valid),
         "success": plain_estimate(estimate_mean(list(map(fmean, won.values())))) if won else None,
         "score": _mean(row["score"] for row in valid),
+        "reward": _mean(row["reward"] for row in valid),
         "turns": _mean(row["turns"] for row in valid),
     }
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known), 6) if known else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -331,6 +150,7 @@ class Source:
     settings: Mapping[str, Any]
     size: int = 0
     inode: int = 0
+    written: float = 0.0
     env_id: str | None = None
     decoder: Decoder | None = None
 
@@ -383,6 +203,7 @@ class Run:
                     self._sources[path] = Source(path, self._name(path), settings)
                 source = self._sources[path]
                 found = path.stat()
+                source.written = found.st_mtime
                 if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
                     self._entries = [entry for entry in self._entries if entry.source is not source]
                     source.size, source.inode, source.env_id = 0, found.st_ino, None
@@ -454,10 +275,11 @@ class Run:
         rows = self.rows()
         with self._lock:
             settings = {source.name: source.settings for source in self._sources.values()}
+            written = {source.name: source.written for source in self._sources.values()}
         return {
             "title": self.title,
             "episodes": rows,
-            "sources": describe_sources(rows, settings),
+            "sources": describe_sources(rows, settings, written),
             "trainings": self.read_trainings(),
             "panels": [{"title": title, "series": series} for title, series in (*PANELS, *FINE_TUNING)],
         }
@@ -546,6 +368,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "seed": int(trajectory.seed),
         "tokens": usage.prompt_tokens + usage.completion_tokens,
         "cost": usage.cost,
+        "seconds": finite(trajectory.seconds),
     }
 
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from http import HTTPStatus
@@ -34,7 +34,11 @@ from spear_sandbox.console import echo
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import ConnectionLimits, make_server, stop_on_signals
 
-_SCRIPTS = ("curves.js", "overview.js", "search.js", "play.js", "page.js")
+_LIBRARIES = ("tablesort.min.js", "tablesort.number.min.js", "marked.umd.js")
+_SCRIPTS = ("curves.js", "runs.js", "search.js", "rich.js", "play.js", "page.js")
+_KATEX = "katex.min.js"
+_LATEX = re.compile(r"\\[(\[]|\$[^$]*[\\^={}][^$]*\$|\$[A-Za-z]\$")
+"""Matches whatever the page might take for LaTeX, and more."""
 _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 
@@ -62,15 +66,21 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
     ``data`` has ``title``, ``episodes``, ``sources``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or
     ``title`` and the ``token`` of a server that is asked for the rest.
     """
+    written = []
+    has_latex = False
+    for number, body in bodies:
+        written.append(f'<script type="text/plain" id="e{number}">{_compress(body)}</script>')
+        has_latex = has_latex or _has_latex(body)
+    katex = f'<script type="text/plain" id="katex">{_compress(_read_library(_KATEX))}</script>' if has_latex else ""
     parts = {
         "policy": html.escape(make_policy()),
         "title": html.escape(f"{data['title']} · SPEAR"),
         "style": _read("page.css"),
         "script": _script(),
         "data": escape_json(data),
-        "bodies": "\n".join(
-            f'<script type="text/plain" id="e{number}">{_compress(body)}</script>' for number, body in bodies
-        ),
+        "libraries": _join_libraries(),
+        "bodies": "\n".join(written),
+        "katex": katex,
     }
     # One pass: a placeholder within the data of an episode must stay.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
@@ -83,18 +93,25 @@ def escape_json(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def make_policy() -> str:
-    """Write the content security policy: only this script and style run, and only the own server may be contacted."""
-    script, style = (
+    """Write the content security policy: only these scripts and styles run, and only the own server is contacted."""
+    libraries, script, katex, style = (
         "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
-        for text in (_script(), _read("page.css"))
+        for text in (_join_libraries(), _script(), _read_library(_KATEX), _read("page.css"))
     )
     return (
-        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {libraries} {script} {katex}; style-src {style}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
 
 
-def _compress(body: dict[str, Any]) -> str:
+def _has_latex(body: Mapping[str, Any]) -> bool:
+    """Return whether the page might set LaTeX in an episode; a damaged record may have other values than texts."""
+    texts = [body["instruction"], body["final_observation"], body["reflection"], *body["memory"]]
+    texts += [turn[name] for turn in body["turns"] for name in ("observation", "thought", "said")]
+    return any(_LATEX.search(text) for text in texts if isinstance(text, str))
+
+
+def _compress(body: Any) -> str:
     data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode("ascii")
 
@@ -104,7 +121,16 @@ def _script() -> str:
     return "\n".join(_read(name) for name in _SCRIPTS) + "\nstart();\n"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
+def _join_libraries() -> str:
+    return "\n".join(map(_read_library, _LIBRARIES))
+
+
+def _read_library(name: str) -> str:
+    return _read(f"vendor/{name}")
+
+
+@lru_cache(maxsize=16)
 def _read(name: str) -> str:
     return (files("spear_agents.viewer") / "page" / name).read_text(encoding="utf-8")
 
@@ -184,6 +210,8 @@ class PageServer:
         if (method, path) == ("GET", "/api/run"):
             self.run.refresh()
             return {**self.run.summarise(), "play": self.stage is not None}
+        if (method, path) == ("GET", "/api/katex"):
+            return {"text": _read_library(_KATEX)}
         if (method, path) == ("GET", "/api/mark"):
             return {"mark": self.run.mark()}
         if (

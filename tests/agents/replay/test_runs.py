@@ -25,7 +25,7 @@ def test_an_episode_has_prompt_thought_action_and_a_picture_of_each_turn(sokoban
     assert [row["stop"] for row in rows if row["source"] == "won"] == ["won", "won", "won", "turn_limit"]
     lost = run.read_episode(rows[-1]["i"])
     turn = lost["turns"][3]
-    assert lost["notes"] == [] and lost["unit"] == "bytes"
+    assert lost["notes"] == [] and turn["unit"] == "bytes"
     assert turn["thought"] == "nothing else comes to mind" and "jump" in turn["said"]
     assert turn["observation"] in turn["prompt"] and "Sokoban" in turn["prompt"]
     assert turn["tokens"] is None, "a person has no distribution"

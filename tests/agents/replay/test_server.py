@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_agents import viewer
 from spear_agents.viewer.runs import Run
 from spear_agents.viewer.server import (
     CONNECTIONS,
@@ -37,6 +38,14 @@ from spear_agents.viewer.server import (
 )
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE, serve
+
+LIBRARIES = Path(viewer.__file__).parent / "page" / "vendor"
+
+
+def without_libraries(text: str) -> str:
+    for file in LIBRARIES.glob("*.js"):
+        text = text.replace(file.read_text(encoding="utf-8"), "")
+    return text
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +132,43 @@ def test_nothing_of_a_hostile_episode_stands_in_the_page_as_it_was_written(sokob
     size = export_page(Run(sokoban_run), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert size == (tmp_path / "page.html").stat().st_size
+    text = without_libraries(text)
     assert "window.owned" in text  # the list has it, as data
     assert "<script>window" not in text and "<img" not in text and "<svg" not in text
-    assert text.count("</script>") == 1 + 5 + 1, "data, five episodes, the script"
+    assert text.count("</script>") == 1 + 5 + 2, "data, five episodes, the libraries and our script"
 
 
-def test_the_policy_allows_this_script_and_this_style_alone() -> None:
+def test_the_policy_allows_these_scripts_and_this_style_alone() -> None:
     text = render_page({"title": "x", "token": "y"})
     policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', text)[0])
     assert policy == make_policy()
     assert "unsafe" not in policy and "default-src 'none'" in policy
-    for tag, rule in (("script", "script-src"), ("style", "style-src")):
-        content = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[-1]
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{rule} 'sha256-{digest}'" in policy
+    digests = {
+        tag: [
+            f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+            for content in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        ]
+        for tag in ("script", "style")
+    }
+    katex = (LIBRARIES / "katex.min.js").read_bytes()
+    digests["script"].append(f"'sha256-{base64.b64encode(hashlib.sha256(katex).digest()).decode()}'")
+    for tag, listed in digests.items():
+        assert f"{tag}-src {' '.join(listed)};" in policy
     assert not re.search(r"\son\w+=", text.partition("<script")[0]), "no handlers in attributes"
+    text = without_libraries(text)
     assert "innerHTML" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
+
+
+def test_libraries_are_the_released_files_with_their_licences() -> None:
+    readme = (LIBRARIES / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(.+?)` .*`([0-9a-f]{64})` \|$", readme, re.MULTILINE))
+    files = {file.name: file for file in LIBRARIES.glob("*.js")}
+    assert listed == {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    for name, file in files.items():
+        assert (LIBRARIES / f"{name.partition('.')[0]}.LICENSE").is_file()
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|</script", text)
 
 
 def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Path) -> None:

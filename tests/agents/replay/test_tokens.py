@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from spear_agents.engines.base import ByteTokenizer, ChatByteTokenizer, Served
 from spear_agents.play.trajectory import TokenKind, TrajectoryWriter
-from spear_agents.viewer.runs import Run, open_decoder, split_text
+from spear_agents.viewer.episodes import open_decoder, split_text
+from spear_agents.viewer.runs import Run
 from spear_envs.core.errors import SpearError
 from tests.agents.test_trajectory import make_trajectory
 

@@ -37,6 +37,7 @@ def test_list(capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pyt
     (folder / "webshop" / "small").mkdir(parents=True)
     (folder / "webshop" / "small" / "items.json").write_bytes(bytes(4_467_013))
     monkeypatch.setenv("SPEAR_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "160")
     code, out, err = run(capsys, "list")
     assert (code, err) == (0, "")
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}

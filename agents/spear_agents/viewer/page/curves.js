@@ -13,31 +13,57 @@ function draw(tag, attributes, ...children) {
   return element;
 }
 
+const trainings = { left: new Set() };
+const COLOURS = 8;
+
+// One training has a chart for each panel; several have one for each metric, with a line for each training.
 function drawCurves() {
-  $("curves").replaceChildren(...data.trainings.map(drawTraining));
+  const chosen = data.trainings.filter((one) => !trainings.left.has(one.name));
+  const boxes = data.trainings.length < 2 ? null : make("div", { class: "chips", id: "trainings" }, data.trainings.map((training, i) => {
+    const mark = make("i");
+    mark.style.background = `var(--c${i % COLOURS})`;
+    return make("label", { class: "chip" }, make("input", { type: "checkbox", checked: !trainings.left.has(training.name), onchange: (event) => {
+      trainings.left[event.target.checked ? "delete" : "add"](training.name);
+      drawCurves();
+    } }), mark, make("b", {}, training.name));
+  }));
+  $("curves").replaceChildren(make("section", { class: "inner" }, boxes, chosen.length ? drawTrainings(chosen) : null));
 }
 
-function drawTraining(training) {
+function drawTrainings(chosen) {
+  const known = new Set(chosen.flatMap((training) => Object.keys(training.metrics)));
   const named = new Set(data.panels.flatMap((panel) => panel.series.map(([key]) => key)));
-  const panels = data.panels.map((panel) => ({ ...panel, series: panel.series.filter(([key]) => key in training.metrics) })).filter((panel) => panel.series.length);
-  const others = Object.keys(training.metrics).filter((key) => !named.has(key));
+  const panels = data.panels.map((panel) => ({ ...panel, series: panel.series.filter(([key]) => known.has(key)) })).filter((panel) => panel.series.length);
+  const others = [...known].filter((key) => !named.has(key)).sort();
   const grid = make("div", { class: "grid small" });
-  const fill = (text) => grid.replaceChildren(...others.filter((key) => key.includes(text)).map((key) => drawChart(training, key, [[key, ""]], SMALL)));
+  const fill = (text) => grid.replaceChildren(...others.filter((key) => key.includes(text)).map((key) => drawMetric(chosen, key, key, SMALL)));
   const search = make("input", { type: "search", placeholder: `Filter ${others.length} more metrics`, "aria-label": "Filter metrics", oninput: (event) => fill(event.target.value) });
   fill("");
-  return make("section", { class: "inner" },
-    make("h2", {}, training.name, make("small", {}, `${training.steps.length} records to step ${training.steps[training.steps.length - 1]}`)),
-    make("div", { class: "grid" }, panels.map((panel) => drawChart(training, panel.title, panel.series, LARGE))),
-    others.length ? make("h2", {}, "All other metrics", search) : null, grid);
+  const last = chosen.reduce((most, training) => Math.max(most, training.steps[training.steps.length - 1]), 0);
+  const count = chosen.reduce((sum, training) => sum + training.steps.length, 0);
+  return [
+    make("h2", {}, chosen.length === 1 ? chosen[0].name : `${chosen.length} trainings`, make("small", {}, `${count} records to step ${last}`)),
+    make("div", { class: "grid" }, chosen.length === 1
+      ? panels.map((panel) => drawChart(panel.title, panel.series.map(([key, label], i) => readLine(chosen[0], key, label, i)), LARGE))
+      : panels.flatMap((panel) => panel.series.map(([key, label]) => drawMetric(chosen, key, `${panel.title}: ${label}`, LARGE)))),
+    others.length ? make("h2", {}, "All other metrics", search) : null, grid];
 }
 
-function drawChart(training, title, named, frame) {
-  const lines = named.map(([key, label], i) => {
-    const points = training.metrics[key].map((value, at) => [training.steps[at], value]).filter(([, value]) => value !== null);
-    return { label, points, colour: `var(--c${i % 4})`, smooth: key === "success/all" };
-  });
+function readLine(training, key, label, colour) {
+  const points = (training.metrics[key] || []).map((value, at) => [training.steps[at], value]).filter(([, value]) => value !== null);
+  return { label, points, steps: training.steps, colour: `var(--c${colour % COLOURS})`, smooth: key === "success/all" };
+}
+
+function drawMetric(chosen, key, title, frame) {
+  if (chosen.length === 1) return drawChart(title, [readLine(chosen[0], key, "", 0)], frame);
+  const lines = chosen.filter((training) => key in training.metrics).map((training) => readLine(training, key, training.name, data.trainings.indexOf(training)));
+  return drawChart(title, lines, frame);
+}
+
+function drawChart(title, lines, frame) {
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
   const all = lines.flatMap((line) => line.points);
-  const [x0, x1] = extent(training.steps);
+  const [x0, x1] = extent(steps);
   let [y0, y1] = extent(all.map(([, value]) => value));
   if (y0 > 0 && y0 < 0.5 * y1) y0 = 0;
   const size = Math.max(Math.abs(y0), Math.abs(y1));
@@ -80,7 +106,7 @@ function drawChart(training, title, named, frame) {
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
     const wanted = x0 + ((((event.clientX - box.left) / box.width) * frame.width - frame.left) / (frame.width - frame.left - frame.right)) * (x1 - x0);
-    const step = training.steps.reduce((best, at) => (Math.abs(at - wanted) < Math.abs(best - wanted) ? at : best));
+    const step = steps.reduce((best, at) => (Math.abs(at - wanted) < Math.abs(best - wanted) ? at : best));
     cursor.setAttribute("x1", x(step));
     cursor.setAttribute("x2", x(step));
     cursor.setAttribute("visibility", "visible");

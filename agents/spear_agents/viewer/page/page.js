@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const ROW = 62;
-const state = { rows: [], shared: new Set(), shown: [], found: null, at: -1, turn: 0, body: null, colours: true, prompts: false, view: "" };
+const state = { rows: [], shared: new Set(), shown: [], found: null, at: -1, turn: 0, body: null, colours: true, prompts: false, rich: true, view: "" };
 
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -33,16 +33,16 @@ async function ask(path, content) {
   return answer;
 }
 
-// An episode of an exported page.
-async function unpack(number) {
-  const bytes = Uint8Array.from(atob($(`e${number}`).textContent), (c) => c.charCodeAt(0));
+// A part of an exported page: an episode, or KaTeX.
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob($(id).textContent), (c) => c.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
 const known = new Map();
 async function loadBody(number) {
   if (known.has(number)) return known.get(number);
-  const body = await (data.token ? ask(`/api/episode/${number}`) : unpack(number));
+  const body = await (data.token ? ask(`/api/episode/${number}`) : unpack(`e${number}`));
   if (known.size > 50) known.delete(known.keys().next().value);
   known.set(number, body);
   return body;
@@ -78,7 +78,7 @@ function buildFilters() {
     } }, label));
   $("filters").replaceChildren(...[
     make("input", { id: "search", class: "wide", type: "search", placeholder: "Search tasks   /", value: filters.text, "aria-label": "Search tasks", oninput: change("text") }),
-    make("input", { id: "said", class: "wide", type: "search", placeholder: "Search transcripts   \\", value: filters.said, "aria-label": "Search transcripts", onchange: (event) => { filters.said = event.target.value; searchTranscripts(); } }),
+    make("input", { id: "said", class: "wide", type: "search", placeholder: "Search transcripts   \\", value: filters.said, "aria-label": "Search transcripts", oninput: (event) => { filters.said = event.target.value; searchSoon(); } }),
     choose("source", "All sources", "wide"), choose("env", "All environments", "wide"), choose("step", "All training steps", "wide"),
     make("div", { class: "pick", role: "group", "aria-label": "Outcome" }, outcomes),
     choose("subtask", "All subtasks"), choose("stop", "Any stop reason"),
@@ -106,6 +106,13 @@ function applyFilters() {
   $("rows").style.height = `${state.shown.length * ROW}px`;
   if (document.body.dataset.ready) writeAddress();
   drawRows();
+  openShown();
+}
+
+// The open episode is one of the list. On a phone the list is shown until one is chosen.
+function openShown() {
+  if (state.view !== "episodes" || !document.body.dataset.ready || innerWidth <= 760) return;
+  if (state.shown.length && !state.shown.some((row) => row.i === state.at)) openEpisode(state.shown[0].i);
 }
 
 // Only the rows in sight are in the document, however long the list is.
@@ -165,9 +172,10 @@ function findEpisode(address) {
 }
 
 function readAddress() {
-  if (location.hash === shownAddress) return false;
+  if (location.hash === shownAddress) return;
   shownAddress = location.hash;
-  if (["#curves", "#overview"].includes(location.hash)) { showView(location.hash.slice(1)); return true; }
+  if (VIEWS.includes(location.hash.slice(1))) return showView(location.hash.slice(1));
+  showView("episodes");
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of Object.keys(filters)) filters[key] = address.get(`f.${key}`) || (key === "order" ? "file" : "");
   if (!ORDERS[filters.order]) filters.order = "file";
@@ -177,8 +185,10 @@ function readAddress() {
   if (filters.said) searchTranscripts();
   const row = findEpisode(address);
   if (row) openEpisode(row.i, Number(address.get("turn") || 0));
-  else if (address.has("task")) $("detail").replaceChildren(make("p", { class: "empty" }, `No episode of ${address.get("task")} is in this run.`));
-  return address.has("task");
+  else if (address.has("task")) {
+    state.at = -1;
+    $("detail").replaceChildren(make("p", { class: "empty" }, `No episode of ${address.get("task")} is in this run.`));
+  }
 }
 
 // ---------------------------------------------------------------- one episode
@@ -211,21 +221,22 @@ function drawEpisode() {
   const strip = make("div", { class: "strip" },
     body.turns.map((turn, i) => make("button", { class: turnKind(turn), title: turn.action || "unreadable", onclick: () => goToTurn(i + 1) }, String(i + 1))),
     make("div", { class: "tools" }, body.turns.some((turn) => turn.tokens) && toggle("colours", "Token colours", "t"),
-      body.turns.some((turn) => turn.prompt) && toggle("prompts", "Prompts", "p")));
+      body.turns.some((turn) => turn.prompt) && toggle("prompts", "Prompts", "p"), [body.instruction, body.reflection, ...body.turns.flatMap((turn) => [turn.observation, turn.thought, turn.said])].some(isRich) && toggle("rich", "Markdown", "m")));
   $("detail").replaceChildren(make("div", { class: "inner" },
     make("button", { class: "back", onclick: closeEpisode }, "← Episodes"),
     make("div", { class: "head" },
       make("div", { class: "path" }, `${place && place.source ? `${place.source} · ` : ""}${body.env} · ${body.task} · seed ${body.seed}${body.step === null ? "" : ` · training step ${body.step}`}`),
-      make("h2", {}, body.instruction),
+      make("h2", {}, mathText(body.instruction) || body.instruction),
       make("div", { class: "chips" }, chip("", words(body.stop), stopKind), body.fault ? chip("fault", body.fault, "warn") : null,
-        chip("subtask", body.subtask), chip("score", short(body.score)), chip("turns", String(body.turns.length)), chip("tool calls", String(body.tool_calls)), body.trial > 1 ? chip("trial", String(body.trial)) : null),
+        chip("subtask", body.subtask), chip("score", short(body.score)), chip("turns", String(body.turns.length)), chip("tool calls", String(body.tool_calls)), body.seconds === null ? null : chip("time", duration(body.seconds)), body.trial > 1 ? chip("trial", String(body.trial)) : null),
       make("div", { class: "chips" }, chip("reward", signed(body.reward), body.stop === "won" ? "good" : body.reward < 0 ? "bad" : ""),
         Object.entries(body.reward_terms).map(([name, value]) => chip(words(name), signed(value)))),
       drawWhy(body.criteria),
+      body.detail ? make("div", { class: "note" }, body.detail) : null,
       body.notes.map((note) => make("div", { class: "note" }, note)),
-      body.memory.map((text) => block("Remembered from an earlier trial", "seen", longText(text)))),
+      body.memory.map((text) => block("Remembered from an earlier trial", "seen", richText(text) || longText(text)))),
     strip, drawTurns(body),
-    body.reflection === null ? null : block("Reflection after the episode", "seen", longText(body.reflection)), drawRaw(body)));
+    body.reflection === null ? null : block("Reflection after the episode", "seen", richText(body.reflection) || longText(body.reflection)), drawRaw(body)));
 }
 
 // What the task asked for, point by point: unmet ones first.
@@ -252,7 +263,7 @@ function drawTurns(body) {
 
 const turnKind = (turn) => (turn.format_ok ? (turn.action_ok ? "" : "idle") : "broken");
 const picture = (address) => (address && address.startsWith("data:image/png;base64,") ? make("img", { class: "picture", src: address, alt: "" }) : null);
-const block = (label, kind, ...content) => make("div", { class: `block ${kind}` }, make("div", { class: "label" }, label, copyButton("Copy", () => content.flat().map((one) => one.innerText).join("\n"))), content);
+const block = (label, kind, ...content) => make("div", { class: `block ${kind}` }, make("div", { class: "label" }, label, copyButton("Copy", () => content.flat().map((one) => one.source ?? one.innerText).join("\n"))), content);
 
 function longText(text, limit = 3000) {
   const shown = make("pre", {}, text.length > limit ? text.slice(0, limit) : text || " ");
@@ -262,7 +273,7 @@ function longText(text, limit = 3000) {
 }
 
 // WebShop's pages come as one line with a mark between the texts.
-const seenText = (text) => (text.includes(" [SEP] ") ? make("div", { class: "pieces" }, text.split(" [SEP] ").map((piece) => make("span", {}, piece))) : longText(text));
+const seenText = (text) => (text.includes(" [SEP] ") ? make("div", { class: "pieces" }, text.split(" [SEP] ").map((piece) => make("span", {}, piece))) : mathText(text) || longText(text));
 
 function drawTurn(body, turn, i, earlier) {
   const kind = turnKind(turn);
@@ -279,15 +290,15 @@ function drawTurn(body, turn, i, earlier) {
       turn.finish === "length" ? chip("", "cut at max tokens", "warn") : null,
       make("span", { class: "right" },
         make("span", { class: "anchor", title: `anchor ${turn.anchor}` }, colour, digest.toString(16).padStart(8, "0").slice(-6), earlier < i ? ` = turn ${earlier + 1}` : ""),
-        turn.response_tokens === undefined ? null : make("span", {}, `${turn.prompt_tokens.toLocaleString("en")} → ${turn.response_tokens.toLocaleString("en")} ${body.unit}`),
+        turn.response_tokens === undefined ? null : make("span", {}, `${turn.prompt_tokens.toLocaleString("en")} → ${turn.response_tokens.toLocaleString("en")} ${turn.unit}`),
         !turn.reward ? null : make("span", { title: "the benchmark's own reward of this turn" }, signed(turn.reward)))),
     make("div", { class: "body" }, picture(turn.image),
       make("div", { class: "words" },
         state.prompts && turn.prompt !== null && turn.prompt !== undefined ? block("Prompt", "prompt", longText(turn.prompt, 20000)) : null,
         block("Observation", "seen", seenText(turn.observation)),
         said ? block("Response", "", said) : [
-          turn.thought ? block("Thought", "", make("div", { class: "thought" }, turn.thought)) : null,
-          bare ? null : block("Response", "", longText(turn.said))],
+          turn.thought ? block("Thought", "", make("div", { class: "thought" }, richText(turn.thought) || turn.thought)) : null,
+          bare ? null : block("Response", "", richText(turn.said) || longText(turn.said))],
         make("div", { class: `act ${kind}` }, make("span", { class: "arrow" }, "→"), make("pre", {}, turn.action || "nothing: the response could not be read")))));
 }
 
@@ -341,25 +352,27 @@ function closeEpisode() {
 
 const KEYS = [
   ["j", "k", "next and previous episode (also ↓ ↑)"], ["l", "h", "next and previous turn (also → ←)"], ["g", "G", "first and last episode"],
-  ["/", "\\", "search tasks, transcripts"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["o", "e", "overview, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
+  ["/", "\\", "search tasks, transcripts"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["m", "", "Markdown and LaTeX, or the text as it was written"], ["o", "e", "runs, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
 ];
 const PLAY_KEYS = [["←", "↑", "move, where these are the actions (also → ↓)"], ["i", "", "hint"], ["u", "", "undo"], ["n", "", "next task, after the end"]];
 const ACTIONS = {
   j: () => moveInList(1), ArrowDown: () => moveInList(1), k: () => moveInList(-1), ArrowUp: () => moveInList(-1),
   l: () => goToTurn(state.turn + 1), ArrowRight: () => goToTurn(state.turn + 1), h: () => goToTurn(state.turn - 1), ArrowLeft: () => goToTurn(state.turn - 1),
-  g: () => moveInList(-state.shown.length), G: () => moveInList(state.shown.length), t: () => flip("colours"), p: () => flip("prompts"),
+  g: () => moveInList(-state.shown.length), G: () => moveInList(state.shown.length), m: () => flip("rich"), t: () => flip("colours"), p: () => flip("prompts"),
   "/": () => $("search").focus(), "\\": () => $("said").focus(), Escape: closeEpisode,
 };
 
+const TYPED = "input:not([type=checkbox]), textarea, select";
+
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-  const typing = event.target.matches("input, textarea, select");
+  const typing = event.target.matches(TYPED);
   if (typing) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  const everywhere = { "?": showHelp, o: () => showView("overview"), e: () => showView("episodes"), c: () => showView("curves"), r: reload };
-  const action = everywhere[event.key] || (state.view === "episodes" ? ACTIONS[event.key] : state.view === "play" ? playKey(event.key) : null);
+  const everywhere = { "?": showHelp, o: () => showView("runs"), e: () => showView("episodes"), c: () => showView("curves"), r: reload };
+  const action = everywhere[event.key] || (state.view === "episodes" ? ACTIONS[event.key] : state.view === "runs" && event.key === "/" ? () => $("runs-filter").focus() : state.view === "play" ? playKey(event.key) : null);
   if (!action) return;
   event.preventDefault();
   action();
@@ -372,15 +385,20 @@ function showHelp() {
   $("help").showModal();
 }
 
+const VIEWS = ["runs", "episodes", "curves", "play"];
+
 function showView(name) {
-  const views = ["overview", "episodes", "curves", "play"].filter((view) => ({ overview: state.rows.length && data.sources.length, episodes: state.rows.length || data.play, curves: data.trainings.length, play: data.play })[view]);
+  const views = VIEWS.filter((view) => ({ runs: state.rows.length && data.sources.length, episodes: state.rows.length || data.play, curves: data.trainings.length, play: data.play })[view]);
   if (!views.includes(name)) return;
   state.view = name;
-  for (const view of ["overview", "episodes", "curves", "play"]) $(view).hidden = view !== name;
+  for (const view of VIEWS) $(view).hidden = view !== name;
   $("tabs").replaceChildren(...(views.length > 1 ? views : []).map((view) =>
     make("button", { role: "tab", "aria-selected": String(view === name), onclick: () => showView(view) }, view[0].toUpperCase() + view.slice(1))));
-  if (name === "episodes") drawRows();
-  if (name === "overview" && !$("overview").children.length) drawOverview();
+  if (name === "episodes") {
+    drawRows();
+    openShown();
+  }
+  if (name === "runs" && !runs.drawn) drawRuns();
   if (name === "curves" && !$("curves").children.length) drawCurves();
 }
 
@@ -407,7 +425,7 @@ async function reload() {
   Object.assign(data, await ask("/api/run"));
   known.clear();
   $("curves").replaceChildren();
-  $("overview").replaceChildren();
+  runs.drawn = false;
   state.rows = data.episodes;
   buildFilters();
   takeRows(data.episodes);
@@ -439,12 +457,12 @@ async function start() {
   state.rows = data.episodes;
   buildFilters();
   $("detail").replaceChildren(make("p", { class: "empty" }, "Choose an episode: ", make("kbd", {}, "j"), " is the first, ", make("kbd", {}, "?"), " shows all keys."));
-  showView(data.play ? "play" : state.rows.length ? "episodes" : "curves");
+  showView(data.play ? "play" : data.sources.length > 1 ? "runs" : state.rows.length ? "episodes" : "curves");
   takeRows(data.episodes);
   if (data.play) startPlay();
   addEventListener("hashchange", readAddress);
-  if (location.hash && readAddress()) { /* it says what is shown */ }
-  else if (state.shown.length && innerWidth > 760 && !data.play) openEpisode(state.shown[0].i);
+  if (location.hash) readAddress();
   if (data.token) setInterval(watchRun, 1000 * LIVE_SECONDS);
   document.body.dataset.ready = "true";
+  if (state.at === -1 && !new URLSearchParams(location.hash.slice(1)).has("task")) openShown();
 }

@@ -12,12 +12,19 @@ async function searchTranscripts() {
     const parts = text.toLowerCase().split(/\s+/);
     const found = new Set();
     for (const row of state.rows) {
-      const said = transcript(await unpack(row.i)).toLowerCase();
+      const said = transcript(await unpack(`e${row.i}`)).toLowerCase();
       if (parts.every((part) => said.includes(part))) found.add(row.i);
     }
     state.found = found;
   }
   if (text === filters.said.trim()) applyFilters();
+}
+
+// As one types, after a pause: a server reads all episodes.
+let pause = 0;
+function searchSoon() {
+  clearTimeout(pause);
+  pause = setTimeout(searchTranscripts, 300);
 }
 
 const transcript = (body) => [...body.turns.flatMap((turn) => [turn.observation, turn.thought, turn.said]), body.final_observation, body.reflection].join("\n");
@@ -38,7 +45,7 @@ function drawRaw(body) {
 }
 
 async function watchRun() {
-  if (document.hidden || $("help").open || document.activeElement.matches("input, select, textarea")) return;
+  if (document.hidden || $("help").open || document.activeElement.matches(TYPED)) return;
   try {
     const { mark } = await ask("/api/mark");
     if (data.mark !== undefined && mark !== data.mark) await reload();

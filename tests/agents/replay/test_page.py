@@ -1,5 +1,8 @@
-"""The page in a headless Chromium: the overview of a run, its episodes, and a game that a person plays."""
+"""The page in a headless Chromium: the table of runs, episodes, curves, and a game that a person plays."""
 
+import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +42,13 @@ def test_figures_are_those_of_the_evaluation(runs: Path) -> None:
 
 def test_faults_and_what_was_played_again_do_not_count() -> None:
     row = {"source": "a", "step": None, "task": "t", "subtask": "s", "won": True, "score": None, "turns": 2}
-    row |= {"stop": "won", "counts": True, "tokens": 3, "cost": 0.5}
+    row |= {"stop": "won", "counts": True, "tokens": 3, "cost": 0.5, "env": "e", "reward": 2.0, "seconds": None}
     rows = [row, {**row, "counts": False, "won": False}, {**row, "stop": "fault", "won": False, "task": "u"}]
     (found,) = describe_sources(rows, {})
     (whole,) = found["parts"]
     assert (whole["episodes"], whole["faults"], whole["success"]["mean"], whole["score"]) == (1, 1, 1.0, None)
-    assert found["tokens"] == 6 and found["cost"] == 1.0
+    assert found["tokens"] == 6 and found["cost"] == 1.0 and found["seconds"] is None and found["date"] is None
+    assert whole["reward"] == 2.0
     (broken,) = describe_sources([rows[2]], {})
     assert broken["parts"][0]["success"] is None
 
@@ -58,7 +62,7 @@ def page(browser: Chromium, sokoban_run: Path, tmp_path: Path) -> Iterator[Chrom
     export_page(Run(sokoban_run), tmp_path / "page.html")
     browser.console.clear()
     browser.resize(1400, 900)
-    browser.open(f"file://{tmp_path}/page.html")
+    browser.open(f"file://{tmp_path}/page.html#episodes")
     yield browser
     assert browser.console == []
 
@@ -94,7 +98,9 @@ def test_names_of_folders_and_metrics_are_texts_too(browser: Chromium, tmp_path:
     run = tmp_path / f"{name}&{{{{data}}}}"
     for training in (run, run / f"<script>window.owned=2<{chr(0x2215)}script>"):
         write_launch(training, 0, train(1, **{f"{name}metric": 0.5, "success/all": 0.5}))
-    write_hostile(run / name / "episodes.jsonl")
+    for folder in (run / name, run / "other"):
+        write_hostile(folder / "episodes.jsonl")
+        (folder / "settings.json").write_text(json.dumps(dict.fromkeys(("model", "method", "engine"), HOSTILE)))
     browser.console.clear()
     with serve(Run(run)) as server:
         for address in (server.address, "exported"):
@@ -105,8 +111,11 @@ def test_names_of_folders_and_metrics_are_texts_too(browser: Chromium, tmp_path:
             browser.wait("document.body.dataset.ready && document.querySelectorAll('figcaption').length > 2")
             shown = browser.evaluate("document.body.textContent")
             assert f"{name}metric" in shown and browser.evaluate("document.title").startswith(name)
+            browser.evaluate("showView('runs')")
+            assert text_of(browser, ".runs").count("window.owned = 1") == 6
+            browser.evaluate("document.querySelectorAll('.runs thead th').forEach((one) => one.click())")
             assert browser.evaluate("typeof window.owned") == "undefined"
-            assert count(browser, "main img, main script, #curves img, #title img, #rows img") == 0
+            assert count(browser, "main img, main script, #title img, svg script") == 0
     assert not [line for line in browser.console if "Content Security" in line]
 
 
@@ -157,7 +166,7 @@ def test_two_thousand_episodes_open_in_two_seconds(browser: Chromium, sokoban_ru
     browser.resize(1400, 900)
     browser.console.clear()
     # Other work on the machine can only add time: a best of three under the bar proves it.
-    seconds = min(browser.open(f"file://{tmp_path}/page.html") for _ in range(3))
+    seconds = min(browser.open(f"file://{tmp_path}/page.html#episodes") for _ in range(3))
     assert seconds < READY_SECONDS
     assert text_of(browser, "#count").startswith("2,000 of 2,000")
     assert count(browser, ".row") < 40, "only rows in sight are in the document"
@@ -273,13 +282,113 @@ def test_curves_are_drawn_for_all_metrics(browser: Chromium, tmp_path: Path) -> 
 
 def test_two_evaluations_lie_side_by_side(browser: Chromium, runs: Path, tmp_path: Path) -> None:
     export_page(Run(runs), tmp_path / "page.html")
-    browser.open(f"file://{tmp_path}/page.html#overview")
-    browser.wait("document.querySelectorAll('.figures').length === 2")
+    browser.open(f"file://{tmp_path}/page.html")
+    browser.wait("document.querySelectorAll('.parts').length === 2")
     kinds = browser.evaluate("[...document.querySelectorAll('.kind summary')].map((one) => one.textContent)")
     won = sum(t.won for t in read_trajectories(runs / "random" / "episodes.jsonl"))
-    better, worse = "AB" if browser.evaluate("pair.a") == "expert" else "BA"
+    better, worse = "AB" if text_of(browser, "#pair .chip") == "Aexpert" else "BA"
     expected = {f"only {better}": 12 - won, "both": won, "neither": 0, f"only {worse}": 0}
     assert sorted(kinds) == sorted(f"Won by {kind}: {count}" for kind, count in expected.items())
+
+
+NAMES = "[...document.querySelectorAll('.runs tbody tr:not([hidden]) th')].map((one) => one.textContent)"
+
+
+def head(title: str) -> str:
+    return f"[...document.querySelectorAll('.runs thead th')].find((one) => one.textContent === {title!r})"
+
+
+@pytest.fixture
+def table(browser: Chromium, runs: Path, tmp_path: Path) -> Iterator[Chromium]:
+    """The page of three runs, of which two are equal."""
+    for name, origin in (("a", "expert"), ("b", "random"), ("c", "expert")):
+        shutil.copytree(runs / origin, tmp_path / "runs" / name)
+        os.utime(tmp_path / "runs" / name / "episodes.jsonl", (0, 86_400 * 365))
+    settings = json.loads((tmp_path / "runs" / "c" / "settings.json").read_text())
+    panel = {"name": "levels", "digest": "0" * 64, "overrides": {}}
+    (tmp_path / "runs" / "c" / "settings.json").write_text(json.dumps(settings | {"model": "Tiny", "panel": panel}))
+    export_page(Run(tmp_path / "runs"), tmp_path / "page.html")
+    browser.console.clear()
+    browser.resize(1400, 900)
+    browser.open(f"file://{tmp_path}/page.html")
+    yield browser
+    assert browser.console == []
+
+
+def test_a_folder_of_runs_opens_with_their_table(table: Chromium) -> None:
+    assert table.evaluate(NAMES) == ["a", "b", "c"]
+    cells = (
+        "[...document.querySelectorAll('.runs tbody tr')].map((row) => [...row.cells].map((one) => one.textContent))"
+    )
+    titles = table.evaluate("[...document.querySelectorAll('.runs thead th')].map((one) => one.textContent)")
+    found = [dict(zip(titles, row, strict=True)) for row in table.evaluate(cells)]
+    assert [row["model"] for row in found] == ["expert", "random", "Tiny"]
+    assert found[2]["panel"].startswith("levels") and found[2]["environment"] == "Sokoban-v1"
+    assert (found[0]["won %"], found[0]["95 % interval"], found[0]["episodes"]) == ("100.0", "75.8–100.0", "12")
+    assert found[0]["date"] == "1971-01-01 00:00" and found[0]["time"].endswith("s")
+    assert "cost" not in titles, "nothing was paid"
+
+
+def test_runs_are_sorted_and_filtered(table: Chromium) -> None:
+    table.evaluate(f"{head('won %')}.click()")
+    assert table.evaluate(NAMES)[2] == "b", "the best come first"
+    table.evaluate(f"{head('won %')}.click()")
+    assert table.evaluate(NAMES)[0] == "b"
+    table.evaluate("drawRuns()")
+    assert table.evaluate(NAMES)[0] == "b", "drawn again in the order that was chosen"
+    table.press("/")
+    table.type("tiny levels")
+    assert table.evaluate(NAMES) == ["c"] and "1 of 3 runs" in text_of(table, ".above")
+    table.evaluate("document.querySelector('.runs tbody tr:not([hidden]) th button').click()")
+    assert text_of(table, "#count").startswith("12 of 36") and table.evaluate("filters.source") == "c"
+
+
+def test_ticked_runs_are_compared(table: Chromium) -> None:
+    assert text_of(table, "#compared") == ""
+    tick = "document.querySelector('tr[data-run={}] input').click()"
+    table.evaluate(tick.format("b"))
+    assert count(table, ".parts") == 1
+    table.evaluate(tick.format("c"))
+    assert count(table, ".parts") == 2 and count(table, "#pair") == 1
+    table.evaluate(tick.format("a"))
+    assert count(table, "#pair, .parts") == 0
+    assert table.evaluate("[...document.querySelectorAll('#across thead th')].map((one) => one.textContent)") == [
+        "subtask", "a", "b", "c",
+    ]  # fmt: skip
+    assert text_of(table, "#across tbody tr").startswith("all100.0 75.8–100.0")
+    assert count(table, ".models .model") == 2, "of the two runs without a panel"
+
+
+def test_a_table_of_a_run_that_goes_on_stays_as_it_was_left(browser: Chromium, tmp_path: Path) -> None:
+    for seed in range(3):
+        evaluate(SOKOBAN, engine="random", tasks=2, seed=seed, out=tmp_path / str(seed), progress=False)
+    with serve(Run(tmp_path)) as server:
+        browser.open(server.address)
+        browser.evaluate(f"{head('episodes')}.click(); document.querySelectorAll('.runs tbody input')[0].click()")
+        browser.evaluate("document.querySelectorAll('.runs tbody input')[0].focus(); watchRun()")
+        browser.wait("data.mark")
+        (left,) = browser.evaluate("[...runs.ticked]")
+        evaluate(SOKOBAN, engine="random", tasks=5, seed=1, out=tmp_path / "1", progress=False)
+        browser.evaluate("watchRun()")
+        browser.wait("state.rows.length === 9")
+        assert browser.evaluate(NAMES)[0] == "1", "sorted by episodes"
+        assert browser.evaluate("[...document.querySelectorAll('.parts')].length") == 1
+        assert browser.evaluate("document.querySelector('.runs input:checked').ariaLabel") == f"compare {left}"
+
+
+def test_trainings_lie_over_one_another(browser: Chromium, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_launch(tmp_path / name, 0, *(train(i, **{"reward/total": i, "mine": i}) for i in range(1, 41)))
+    write_launch(tmp_path / "two", 1, *(train(i, **{"reward/outcome": i}) for i in range(41, 43)))
+    export_page(Run(tmp_path), tmp_path / "page.html")
+    browser.open(f"file://{tmp_path}/page.html")
+    chart = "[...document.querySelectorAll('.chart')].find((one) => one.textContent.startsWith({!r}))"
+    lines = chart + ".querySelectorAll('path').length"
+    assert browser.evaluate(lines.format("reward: total")) == browser.evaluate(lines.format("mine")) == 2
+    assert browser.evaluate(lines.format("reward: outcome")) == 1
+    browser.evaluate("document.querySelector('#trainings input').click()")
+    assert browser.evaluate("document.querySelector('#curves h2').textContent").startswith("two")
+    assert browser.evaluate(lines.format("mine")) == 1
 
 
 def test_an_address_keeps_the_filters_and_filters_leave_what_fits(page: Chromium) -> None:

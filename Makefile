@@ -19,7 +19,7 @@ help:  ## list the targets
 setup:  ## make .venv with the pinned versions (nothing to do when up to date)
 	@scripts/setup.sh
 
-demo: setup  ## warm start, SPEAR training on Sokoban, evaluation before and after: runs/demo/
+demo: setup  ## warm start, SPEAR training on Sokoban, evaluation before and after: runs/demo/ (ARGS=--quick: a short one)
 	$(VENV)/bin/spear demo $(ARGS)
 
 test: setup  ## the fast tests, on two cores

@@ -37,7 +37,7 @@ REQUESTS = {
     ],
 }
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
-# Installed beside the resolution: pip and uv themselves, and gym-sokoban, which comes with imageio alone of its dependencies.
+# Installed beside the resolution: pip and uv themselves, and gym-sokoban, of whose dependencies only imageio comes.
 APART = {"pip", "uv", "gym-sokoban", "imageio"}
 CUDA = ("nvidia-", "cuda-", "cupy")
 

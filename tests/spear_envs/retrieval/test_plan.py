@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.progress import format_seconds
 from spear_envs.retrieval.vectors import (
     PLANNED,
     IndexType,
@@ -21,6 +20,7 @@ from spear_envs.retrieval.vectors import (
     parse_type,
     require_memory,
 )
+from spear_sandbox.console import format_seconds
 
 
 @pytest.mark.parametrize(

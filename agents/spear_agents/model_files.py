@@ -262,7 +262,6 @@ def _get_published(hub_id: str, console: Console) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-
     from rich.progress import TextColumn
 
     (enable_progress_bars if console.is_interactive else disable_progress_bars)()

@@ -13,9 +13,10 @@ import io
 import json
 import logging
 import os
+import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -61,13 +62,31 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _SECTION = "Server (--engine openai)"
-_OPENAI_HOST = "api.openai.com"
+_OPENAI_HOSTS = ("api.openai.com", ".openai.azure.com", ".cognitiveservices.azure.com")
 _log = logging.getLogger(__name__)
 _LARGEST_REPLY = 32 * 2**20
 _SEED_BITS = 31
 _REACH_S = 2.0
 _CONNECT_S = 10.0
 _PATH = "/chat/completions"
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OWN_HEADERS = ("content-type", "content-length", "host", "transfer-encoding", "connection")
+_VERSION = re.compile(r"[A-Za-z0-9.-]+")
+_SHORTEST_SECRET = 8
+"""Characters of a header's value that is hidden in messages; a shorter one would hide words."""
+_OWN_FIELDS = {
+    "temperature": "--temperature",
+    "top_p": "--top-p",
+    "top_k": "--top-k",
+    "max_tokens": "--max-tokens",
+    "max_completion_tokens": "--max-tokens",
+    "seed": "--seed",
+    "reasoning_effort": "--reasoning-effort",
+    "chat_template_kwargs": "--template-kwarg and --server vllm",
+}
+"""Fields of a request that have an option."""
+_FIXED_FIELDS = ("model", "messages", "n", "stream", "stream_options", "stop", "tools", "tool_choice")
+"""Fields that the engine itself depends on."""
 _READ = "spear_read"
 """Key under which httpx keeps what was read from a response."""
 _ANEW = 16
@@ -88,7 +107,8 @@ class ServerKind(str, Enum):
 
 def choose_kind(base_url: str) -> ServerKind:
     """Return the kind of server at an address, as far as the address tells."""
-    return ServerKind.OPENAI if urlsplit(base_url).hostname == _OPENAI_HOST else ServerKind.COMPATIBLE
+    host = urlsplit(base_url).hostname or ""
+    return ServerKind.OPENAI if host.endswith(_OPENAI_HOSTS) else ServerKind.COMPATIBLE
 
 
 @dataclass(frozen=True)
@@ -96,12 +116,12 @@ class Server:
     """Address of a served model, with limits and retries. Raises SpearError for an invalid address or number."""
 
     base_url: str
-    """Address, including ``/v1``, such as ``http://127.0.0.1:8000/v1``."""
+    """Address, including ``/v1``, such as ``http://127.0.0.1:8000/v1``; with ``api_version`` that of the resource."""
     model: str
-    """Name of the model at the server."""
+    """Name of the model at the server; with ``api_version`` of the deployment."""
     kind: ServerKind = option(
         ServerKind.COMPATIBLE,
-        "Which fields the server understands; default: openai at api.openai.com, else compatible.",
+        "Which fields the server understands; default: openai at api.openai.com and Azure, else compatible.",
         flag="server",
         section=_SECTION,
     )
@@ -116,6 +136,19 @@ class Server:
     """Prices of its tokens; None if it is free."""
     sends_seed: bool = True
     """Send the seed of each response."""
+    reasoning_effort: str | None = option(
+        None, "Effort of a reasoning model, such as low, medium or high.", metavar="EFFORT", section=_SECTION
+    )
+    api_version: str | None = option(
+        None,
+        "Version of Azure's API, such as 2024-10-21; --base-url is the resource's, --model the deployment.",
+        metavar="VERSION",
+        section=_SECTION,
+    )
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as plain values of JSON."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further headers of each request. Records have only their names."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -125,11 +158,30 @@ class Server:
             raise SpearError(f"the address may not have a user, password or query: set {self.key_variable} for the key")
         if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0:
             raise SpearError("the server's limit and tries must be at least 1 and its timeout above 0 seconds")
+        if self.api_version is not None and not _VERSION.fullmatch(self.api_version):
+            raise SpearError(f"--api-version {self.api_version!r} is not a version of Azure's API, such as 2024-10-21")
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
+                raise SpearError(f"--header {name!r} is not the name of a header that can be set")
+            if not (value.isascii() and value.isprintable()):
+                raise SpearError(f"the value of --header {name} has characters that are not valid in a header")
+        for name in self.extra_body:
+            if name in _OWN_FIELDS:
+                raise SpearError(f"--extra-body sets {name!r}: give {_OWN_FIELDS[name]} in its place")
+            if name in _FIXED_FIELDS:
+                raise SpearError(f"--extra-body may not set {name!r}, on which the engine depends")
 
     @property
     def url(self) -> str:
         """Address of chat completions."""
-        return f"{self.base_url.rstrip('/')}/chat/completions"
+        base = self.base_url.rstrip("/")
+        if self.api_version is None:
+            return f"{base}{_PATH}"
+        return f"{base}/openai/deployments/{self.model}{_PATH}?api-version={self.api_version}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for records, with the names of the headers alone."""
+        return asdict(self) | {"headers": sorted(self.headers)}
 
 
 def require_reachable(server: Server) -> None:
@@ -155,12 +207,23 @@ class OpenAIEngine:
     are a SpearError and stop the run, and so is a missing package.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Make the engine. ``template_kwargs`` are variables of the chat template, which only vLLM's server takes."""
         if find_spec("openai") is None:
             raise SpearError("servers need openai's client: pip install 'spear-agents[api]'")
         if server.key_variable != KEY_VARIABLE and not _read_key(server.key_variable):
             raise SpearError(f"the variable {server.key_variable} is not set: it should hold the server's key")
+        if server.api_version is not None and not _read_key(server.key_variable):
+            raise SpearError(f"Azure needs a key: set the variable {server.key_variable}, or name another")
+        for name, value in server.headers.items():
+            if len(value) >= _SHORTEST_SECRET:
+                hide_secret(value, name)
         self.server = server
+        self._template_kwargs = dict(template_kwargs or {})
+        if self._template_kwargs and server.kind is not ServerKind.VLLM:
+            raise SpearError(
+                f"servers of kind {server.kind.value} take no --template-kwarg: leave it out, or take --server vllm"
+            )
         self._reported: set[str] = set()
         self._dialect = Dialect()
         self._answered = False
@@ -180,6 +243,8 @@ class OpenAIEngine:
         if not messages or messages[-1]["role"] != "user":
             raise SpearError("chat servers cannot continue the model's own message: use layout per_turn")
         request = _write_request(self.server, messages, sampling, images)
+        if self._template_kwargs:
+            request["chat_template_kwargs"] = self._template_kwargs
         if self._free is None:
             self._free = asyncio.Semaphore(self.server.limit)
         async with self._free:
@@ -300,14 +365,22 @@ class OpenAIEngine:
             connections.event_hooks["response"].append(self._judge)
             key = _read_key(server.key_variable)
             omitted = {} if key else {"Authorization": openai.Omit()}
-            self._options = {"headers": {"Content-Type": "application/json", **omitted}}
-            self._client = openai.AsyncOpenAI(
-                api_key=key or "none",  # which is not sent
-                base_url=server.base_url,
-                timeout=httpx.Timeout(server.timeout_s, connect=_CONNECT_S),
-                max_retries=server.tries - 1,
-                http_client=connections,
-            )
+            self._options = {"headers": {"Content-Type": "application/json", **omitted, **server.headers}}
+            common: dict[str, Any] = {
+                "api_key": key or "none",  # which is not sent
+                "timeout": httpx.Timeout(server.timeout_s, connect=_CONNECT_S),
+                "max_retries": server.tries - 1,
+                "http_client": connections,
+            }
+            if server.api_version is None:
+                self._client = openai.AsyncOpenAI(base_url=server.base_url, **common)
+            else:
+                self._client = openai.AsyncAzureOpenAI(
+                    azure_endpoint=server.base_url,
+                    azure_deployment=server.model,
+                    api_version=server.api_version,
+                    **common,
+                )
         return self._client
 
     async def _judge(self, response: httpx.Response) -> None:
@@ -365,6 +438,8 @@ def _write_request(
     for name, value in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         if server.kind is not ServerKind.OPENAI or value != 1:
             request[name] = value
+    if server.reasoning_effort is not None:
+        request["reasoning_effort"] = server.reasoning_effort
     if sampling.seed is not None and server.sends_seed:
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:
@@ -375,7 +450,7 @@ def _write_request(
             request |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
     elif sampling.top_k:
         raise SpearError(f"servers of kind {server.kind.value} lack top_k: leave it at 0, or take --server vllm")
-    return request
+    return request | dict(server.extra_body)
 
 
 def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -> list[dict[str, Any]]:

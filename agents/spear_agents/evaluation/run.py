@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +129,7 @@ class Evaluation:
     def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
         """Return the summary as plain values."""
         summary = {
-            "settings": asdict(self.settings),
+            "settings": self.settings.to_json(),
             "fingerprint": self.fingerprint,
             "settings_hash": hash_settings(self.identity),
             "model_digest": self.identity.get("model_digest"),

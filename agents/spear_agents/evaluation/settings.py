@@ -144,7 +144,7 @@ class EvalSettings:
         section=_PROMPTS,
     )
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the model's chat template (``hf``, ``vllm``)."""
+    """Variables of the model's chat template (``hf``, ``vllm``, and servers of kind ``vllm``)."""
     layout: Layout | None = option(None, "Default: per_turn, or what the method needs.", section=_PROMPTS)
     history: int = option(2, "Earlier turns shown in per_turn prompts.", at_least=0, section=_PROMPTS)
     seed: int = option(0, "Of everything random.", at_least=0, section=_EPISODES)
@@ -260,7 +260,15 @@ class EvalSettings:
                 wanted |= {"lora": self.vllm.lora, "lora_digest": digest_model(self.vllm.lora)}
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
+            changes = {"reasoning_effort": self.server.reasoning_effort, "extra_body": dict(self.server.extra_body)}
+            wanted |= {name: value for name, value in changes.items() if value}
+            if self.server.headers:
+                wanted["headers"] = sorted(self.server.headers)
         return wanted
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for records, without secrets."""
+        return asdict(self) | {"server": self.server and self.server.to_json()}
 
 
 def hash_settings(identity: Mapping[str, Any]) -> str:
@@ -308,7 +316,7 @@ def open_policy(
         stop_token_ids=opened.end_ids,
         overlong=settings.overlong,
         mark_image=opened.mark_image,
-        template_kwargs=settings.template_kwargs,
+        template_kwargs=None if settings.server is not None else settings.template_kwargs,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 
@@ -362,7 +370,7 @@ def _open_engine(
         return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image, end_ids=end_ids)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
-        remote = OpenAIEngine(settings.server)
+        remote = OpenAIEngine(settings.server, template_kwargs=settings.template_kwargs)
         require_reachable(settings.server)
         limit = settings.max_tokens or DEFAULT_TOKENS
         return _OpenEngine(lambda env: remote, remote.tokenizer, limit, aclose=remote.aclose)

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from importlib.util import find_spec
@@ -50,7 +50,9 @@ from spear_agents.engines.replies import (
     read_reply,
 )
 from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import IMAGE
+from spear_envs.core.tools import CallError, Tool, write_call
 from spear_sandbox.errors import hide_secret, show_text
 from spear_sandbox.options import option
 from spear_sandbox.web.endpoints import bound_answers
@@ -72,6 +74,8 @@ _PATH = "/chat/completions"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _OWN_HEADERS = ("content-type", "content-length", "host", "transfer-encoding", "connection")
 _VERSION = re.compile(r"[A-Za-z0-9.-]+")
+_LONGEST_NOTE = 500
+"""Characters of a call in the record."""
 _SHORTEST_SECRET = 8
 """Characters of a header's value that is hidden in messages; a shorter one would hide words."""
 _OWN_FIELDS = {
@@ -147,6 +151,12 @@ class Server:
     )
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request, as plain values of JSON."""
+    tools: bool = option(
+        False,
+        "Offer the environment's actions as tools, and play the model's calls.",
+        flag="native-tools",
+        section=_SECTION,
+    )
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Further headers of each request. Records have only their names."""
 
@@ -197,6 +207,62 @@ def require_reachable(server: Server) -> None:
         raise SpearError(f"{server.base_url} cannot be reached ({error}): give another --base-url") from None
 
 
+@dataclass(frozen=True)
+class Offer:
+    """The tools of an environment, and its form of responses."""
+
+    tools: Callable[[], Sequence[Tool]]
+    """Returns the tools of the present task."""
+    parser: ResponseParser
+
+    def play(self, reply: Reply) -> Reply:
+        """Return the reply as the response that plays its first call, with the text as thoughts.
+
+        A call that cannot be played is a malformed response. The record's note has the call, and what is wrong with it.
+        """
+        (name, arguments), *others = reply.calls
+        note = f"call {name}({arguments})" + (f", and {len(others)} more, not played" if others else "")
+        try:
+            action = write_call(self.tools(), name, _read_arguments(name, arguments))
+        except CallError as error:
+            text, note = f"{reply.text}{name}({arguments})", f"{error} {note}"
+        else:
+            text = self.parser.respond(action, reply.text.replace("<think>", "").replace("</think>", "").strip())
+            if self.parser.parse(text).action != action:  # the thoughts hold marks of the form
+                text = self.parser.respond(action)
+        return replace(reply, text=text, served=replace(reply.served, ending=None, note=note[:_LONGEST_NOTE]))
+
+
+def _read_arguments(name: str, written: str) -> dict[str, Any]:
+    """Read the arguments of a call. Raises CallError unless they are a JSON object."""
+    try:
+        found = json.loads(written or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CallError(f"The arguments of {name} are not a JSON object.")
+    return found
+
+
+@dataclass(frozen=True)
+class ToolEngine:
+    """An :class:`~spear_agents.engines.base.Engine` that offers the tools of one environment to a server."""
+
+    server: OpenAIEngine
+    offer: Offer
+
+    @property
+    def tokenizer(self) -> ChatByteTokenizer:
+        """Return the tokenizer of the server's engine."""
+        return self.server.tokenizer
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """See :meth:`OpenAIEngine.generate`."""
+        return await self.server.generate(prompt_ids, sampling, request_id=request_id, images=images, offer=self.offer)
+
+
 class OpenAIEngine:
     """An :class:`~spear_agents.engines.base.Engine` for a server, on OpenAI's own client.
 
@@ -233,9 +299,17 @@ class OpenAIEngine:
         self._free: asyncio.Semaphore | None = None
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        images: Sequence[np.ndarray] = (),
+        offer: Offer | None = None,
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`; ``prompt_ids`` are those of ``self.tokenizer``.
+
+        With ``offer``, a call of one of its tools becomes the response that plays it.
 
         Raises SpearError for a conversation that continues within the assistant's own message, which cannot be sent.
         """
@@ -245,10 +319,14 @@ class OpenAIEngine:
         request = _write_request(self.server, messages, sampling, images)
         if self._template_kwargs:
             request["chat_template_kwargs"] = self._template_kwargs
+        if offer is not None:
+            request |= {"tools": [tool.schema() for tool in offer.tools()], "parallel_tool_calls": False}
         if self._free is None:
             self._free = asyncio.Semaphore(self.server.limit)
         async with self._free:
             reply, tries = await self._ask(request)
+        if offer is not None and reply.calls:
+            reply = offer.play(reply)
         text, cut = cut_at_stop(reply.text, sampling.stop_strings)
         ids = self.tokenizer.encode_plain(text)
         finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP

@@ -167,8 +167,8 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
 def _find_foreign(given: Mapping[str, Any]) -> str | None:
     """Return an option of a server that was given for another engine, or None."""
     names = {"base_url": "--base-url", "kind": "--server", "key_variable": "--key-variable"}
-    names |= {"reasoning_effort": "--reasoning-effort", "api_version": "--api-version"}
-    defaults = (None, KEY_VARIABLE)
+    names |= {"reasoning_effort": "--reasoning-effort", "api_version": "--api-version", "tools": "--native-tools"}
+    defaults = (None, False, KEY_VARIABLE)
     return next(
         (
             names.get(name, name)

@@ -35,6 +35,7 @@ from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import Overlong
 from spear_agents.play.rollout import Job, Listening, Play, play_many, run_blocking
 from spear_agents.play.trajectory import Trajectory
+from spear_envs.adapters.conversation import find_tools_template
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
@@ -230,6 +231,8 @@ def prepare(settings: EvalSettings) -> Prepared:
     with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
         settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")
+        if settings.server is not None and settings.server.tools:
+            template = find_tools_template(env.unwrapped)
         return Prepared(settings, choose_tasks(env, settings.tasks), env.tasks.fingerprint, template, env.parser)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from spear_agents.comparison.tables import choose_samples
 from spear_agents.engines.base import ChatByteTokenizer, Engine, Sampling, require_end_ids
-from spear_agents.engines.openai import OpenAIEngine, Server, require_reachable
+from spear_agents.engines.openai import Offer, OpenAIEngine, Server, ToolEngine, require_reachable
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy, scripted_policy
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions, require_vllm
@@ -189,6 +189,19 @@ class EvalSettings:
             or self.engine in (EngineKind.RANDOM, EngineKind.EXPERT)
         ):
             raise SpearError("an agent asks a model in its own way: leave --method and --layout out, and give a model")
+        if (
+            self.server is not None
+            and self.server.tools
+            and (
+                self.method is not Method.PLAIN
+                or self.layout is Layout.CONVERSATION
+                or self.agent is not None
+                or self.template not in (None, "default", "tools")
+            )
+        ):
+            raise SpearError(
+                "--native-tools has prompts of its own: leave --method, --layout, --template and --agent out"
+            )
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
             raise SpearError("trials must be 1 or more, and more than 1 only with --method reflexion")
 
@@ -260,7 +273,11 @@ class EvalSettings:
                 wanted |= {"lora": self.vllm.lora, "lora_digest": digest_model(self.vllm.lora)}
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
-            changes = {"reasoning_effort": self.server.reasoning_effort, "extra_body": dict(self.server.extra_body)}
+            changes: dict[str, Any] = {
+                "reasoning_effort": self.server.reasoning_effort,
+                "extra_body": dict(self.server.extra_body),
+            }
+            changes["native_tools"] = self.server.tools
             wanted |= {name: value for name, value in changes.items() if value}
             if self.server.headers:
                 wanted["headers"] = sorted(self.server.headers)
@@ -373,7 +390,13 @@ def _open_engine(
         remote = OpenAIEngine(settings.server, template_kwargs=settings.template_kwargs)
         require_reachable(settings.server)
         limit = settings.max_tokens or DEFAULT_TOKENS
-        return _OpenEngine(lambda env: remote, remote.tokenizer, limit, aclose=remote.aclose)
+
+        def offer_tools(env: Env) -> Engine:
+            core: Any = env.unwrapped
+            return ToolEngine(remote, Offer(lambda: core.tools, core.parser))
+
+        engine_for_env = offer_tools if settings.server.tools else lambda env: remote
+        return _OpenEngine(engine_for_env, remote.tokenizer, limit, aclose=remote.aclose)
 
     codec = ChatByteTokenizer()
 

@@ -93,7 +93,9 @@ def run_demo(out: Path, *, seed: int, console: Console, size: DemoSize = FULL, s
         temperature: compare_runs(_folder(out, "before", temperature), _folder(out, after, temperature))
         for temperature in TEMPERATURES
     }
-    results = _collect_results(out, after, steps, size, comparisons)
+    with Progress(TextColumn("    {task.description}"), console=console, announces=True) as progress:
+        progress.add_task("random and expert play", total=None)
+        results = _collect_results(out, after, steps, size, comparisons)
     gif = _draw_episode(out, after)
     (out / "curves.png").write_bytes((out / "train" / "curves.png").read_bytes())
     _show(out, results, comparisons, gif, time.monotonic() - start, console)

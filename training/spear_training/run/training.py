@@ -175,7 +175,7 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
             if line:
                 console.print(line, soft_wrap=True, highlight=False)
         try:
-            with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
+            with show_progress(console, total, "starting Ray and verl (a minute or two)", read_progress) as observe:
                 watched = watch_metrics(observe, config.algorithm, console)
                 supervise_training(out, config.cluster.device.value, watched, locked=True)
             publish_run(config, out, console)

@@ -295,7 +295,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         console.print(f"{out} has its {total:,} steps already: {out / MODEL}", soft_wrap=True)
         return out / MODEL
     try:
-        with show_progress(console, total, "starting verl", read_progress) as observe:
+        with show_progress(console, total, "starting verl (a minute)", read_progress) as observe:
             supervise_training(out, config.trainer.device, observe, module=__name__, locked=True)
     except KeyboardInterrupt:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)

@@ -180,6 +180,7 @@ step "2/4 torch: $size${why:+ ($why)}" 30
 install "${torch[@]}"
 usual=120
 if [ -n "$uv" ]; then usual=30; fi
+if [ -n "$extras" ]; then usual=$((usual + 120)); fi
 step "3/4 the four distributions${extras:+ with [$extras]} and the tools of the checkout" "$usual"
 # In one call, so that the distributions that they need are taken from here.
 ours=(-e ./sandbox -e ".[$envs_extras]" -e "./agents${agents_extras:+[${agents_extras#,}]}"

@@ -112,7 +112,7 @@ class Progress(rich.progress.Progress):
         return task_id
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """See Rich; also note what was there before this work, which is no part of its speed."""
+        """See Rich; also note what earlier work had done, so that it does not count as speed."""
         super().update(task_id, **changes)
         if changes.get("completed") and task_id not in self._first:
             task = self._tasks[task_id]

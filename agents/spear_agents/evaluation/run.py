@@ -232,7 +232,8 @@ def prepare(settings: EvalSettings) -> Prepared:
         settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")
         if settings.server is not None and settings.server.tools:
-            template = find_tools_template(env.unwrapped)
+            core: Any = env.unwrapped
+            template = find_tools_template(core)
         return Prepared(settings, choose_tasks(env, settings.tasks), env.tasks.fingerprint, template, env.parser)
 
 

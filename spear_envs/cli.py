@@ -277,11 +277,12 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
       spear check mine/Corridor-v0 --module my_package.corridor --train-tasks 200
     """
     import gymnasium as gym
+    from rich.progress import SpinnerColumn, TextColumn
     from rich.table import Table
     from rich.text import Text
 
     from spear_envs.testing import check_spear_env
-    from spear_sandbox.terminal import Console
+    from spear_sandbox.terminal import Console, Progress
 
     import_modules(modules)
     if modules and env_id.rpartition(":")[2] not in gym.registry:
@@ -291,13 +292,17 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
         )
     keywords = read_keywords(pairs)
     console = Console()
-    with console.status(Text(f"checking {env_id}")) as status:
+    title = f"checking {env_id}"
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), console=console, transient=True
+    ) as progress:
+        task = progress.add_task(title, total=None)
         report = check_spear_env(
             env_id,
             train_tasks=train_tasks,
             resets=resets,
             raise_on_failure=False,
-            on_check=lambda name: status.update(Text(f"checking {env_id}: {name}")),
+            on_check=lambda name: progress.update(task, description=f"{title}: {name}"),
             **keywords,
         )
     table = Table(title=f"{env_id} {' '.join(pairs)}".strip())

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from spear_envs.core.machine import make_command
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import check_space, explain_unwritable, hold_lock, is_offline, put_folder, write_json
 from spear_sandbox.console import echo
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress
 
 ORIGIN = "origin.json"
 """File of a converted folder: what it was made from."""
@@ -262,10 +262,16 @@ def _get_published(hub_id: str, console: Console) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from rich.progress import TextColumn
 
     (enable_progress_bars if console.is_interactive else disable_progress_bars)()
+    # The hub's own bars on a terminal.
+    lines = nullcontext() if console.is_interactive else Progress(TextColumn("{task.description}"), console=console)
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+        with lines as progress:
+            if progress is not None:
+                progress.add_task(f"fetching {hub_id} from the hub", total=None)
+            folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise SpearError(f"{hub_id} could not be fetched from the hub ({first_line(error)})") from error
     if find_snapshot(hub_id) is None:

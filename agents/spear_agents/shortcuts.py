@@ -179,7 +179,9 @@ def _read_settings(data: Mapping[str, Any]) -> EvalSettings:
     given["panel"] = PlayedPanel.read(data)
     if (server := data["server"]) is not None:
         prices = server["prices"] and Prices(**server["prices"])
-        given["server"] = Server(**{**server, "kind": ServerKind(server["kind"]), "prices": prices})
+        headers = dict.fromkeys(server["headers"], "")  # their values are in no record
+        found = {**server, "kind": ServerKind(server["kind"]), "prices": prices, "headers": headers}
+        given["server"] = Server(**found)
     if data["vllm"] is not None:
         given["vllm"] = VLLMOptions(**data["vllm"])
     return EvalSettings(**given)

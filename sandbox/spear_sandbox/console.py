@@ -162,3 +162,12 @@ def _declare(item: Field[Any], hint: Any, default: Any) -> Callable[[F], F]:
 
 def _divide(value: Any, unit: int) -> Any:
     return value if unit == 1 else value // unit
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time for people: seconds, minutes, hours or days."""
+    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < limit:
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "s" else f"{value:.1f} {unit}"
+    return f"{seconds / 86400:.1f} days"

@@ -10,7 +10,7 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 import click
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +31,7 @@ from spear_envs.data.cli import (
     source_option,
 )
 from spear_envs.data.progress import say, show_table
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
 _MOST_SHOWN = 10
@@ -147,9 +147,12 @@ def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Findin
 
 
 def _track(console: Console, what: str) -> Callable[[Iterable[GameRecord]], Iterable[GameRecord]]:
-    if not console.is_interactive:
-        return lambda records: records
-    return lambda records: track(list(records), what, console=console, transient=True)
+    def track(records: Iterable[GameRecord]) -> Iterator[GameRecord]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            yield from progress.track(list(records), description=what)
+
+    return track
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+    from rich.progress import ProgressColumn, TaskID
     from rich.table import Table
 
     from spear_sandbox.terminal import Console
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 Show = Callable[[str, int, "int | None"], None]
 """Called with a description, the amount done, and the total (None: unknown)."""
 
-LINE_SECONDS = 10.0
 _ENDLESS = 10_000
 _MOST_FOLDS = 3
 _LONGEST = 16
@@ -45,7 +42,7 @@ def count_bytes(show: Show, what: str, total: int) -> Callable[[int], None]:
 
 @contextmanager
 def show_bytes(console: Console | None) -> Iterator[Show]:
-    """Show a bar of bytes on a terminal, else a line for each beginning; nothing without a console."""
+    """Show bytes, their speed and the time left; nothing without a console."""
     if console is None:
         yield lambda what, done, total: None
         return
@@ -56,87 +53,39 @@ def show_bytes(console: Console | None) -> Iterator[Show]:
 
 
 def show_phases(console: Console) -> AbstractContextManager[Show]:
-    """Show a bar for each of successive phases, or a line when it begins."""
+    """Show the share done of each of successive phases."""
     from rich.progress import TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 
     return _show(console, TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(), in_turn=True)
 
 
-@contextmanager
-def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
-    """Show a bar for each kind of work, or a line now and then, with amount, rate and time left."""
-    from rich.progress import TextColumn
+def show_rows(console: Console) -> AbstractContextManager[Show]:
+    """Show the amount, the rate and the time left of each kind of work."""
+    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 
-    stages: dict[str, _Stage] = {}
-    with _show(console, TextColumn("{task.fields[note]}", markup=False)) as draw:
+    from spear_sandbox.terminal import RowsColumn
 
-        def report(what: str, done: int, total: int | None) -> None:
-            now = clock()
-            stage = stages.setdefault(what, _Stage(now, done))
-            if console.is_interactive:
-                draw(what, done, total, stage.describe(done, total, now))
-            elif done == total or now - stage.said >= LINE_SECONDS:
-                stage.said = now
-                say(console, f"{what}: {stage.describe(done, total, now)}")
-
-        yield report
+    return _show(console, RowsColumn(), TimeElapsedColumn(), TimeRemainingColumn())
 
 
 @contextmanager
-def _show(
-    console: Console, *figures: ProgressColumn, transient: bool = False, in_turn: bool = False
-) -> Iterator[Callable[..., None]]:
-    if not console.is_interactive:
-        begun: set[str] = set()
+def _show(console: Console, *figures: ProgressColumn, transient: bool = False, in_turn: bool = False) -> Iterator[Show]:
+    from rich.progress import BarColumn, TextColumn
 
-        def report(what: str, done: int, total: int | None) -> None:
-            if what not in begun:
-                begun.add(what)
-                say(console, what)
-
-        yield report
-        return
-    from rich.progress import BarColumn, Progress, TextColumn
+    from spear_sandbox.terminal import Progress
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *figures)
-    with Progress(*columns, console=console, transient=transient) as progress:
-        tasks = {}
+    with Progress(*columns, console=console, transient=transient, announces=True) as progress:
+        tasks: dict[str, TaskID] = {}
 
-        def draw(what: str, done: int, total: int | None, note: str = "") -> None:
+        def draw(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 for task in progress.tasks if in_turn else ():  # what came before is done
                     progress.update(task.id, total=task.completed or 1, completed=task.completed or 1)
-                tasks[what] = progress.add_task(what, total=total, completed=done, note=note)
-            progress.update(tasks[what], completed=done, total=total, note=note)
+                tasks[what] = progress.add_task(what, total=total, completed=done)
+            progress.update(tasks[what], completed=done, total=total)
 
         yield draw
-
-
-@dataclass
-class _Stage:
-    """Rows of one kind of work in this run; an earlier one may have done some."""
-
-    began: float
-    first: int
-    said: float = float("-inf")
-
-    def describe(self, done: int, total: int | None, now: float) -> str:
-        """Return a text such as ``1,000 of 13,481 (35/s, 6 min left)``."""
-        text = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-        rate = (done - self.first) / (now - self.began) if now > self.began else 0.0
-        if rate <= 0:
-            return text
-        left = f", {format_seconds((total - done) / rate)} left" if total is not None and done < total else ""
-        return f"{text} ({rate:,.0f}/s{left})" if rate >= 10 else f"{text} ({rate:.1f}/s{left})"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a time for people: seconds, minutes, hours or days."""
-    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
-        if seconds < limit:
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "s" else f"{value:.1f} {unit}"
-    return f"{seconds / 86400:.1f} days"
 
 
 def show_table(console: Console, table: Table) -> None:

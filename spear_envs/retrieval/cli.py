@@ -16,7 +16,7 @@ from rich.table import Table
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import MANIFEST, format_bytes
-from spear_envs.data.progress import Show, format_seconds, say, show_rows, show_table
+from spear_envs.data.progress import Show, say, show_rows, show_table
 from spear_envs.retrieval.corpus import Corpus, Manifest, Part, check_files, open_manifest
 from spear_envs.retrieval.encoders import describe_model, find_model
 from spear_envs.retrieval.limits import BatchLimits, ServiceSettings
@@ -34,7 +34,7 @@ from spear_envs.retrieval.vectors import (
     is_possible,
     parse_type,
 )
-from spear_sandbox.console import echo, take_address, take_options, warn_of_open_address
+from spear_sandbox.console import echo, format_seconds, take_address, take_options, warn_of_open_address
 from spear_sandbox.options import take_values
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url

@@ -36,6 +36,8 @@ class Handler(BaseHTTPRequestHandler):
         with script.lock:
             script.requests.append(body)
             script.keys.append(self.headers.get("Authorization"))
+            script.paths.append(self.path)
+            script.headers.append({name.lower(): value for name, value in self.headers.items()})
             script.times.append(time.monotonic())
             script.running += 1
             script.most = max(script.most, script.running)
@@ -64,6 +66,9 @@ class Script:
     answers: list[Answer] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Those of each request, with names in lower case."""
     times: list[float] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: int = 0

@@ -50,12 +50,12 @@ class Stage:
         if not any((out / "checkpoints").glob("global_step_*")):
             (out / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface").mkdir(parents=True)
 
-    def settings(self, model: Path, temperature: float) -> EvalSettings:
+    def settings(self, model: Path, temperature: float, size: demo.DemoSize) -> EvalSettings:
         """The warm start plays at random, the trained policy as the expert does."""
         self.evaluations.append(model.name)
         kind = EngineKind.EXPERT if "checkpoints" in model.parts else EngineKind.RANDOM
         plain = EvalSettings(demo.ENV_ID, engine=kind, env_kwargs=demo.ENV_KEYWORDS, tasks=str(TASKS))
-        return replace(plain, episodes_per_task=2, temperature=temperature, history=0)
+        return replace(plain, episodes_per_task=size.samples, temperature=temperature, history=0)
 
 
 @pytest.fixture
@@ -67,11 +67,12 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return made
 
 
-def play(out: Path, steps: int = 3, seed: int = 1) -> str:
+def play(out: Path, steps: int | None = 3, seed: int = 1, size: demo.DemoSize = demo.FULL) -> str:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "console.txt"
     with path.open("w", encoding="utf-8") as file:
-        demo.run_demo(out, steps=steps, seed=seed, console=Console(file=file, width=200, color_system=None))
+        console = Console(file=file, width=200, color_system=None)
+        demo.run_demo(out, steps=steps, seed=seed, size=size, console=console)
     return path.read_text(encoding="utf-8")
 
 
@@ -98,6 +99,17 @@ def test_the_demo_leaves_a_table_curves_and_a_picture(tmp_path: Path, stage: Sta
     assert "100.0%" in table[2] and "3 training steps of 2.0 s" in table[-1]
     with Image.open(out / "episode.gif") as picture:
         assert picture.format == "GIF" and picture.n_frames > 2
+
+
+def test_the_quick_demo_says_what_it_is_and_keeps_out_of_the_full_one(tmp_path: Path, stage: Stage) -> None:
+    out = tmp_path / "demo"
+    text = play(out, steps=None, size=demo.QUICK)
+    assert "--quick" in text and "--quick" in (out / "results.md").read_text(encoding="utf-8")
+    results = json.loads((out / "results.json").read_text())
+    assert (results["size"], results["steps"]) == ("quick", demo.QUICK.steps)
+    assert stage.trainings[0][2:] == (f"train.steps={demo.QUICK.steps}", "seed=1", *demo.QUICK.training)
+    with pytest.raises(SpearError, match="quick"):
+        play(out)
 
 
 def test_a_second_call_repeats_nothing_and_a_longer_training_is_evaluated(tmp_path: Path, stage: Stage) -> None:

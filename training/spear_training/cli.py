@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from spear_agents.play.trajectory import Layout
@@ -19,7 +19,7 @@ from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
 from spear_envs.core.errors import SpearError
 from spear_sandbox.console import Number, echo
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress
 
 
 class Word(click.ParamType):
@@ -158,22 +158,30 @@ def _print_composed(words: Sequence[str], out: Path, *, verl: bool) -> None:
 
 
 @click.command("demo")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"))
-@click.option("--steps", type=click.IntRange(1), default=60, envvar="SPEAR_DEMO_STEPS", help="Training steps.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder; by default runs/demo, or runs/demo-quick.")
+@click.option("--quick", is_flag=True, help="Do everything with less of it, in about two minutes.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    envvar="SPEAR_DEMO_STEPS",
+    help="Training steps; by default 60, or 4 with --quick.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the training.")
-def demo(out: Path, steps: int, seed: int) -> None:
+def demo(out: Path | None, quick: bool, steps: int | None, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 
     Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the test panel, curves
-    and an animated level. The same command resumes it.
+    and an animated level. The same command resumes it. With --quick, everything runs but nothing is learnt.
 
     \b
       spear demo
+      spear demo --quick
       spear demo --steps 2 --out runs/trial
     """
-    from spear_training.demo import run_demo
+    from spear_training.demo import FULL, QUICK, run_demo
 
-    run_demo(out, steps=steps, seed=seed, console=Console())
+    out = out or Path("runs/demo-quick" if quick else "runs/demo")
+    run_demo(out, size=QUICK if quick else FULL, steps=steps, seed=seed, console=Console())
 
 
 _FILE = click.Path(path_type=Path)
@@ -289,7 +297,7 @@ def warmstart(
     )
     console, text = Console(), TextColumn("{task.description}")
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("expert episodes", total=settings.episodes)
         report = train_policy(
             settings,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.data.files import write_json, write_text
 from spear_envs.data.progress import show_table
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress
 from spear_training.run.compose import quote_value
 from spear_training.run.training import make_policy, run_training
 
@@ -31,29 +31,54 @@ ENV_ID = "spear/Sokoban-v1"
 ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
 TEMPERATURES = (1.0, 0.4)
 """The first is that of the result; the second is the paper's."""
-SAMPLES = 4
 RESULTS = "results.json"
+SIZE = "size.txt"
 
 
-def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
+@dataclass(frozen=True)
+class DemoSize:
+    """How much of everything a demo does."""
+
+    name: str
+    steps: int
+    """Training steps, unless the caller says otherwise."""
+    warm_start: dict[str, Any]
+    """Changes of the environment's recipe."""
+    training: tuple[str, ...]
+    """Words after those of ``preset=demo``."""
+    tasks: str
+    """Levels of the test panel."""
+    samples: int
+    """Episodes of each."""
+
+
+FULL = DemoSize("full", 60, {}, (), "all", 4)
+"""The schedules of the preset are made for its 60 steps."""
+QUICK = DemoSize("quick", 4, {"episodes": 800, "panel_tasks": 0}, ("validation.tasks=32",), "48", 2)
+"""Shows in three minutes, set-up included, that everything runs. It is too short to learn anything."""
+
+
+def run_demo(out: Path, *, seed: int, console: Console, size: DemoSize = FULL, steps: int | None = None) -> None:
     """Run the warm start, evaluate, train, evaluate again and draw; stages with existing results in ``out`` are
     skipped.
 
-    The schedules are made for 60 training ``steps``. Raises SpearError for any error that the user can fix.
+    Raises SpearError for any error that the user can fix, such as results of another ``size`` in ``out``.
     """
     start = time.monotonic()
+    steps = steps or size.steps
     policy = out / "warmstart"
+    _require_size(out, size)
     _announce(console, 1, "warm start: a small policy from a noisy expert", policy)
     if not (policy / "config.json").is_file():
         from spear_training.warmstart import choose_recipe
 
-        make_policy(choose_recipe(ENV_ID), policy, console)
+        make_policy(replace(choose_recipe(ENV_ID), **size.warm_start), policy, console)
     _announce(console, 2, "evaluation of the warm start on the test panel", out / "eval")
-    _evaluate(out, "before", policy, console)
+    _evaluate(out, "before", policy, size, console)
 
     _announce(console, 3, f"SPEAR training, {steps} steps", out / "train")
     words = ("preset=demo", f"model.path={quote_value(str(policy))}", f"train.steps={steps}", f"seed={seed}")
-    run_training(words, out / "train", console)
+    run_training((*words, *size.training), out / "train", console)
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
 
     if not trained.is_dir():
@@ -61,14 +86,16 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
 
     _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
     after = f"after-{steps}-steps"  # a longer training keeps the evaluation of a shorter one
-    _evaluate(out, after, trained, console)
+    _evaluate(out, after, trained, size, console)
 
     _announce(console, 5, "pictures and the table", out)
     comparisons = {
         temperature: compare_runs(_folder(out, "before", temperature), _folder(out, after, temperature))
         for temperature in TEMPERATURES
     }
-    results = _collect_results(out, after, steps, comparisons)
+    with Progress(TextColumn("    {task.description}"), console=console, announces=True) as progress:
+        progress.add_task("random and expert play", total=None)
+        results = _collect_results(out, after, steps, size, comparisons)
     gif = _draw_episode(out, after)
     (out / "curves.png").write_bytes((out / "train" / "curves.png").read_bytes())
     _show(out, results, comparisons, gif, time.monotonic() - start, console)
@@ -78,14 +105,22 @@ def _announce(console: Console, number: int, what: str, where: Path) -> None:
     console.print(Text.assemble((f"{number}/5", "bold"), f" {what} ", (f"({where})", "dim")))
 
 
-def _settings(model: Path, temperature: float) -> EvalSettings:
+def _require_size(out: Path, size: DemoSize) -> None:
+    """Note the size of the demo in ``out``. Raises SpearError if it has another."""
+    path = out / SIZE
+    if path.is_file() and (earlier := path.read_text(encoding="utf-8").strip()) != size.name:
+        raise SpearError(f"{out} holds the {earlier} demo, not the {size.name} one: name another --out")
+    write_text(path, f"{size.name}\n")
+
+
+def _settings(model: Path, temperature: float, size: DemoSize) -> EvalSettings:
     return EvalSettings(
         ENV_ID,
         model=str(model),
         env_kwargs=ENV_KEYWORDS,
         split="test",
-        tasks="all",
-        episodes_per_task=SAMPLES,
+        tasks=size.tasks,
+        episodes_per_task=size.samples,
         temperature=temperature,
         template="compact",
         history=0,
@@ -97,10 +132,10 @@ def _folder(out: Path, name: str, temperature: float) -> Path:
     return out / "eval" / f"{name}-temperature-{temperature:g}"
 
 
-def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
-    """Play the full test panel at both temperatures, resumably."""
+def _evaluate(out: Path, name: str, model: Path, size: DemoSize, console: Console) -> None:
+    """Play the test panel at both temperatures, resumably."""
     columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, announces=True) as progress:
         for temperature in TEMPERATURES:
             folder = _folder(out, name, temperature)
             if (folder / SUMMARY).is_file():
@@ -110,15 +145,17 @@ def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
             def observe(done: int, total: int, trajectory: Trajectory | None, task: Any = task) -> None:
                 progress.update(task, completed=done, total=total)
 
-            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=observe)
+            run_evaluation(_settings(model, temperature, size), folder, deterministic=True, observer=observe)
 
 
-def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float, Comparison]) -> dict[str, Any]:
+def _collect_results(
+    out: Path, after: str, steps: int, size: DemoSize, comparisons: dict[float, Comparison]
+) -> dict[str, Any]:
     """Add the baselines, played once, and the subtasks to the comparisons; write ``results.json`` and ``.md``."""
     path = out / RESULTS
     baselines = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}).get("baselines")
     if baselines is None:
-        settings = replace(_settings(out, TEMPERATURES[0]), model=None, engine=EngineKind.RANDOM)
+        settings = replace(_settings(out, TEMPERATURES[0], size), model=None, engine=EngineKind.RANDOM)
         kinds = (EngineKind.RANDOM, EngineKind.EXPERT)
         baselines = {kind.value: play_baseline(settings, kind).to_json() for kind in kinds}
     parts = {
@@ -130,7 +167,8 @@ def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float,
         "environment": ENV_ID,
         "split": "test",
         "fingerprint": parts["before"]["fingerprint"],
-        "samples_per_task": SAMPLES,
+        "size": size.name,
+        "samples_per_task": size.samples,
         "steps": steps,
         "comparison": {f"{temperature:g}": part.to_json() for temperature, part in comparisons.items()},
         "subtasks": {
@@ -143,6 +181,12 @@ def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float,
     write_json(path, results)
     write_text(out / "results.md", _write_table(results, comparisons))
     return results
+
+
+def _name(results: dict[str, Any]) -> str:
+    if results["size"] == QUICK.name:
+        return f"short demo (--quick: {results['steps']} steps learn nothing)"
+    return f"demo of {results['steps']} steps"
 
 
 def _percent(estimate: Estimate) -> str:
@@ -177,9 +221,10 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results, comparisons)]
     lines += [
         "",
-        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, task fingerprint "
-        f"`{results['fingerprint'][:16]}`, {results['steps']} training steps of {results['step_seconds_median']} s "
-        f"(median). {LEGEND}; differences are paired by level.",
+        f"{_name(results)}: {results['environment']}, {results['split']} split, "
+        f"{results['baselines']['random']['success']['tasks']} levels × {results['samples_per_task']} samples, "
+        f"task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
+        f"{results['step_seconds_median']} s (median). {LEGEND}; differences are paired by level.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -211,7 +256,7 @@ def _show(
     seconds: float,
     console: Console,
 ) -> None:
-    table = Table(*HEAD, title="Sokoban test panel", caption=LEGEND)
+    table = Table(*HEAD, title=f"Sokoban test panel: {_name(results)}", caption=LEGEND)
     for row in _rows(results, comparisons):
         table.add_row(*row)
     show_table(console, table)

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     Task,
     TextColumn,
@@ -26,7 +24,7 @@ from rich.text import Text
 from spear_agents.comparison.statistics import Estimate, Part, average_parts, plain_estimate
 from spear_agents.engines.base import Generation
 from spear_agents.play.trajectory import Trajectory
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress
 
 READABLE = 50
 """Columns that a text needs next to a table; with fewer, it goes below its row."""
@@ -205,7 +203,7 @@ _TABLES: Mapping[str, Columns] = {
 
 
 class _Responses(ProgressColumn):
-    """Responses, tokens and cost so far, put into words only when the screen is drawn."""
+    """Responses, tokens and cost so far, put into words only when they are shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,9 +253,8 @@ class EpisodeBar:
 
 @contextmanager
 def watch_episodes(title: str, console: Console) -> Iterator[EpisodeBar]:
-    """Show a progress bar on a terminal, or in a notebook with ipywidgets, and nothing elsewhere."""
+    """Show a progress bar on a terminal or in a notebook with ipywidgets, and a line every ten seconds elsewhere."""
     responses = _Responses()
-    shown = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_interactive
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -268,6 +265,5 @@ def watch_episodes(title: str, console: Console) -> Iterator[EpisodeBar]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not shown,
     ) as progress:
         yield EpisodeBar(title, progress, responses)

@@ -13,9 +13,10 @@ import io
 import json
 import logging
 import os
+import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -49,7 +50,9 @@ from spear_agents.engines.replies import (
     read_reply,
 )
 from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import IMAGE
+from spear_envs.core.tools import CallError, Tool, write_call
 from spear_sandbox.errors import hide_secret, show_text
 from spear_sandbox.options import option
 from spear_sandbox.web.endpoints import bound_answers
@@ -61,13 +64,33 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _SECTION = "Server (--engine openai)"
-_OPENAI_HOST = "api.openai.com"
+_OPENAI_HOSTS = ("api.openai.com", ".openai.azure.com", ".cognitiveservices.azure.com")
 _log = logging.getLogger(__name__)
 _LARGEST_REPLY = 32 * 2**20
 _SEED_BITS = 31
 _REACH_S = 2.0
 _CONNECT_S = 10.0
 _PATH = "/chat/completions"
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OWN_HEADERS = ("content-type", "content-length", "host", "transfer-encoding", "connection")
+_VERSION = re.compile(r"[A-Za-z0-9.-]+")
+_LONGEST_NOTE = 500
+"""Characters of a call in the record."""
+_SHORTEST_SECRET = 8
+"""Characters of a header's value that is hidden in messages; a shorter one would hide words."""
+_OWN_FIELDS = {
+    "temperature": "--temperature",
+    "top_p": "--top-p",
+    "top_k": "--top-k",
+    "max_tokens": "--max-tokens",
+    "max_completion_tokens": "--max-tokens",
+    "seed": "--seed",
+    "reasoning_effort": "--reasoning-effort",
+    "chat_template_kwargs": "--template-kwarg and --server vllm",
+}
+"""Fields of a request that have an option."""
+_FIXED_FIELDS = ("model", "messages", "n", "stream", "stream_options", "stop", "tools", "tool_choice")
+"""Fields that the engine itself depends on."""
 _READ = "spear_read"
 """Key under which httpx keeps what was read from a response."""
 _ANEW = 16
@@ -88,7 +111,8 @@ class ServerKind(str, Enum):
 
 def choose_kind(base_url: str) -> ServerKind:
     """Return the kind of server at an address, as far as the address tells."""
-    return ServerKind.OPENAI if urlsplit(base_url).hostname == _OPENAI_HOST else ServerKind.COMPATIBLE
+    host = urlsplit(base_url).hostname or ""
+    return ServerKind.OPENAI if host.endswith(_OPENAI_HOSTS) else ServerKind.COMPATIBLE
 
 
 @dataclass(frozen=True)
@@ -96,12 +120,12 @@ class Server:
     """Address of a served model, with limits and retries. Raises SpearError for an invalid address or number."""
 
     base_url: str
-    """Address, including ``/v1``, such as ``http://127.0.0.1:8000/v1``."""
+    """Address, including ``/v1``, such as ``http://127.0.0.1:8000/v1``; with ``api_version`` that of the resource."""
     model: str
-    """Name of the model at the server."""
+    """Name of the model at the server; with ``api_version`` of the deployment."""
     kind: ServerKind = option(
         ServerKind.COMPATIBLE,
-        "Which fields the server understands; default: openai at api.openai.com, else compatible.",
+        "Which fields the server understands; default: openai at api.openai.com and Azure, else compatible.",
         flag="server",
         section=_SECTION,
     )
@@ -116,6 +140,25 @@ class Server:
     """Prices of its tokens; None if it is free."""
     sends_seed: bool = True
     """Send the seed of each response."""
+    reasoning_effort: str | None = option(
+        None, "Effort of a reasoning model, such as low, medium or high.", metavar="EFFORT", section=_SECTION
+    )
+    api_version: str | None = option(
+        None,
+        "Version of Azure's API, such as 2024-10-21; --base-url is the resource's, --model the deployment.",
+        metavar="VERSION",
+        section=_SECTION,
+    )
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as plain values of JSON."""
+    tools: bool = option(
+        False,
+        "Offer the environment's actions as tools, and play the model's calls.",
+        flag="native-tools",
+        section=_SECTION,
+    )
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further headers of each request. Records have only their names."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -125,11 +168,30 @@ class Server:
             raise SpearError(f"the address may not have a user, password or query: set {self.key_variable} for the key")
         if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0:
             raise SpearError("the server's limit and tries must be at least 1 and its timeout above 0 seconds")
+        if self.api_version is not None and not _VERSION.fullmatch(self.api_version):
+            raise SpearError(f"--api-version {self.api_version!r} is not a version of Azure's API, such as 2024-10-21")
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
+                raise SpearError(f"--header {name!r} is not the name of a header that can be set")
+            if not (value.isascii() and value.isprintable()):
+                raise SpearError(f"the value of --header {name} has characters that are not valid in a header")
+        for name in self.extra_body:
+            if name in _OWN_FIELDS:
+                raise SpearError(f"--extra-body sets {name!r}: give {_OWN_FIELDS[name]} in its place")
+            if name in _FIXED_FIELDS:
+                raise SpearError(f"--extra-body may not set {name!r}, on which the engine depends")
 
     @property
     def url(self) -> str:
         """Address of chat completions."""
-        return f"{self.base_url.rstrip('/')}/chat/completions"
+        base = self.base_url.rstrip("/")
+        if self.api_version is None:
+            return f"{base}{_PATH}"
+        return f"{base}/openai/deployments/{self.model}{_PATH}?api-version={self.api_version}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for records, with the names of the headers alone."""
+        return asdict(self) | {"headers": sorted(self.headers)}
 
 
 def require_reachable(server: Server) -> None:
@@ -145,6 +207,62 @@ def require_reachable(server: Server) -> None:
         raise SpearError(f"{server.base_url} cannot be reached ({error}): give another --base-url") from None
 
 
+@dataclass(frozen=True)
+class Offer:
+    """The tools of an environment, and its form of responses."""
+
+    tools: Callable[[], Sequence[Tool]]
+    """Returns the tools of the present task."""
+    parser: ResponseParser
+
+    def play(self, reply: Reply) -> Reply:
+        """Return the reply as the response that plays its first call, with the text as thoughts.
+
+        A call that cannot be played is a malformed response. The record's note has the call, and what is wrong with it.
+        """
+        (name, arguments), *others = reply.calls
+        note = f"call {name}({arguments})" + (f", and {len(others)} more, not played" if others else "")
+        try:
+            action = write_call(self.tools(), name, _read_arguments(name, arguments))
+        except CallError as error:
+            text, note = f"{reply.text}{name}({arguments})", f"{error} {note}"
+        else:
+            text = self.parser.respond(action, reply.text.replace("<think>", "").replace("</think>", "").strip())
+            if self.parser.parse(text).action != action:  # the thoughts hold marks of the form
+                text = self.parser.respond(action)
+        return replace(reply, text=text, served=replace(reply.served, ending=None, note=note[:_LONGEST_NOTE]))
+
+
+def _read_arguments(name: str, written: str) -> dict[str, Any]:
+    """Read the arguments of a call. Raises CallError unless they are a JSON object."""
+    try:
+        found = json.loads(written or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CallError(f"The arguments of {name} are not a JSON object.")
+    return found
+
+
+@dataclass(frozen=True)
+class ToolEngine:
+    """An :class:`~spear_agents.engines.base.Engine` that offers the tools of one environment to a server."""
+
+    server: OpenAIEngine
+    offer: Offer
+
+    @property
+    def tokenizer(self) -> ChatByteTokenizer:
+        """Return the tokenizer of the server's engine."""
+        return self.server.tokenizer
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """See :meth:`OpenAIEngine.generate`."""
+        return await self.server.generate(prompt_ids, sampling, request_id=request_id, images=images, offer=self.offer)
+
+
 class OpenAIEngine:
     """An :class:`~spear_agents.engines.base.Engine` for a server, on OpenAI's own client.
 
@@ -155,12 +273,23 @@ class OpenAIEngine:
     are a SpearError and stop the run, and so is a missing package.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Make the engine. ``template_kwargs`` are variables of the chat template, which only vLLM's server takes."""
         if find_spec("openai") is None:
             raise SpearError("servers need openai's client: pip install 'spear-agents[api]'")
         if server.key_variable != KEY_VARIABLE and not _read_key(server.key_variable):
             raise SpearError(f"the variable {server.key_variable} is not set: it should hold the server's key")
+        if server.api_version is not None and not _read_key(server.key_variable):
+            raise SpearError(f"Azure needs a key: set the variable {server.key_variable}, or name another")
+        for name, value in server.headers.items():
+            if len(value) >= _SHORTEST_SECRET:
+                hide_secret(value, name)
         self.server = server
+        self._template_kwargs = dict(template_kwargs or {})
+        if self._template_kwargs and server.kind is not ServerKind.VLLM:
+            raise SpearError(
+                f"servers of kind {server.kind.value} take no --template-kwarg: leave it out, or take --server vllm"
+            )
         self._reported: set[str] = set()
         self._dialect = Dialect()
         self._answered = False
@@ -170,9 +299,17 @@ class OpenAIEngine:
         self._free: asyncio.Semaphore | None = None
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        images: Sequence[np.ndarray] = (),
+        offer: Offer | None = None,
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`; ``prompt_ids`` are those of ``self.tokenizer``.
+
+        With ``offer``, a call of one of its tools becomes the response that plays it.
 
         Raises SpearError for a conversation that continues within the assistant's own message, which cannot be sent.
         """
@@ -180,10 +317,16 @@ class OpenAIEngine:
         if not messages or messages[-1]["role"] != "user":
             raise SpearError("chat servers cannot continue the model's own message: use layout per_turn")
         request = _write_request(self.server, messages, sampling, images)
+        if self._template_kwargs:
+            request["chat_template_kwargs"] = self._template_kwargs
+        if offer is not None:
+            request |= {"tools": [tool.schema() for tool in offer.tools()], "parallel_tool_calls": False}
         if self._free is None:
             self._free = asyncio.Semaphore(self.server.limit)
         async with self._free:
             reply, tries = await self._ask(request)
+        if offer is not None and reply.calls:
+            reply = offer.play(reply)
         text, cut = cut_at_stop(reply.text, sampling.stop_strings)
         ids = self.tokenizer.encode_plain(text)
         finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP
@@ -300,14 +443,22 @@ class OpenAIEngine:
             connections.event_hooks["response"].append(self._judge)
             key = _read_key(server.key_variable)
             omitted = {} if key else {"Authorization": openai.Omit()}
-            self._options = {"headers": {"Content-Type": "application/json", **omitted}}
-            self._client = openai.AsyncOpenAI(
-                api_key=key or "none",  # which is not sent
-                base_url=server.base_url,
-                timeout=httpx.Timeout(server.timeout_s, connect=_CONNECT_S),
-                max_retries=server.tries - 1,
-                http_client=connections,
-            )
+            self._options = {"headers": {"Content-Type": "application/json", **omitted, **server.headers}}
+            common: dict[str, Any] = {
+                "api_key": key or "none",  # which is not sent
+                "timeout": httpx.Timeout(server.timeout_s, connect=_CONNECT_S),
+                "max_retries": server.tries - 1,
+                "http_client": connections,
+            }
+            if server.api_version is None:
+                self._client = openai.AsyncOpenAI(base_url=server.base_url, **common)
+            else:
+                self._client = openai.AsyncAzureOpenAI(
+                    azure_endpoint=server.base_url,
+                    azure_deployment=server.model,
+                    api_version=server.api_version,
+                    **common,
+                )
         return self._client
 
     async def _judge(self, response: httpx.Response) -> None:
@@ -365,6 +516,8 @@ def _write_request(
     for name, value in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         if server.kind is not ServerKind.OPENAI or value != 1:
             request[name] = value
+    if server.reasoning_effort is not None:
+        request["reasoning_effort"] = server.reasoning_effort
     if sampling.seed is not None and server.sends_seed:
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:
@@ -375,7 +528,7 @@ def _write_request(
             request |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
     elif sampling.top_k:
         raise SpearError(f"servers of kind {server.kind.value} lack top_k: leave it at 0, or take --server vllm")
-    return request
+    return request | dict(server.extra_body)
 
 
 def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -> list[dict[str, Any]]:

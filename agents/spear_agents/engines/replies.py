@@ -64,7 +64,7 @@ _RANGE = re.compile(
 )
 _OPTIONAL = (
     *("stream_options", "logprobs", "return_token_ids", "include_stop_str_in_output", "repetition_penalty", "min_p"),
-    *("seed", "stop", "top_k", "top_p", "temperature"),
+    *("parallel_tool_calls", "seed", "stop", "top_k", "top_p", "temperature"),
 )
 """Fields that a request can do without, in the order in which one of two is given up."""
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -343,6 +343,8 @@ class Reply:
     cut_short: bool
     served: Served
     """Its data, without tries and cost."""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Name and arguments, as the server wrote them, of each call of a tool."""
 
     def to_served(self, tries: int, prices: Prices | None) -> Served:
         """Return the record of it."""
@@ -402,7 +404,19 @@ def read_reply(content: bytes) -> Reply:
         log_probs=_read_log_probs(choice.get("logprobs")),
         **_explain_ending(reason, choice, message, text),
     )
-    return Reply(text, reason in _CUT, served)
+    return Reply(text, reason in _CUT, served, _read_tool_calls(message.get("tool_calls")))
+
+
+def _read_tool_calls(calls: Any) -> tuple[tuple[str, str], ...]:
+    """Return the calls of functions in a message; what has another form is left out."""
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    found = []
+    for function in functions:
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            arguments = function.get("arguments")
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+            found.append((function["name"], written))
+    return tuple(found)
 
 
 def _explain_ending(reason: str, choice: dict[str, Any], message: dict[str, Any], text: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -92,7 +93,7 @@ def add_playing_options(
                 "template_keywords",
                 multiple=True,
                 metavar="KEY=VALUE",
-                help="Variable of the model's chat template, such as enable_thinking=false (hf, vllm).",
+                help="Variable of the model's chat template, such as enable_thinking=false (hf, vllm, --server vllm).",
             ),
         ),
         take_options(VLLMOptions, tensor_parallel=None),
@@ -101,6 +102,14 @@ def add_playing_options(
             click.option("--base-url", help="Address of the server, including /v1."),
             click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
             click.option("--no-seed", is_flag=True, help="Do not send the seed of each response."),
+            click.option("--extra-body", metavar="JSON", help="Further fields of each request, as a JSON object."),
+            click.option(
+                "--header",
+                "headers",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="Header of each request; records have only its name.",
+            ),
         ),
         take_options(Server, kind=None),
     )
@@ -122,14 +131,20 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
     values = take_values(EvalSettings, given)
     engine, price, no_seed = values["engine"], given.pop("price"), given.pop("no_seed")
     served["base_url"] = given.pop("base_url")
+    extra_body, headers = given.pop("extra_body"), given.pop("headers")
     if values["trials"] is None:
         values["trials"] = REFLEXION_TRIALS if values["method"] is Method.REFLEXION else 1
     if engine.has_folder and values["model"] is not None:
         values["model"] = resolve_model(values["model"], Console(stderr=True))
     server = None
     if engine is EngineKind.OPENAI:
+        served |= {"extra_body": _read_object(extra_body), "headers": _read_headers(headers)}
         server = _make_server(served, values["model"], price, no_seed)
-    elif wrong := _find_foreign(served, price, no_seed):
+    elif wrong := _find_foreign(
+        served
+        | {"--price": price, "--no-seed": no_seed or None}
+        | {"--extra-body": extra_body, "--header": headers or None}
+    ):
         raise SpearError(f"{wrong} is for a server: take --engine openai")
     vllm = {name: value for name, value in vllm.items() if value is not None}
     if vllm and engine is not EngineKind.VLLM:
@@ -149,12 +164,40 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
     )
 
 
-def _find_foreign(served: Mapping[str, Any], price: str | None, no_seed: bool) -> str | None:
+def _find_foreign(given: Mapping[str, Any]) -> str | None:
     """Return an option of a server that was given for another engine, or None."""
-    given = {"--base-url": served["base_url"], "--server": served["kind"]}
-    given |= {"--price": price, "--no-seed": no_seed or None}
-    given["--key-variable"] = None if served["key_variable"] == KEY_VARIABLE else served["key_variable"]
-    return next((name for name, value in given.items() if value is not None), None)
+    names = {"base_url": "--base-url", "kind": "--server", "key_variable": "--key-variable"}
+    names |= {"reasoning_effort": "--reasoning-effort", "api_version": "--api-version", "tools": "--native-tools"}
+    defaults = (None, False, KEY_VARIABLE)
+    return next(
+        (
+            names.get(name, name)
+            for name, value in given.items()
+            if (name in names or name.startswith("--")) and value not in defaults
+        ),
+        None,
+    )
+
+
+def _read_object(text: str | None) -> dict[str, Any]:
+    """Read the fields of ``--extra-body``. Raises SpearError unless it is a JSON object."""
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SpearError(f"--extra-body {text!r} is not a JSON object: give one such as '{{\"top_a\": 0.1}}'")
+    return found
+
+
+def _read_headers(pairs: Sequence[str]) -> dict[str, str]:
+    """Read the headers of ``--header``. Raises SpearError, which shows no value, for one without a value."""
+    headers = dict(pair.partition("=")[::2] for pair in pairs)
+    if any("=" not in pair for pair in pairs):
+        raise SpearError("--header is NAME=VALUE")
+    return {name.strip(): value.strip() for name, value in headers.items()}
 
 
 def _make_server(served: dict[str, Any], model: str | None, price: str | None, no_seed: bool) -> Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import Overlong
 from spear_agents.play.rollout import Job, Listening, Play, play_many, run_blocking
 from spear_agents.play.trajectory import Trajectory
+from spear_envs.adapters.conversation import find_tools_template
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
@@ -129,7 +130,7 @@ class Evaluation:
     def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
         """Return the summary as plain values."""
         summary = {
-            "settings": asdict(self.settings),
+            "settings": self.settings.to_json(),
             "fingerprint": self.fingerprint,
             "settings_hash": hash_settings(self.identity),
             "model_digest": self.identity.get("model_digest"),
@@ -230,6 +231,9 @@ def prepare(settings: EvalSettings) -> Prepared:
     with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
         settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")
+        if settings.server is not None and settings.server.tools:
+            core: Any = env.unwrapped
+            template = find_tools_template(core)
         return Prepared(settings, choose_tasks(env, settings.tasks), env.tasks.fingerprint, template, env.parser)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from spear_agents.comparison.tables import choose_samples
 from spear_agents.engines.base import ChatByteTokenizer, Engine, Sampling, require_end_ids
-from spear_agents.engines.openai import OpenAIEngine, Server, require_reachable
+from spear_agents.engines.openai import Offer, OpenAIEngine, Server, ToolEngine, require_reachable
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy, scripted_policy
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions, require_vllm
@@ -144,7 +144,7 @@ class EvalSettings:
         section=_PROMPTS,
     )
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the model's chat template (``hf``, ``vllm``)."""
+    """Variables of the model's chat template (``hf``, ``vllm``, and servers of kind ``vllm``)."""
     layout: Layout | None = option(None, "Default: per_turn, or what the method needs.", section=_PROMPTS)
     history: int = option(2, "Earlier turns shown in per_turn prompts.", at_least=0, section=_PROMPTS)
     seed: int = option(0, "Of everything random.", at_least=0, section=_EPISODES)
@@ -189,6 +189,19 @@ class EvalSettings:
             or self.engine in (EngineKind.RANDOM, EngineKind.EXPERT)
         ):
             raise SpearError("an agent asks a model in its own way: leave --method and --layout out, and give a model")
+        if (
+            self.server is not None
+            and self.server.tools
+            and (
+                self.method is not Method.PLAIN
+                or self.layout is Layout.CONVERSATION
+                or self.agent is not None
+                or self.template not in (None, "default", "tools")
+            )
+        ):
+            raise SpearError(
+                "--native-tools has prompts of its own: leave --method, --layout, --template and --agent out"
+            )
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
             raise SpearError("trials must be 1 or more, and more than 1 only with --method reflexion")
 
@@ -260,7 +273,19 @@ class EvalSettings:
                 wanted |= {"lora": self.vllm.lora, "lora_digest": digest_model(self.vllm.lora)}
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
+            changes: dict[str, Any] = {
+                "reasoning_effort": self.server.reasoning_effort,
+                "extra_body": dict(self.server.extra_body),
+            }
+            changes["native_tools"] = self.server.tools
+            wanted |= {name: value for name, value in changes.items() if value}
+            if self.server.headers:
+                wanted["headers"] = sorted(self.server.headers)
         return wanted
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for records, without secrets."""
+        return asdict(self) | {"server": self.server and self.server.to_json()}
 
 
 def hash_settings(identity: Mapping[str, Any]) -> str:
@@ -308,7 +333,7 @@ def open_policy(
         stop_token_ids=opened.end_ids,
         overlong=settings.overlong,
         mark_image=opened.mark_image,
-        template_kwargs=settings.template_kwargs,
+        template_kwargs=None if settings.server is not None else settings.template_kwargs,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 
@@ -362,10 +387,16 @@ def _open_engine(
         return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image, end_ids=end_ids)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
-        remote = OpenAIEngine(settings.server)
+        remote = OpenAIEngine(settings.server, template_kwargs=settings.template_kwargs)
         require_reachable(settings.server)
         limit = settings.max_tokens or DEFAULT_TOKENS
-        return _OpenEngine(lambda env: remote, remote.tokenizer, limit, aclose=remote.aclose)
+
+        def offer_tools(env: Env) -> Engine:
+            core: Any = env.unwrapped
+            return ToolEngine(remote, Offer(lambda: core.tools, core.parser))
+
+        engine_for_env = offer_tools if settings.server.tools else lambda env: remote
+        return _OpenEngine(engine_for_env, remote.tokenizer, limit, aclose=remote.aclose)
 
     codec = ChatByteTokenizer()
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.progress import show_rows
 from spear_envs.retrieval.cli import index
 from spear_envs.retrieval.corpus import Corpus
 
@@ -26,7 +23,7 @@ def test_words_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path) ->
     corpus, out = make_corpus(80).path, tmp_path / "index"
     done = call("build", "--corpus", corpus, "--out", out, "--processes", 1)
     assert done.exit_code == 0, done.output
-    assert "index words: 80 of 80" in done.output and "bm25" in done.output.splitlines()[-1]
+    assert "index words" in done.output and "bm25" in done.output.splitlines()[-1]
     done = call("check", out, "--corpus", corpus)
     assert done.exit_code == 0 and "80 documents, sound" in done.output
     data = out / "bm25" / "postings" / "data.bin"
@@ -94,23 +91,3 @@ def test_plan_shows_wiki18_by_default(make_corpus: MakeCorpus) -> None:
     done = call("plan", "--corpus", make_corpus(500).path, "--dimension", 384)
     assert "500 passages × 384" in done.output and "--type Flat" in done.output
     assert call("plan", "--corpus", make_corpus(5).path, "--passages", 7).exit_code == 2
-
-
-def test_progress_has_rate_and_time_left() -> None:
-    now = iter([0.0, 20.0, 25.0, 100.0])
-    text = StringIO()
-    with show_rows(Console(file=text), clock=lambda: next(now)) as report:
-        report("encode", 400, 1_000)  # done by an earlier run, and so no part of the rate
-        report("encode", 600, 1_000)
-        report("encode", 610, 1_000)
-        report("encode", 1_000, 1_000)
-    assert text.getvalue().splitlines() == [
-        "encode: 400 of 1,000",
-        "encode: 600 of 1,000 (10/s, 40 s left)",
-        "encode: 1,000 of 1,000 (6.0/s)",
-    ]
-    terminal = StringIO()
-    with show_rows(Console(file=terminal, force_terminal=True, width=100)) as report:
-        report("encode", 0, 1_000)
-        report("encode", 1_000, 1_000)
-    assert "1,000 of 1,000" in terminal.getvalue()

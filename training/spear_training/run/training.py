@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from spear_agents.evaluation.records import PANELS, read_history
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import draft_file, write_json
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress
 from spear_training.run.compose import Request, compose
 from spear_training.run.config import RunConfig, describe_staleness, flatten
 from spear_training.run.inputs import TASKS_FILE, describe_inputs
@@ -47,7 +47,7 @@ Reading = tuple[int, str]
 def show_progress(
     console: Console, total: int, start: str, read: Callable[[list[dict[str, Any]]], Reading | None]
 ) -> Iterator[Observer]:
-    """Show a progress bar; yield the observer of :func:`spear_training.run.supervise.supervise_training`.
+    """Show a training's progress; yield the observer of :func:`spear_training.run.supervise.supervise_training`.
 
     ``start`` is the text before the first step; ``read`` reads the progress from the history, None before that step.
     """
@@ -59,7 +59,7 @@ def show_progress(
         TimeElapsedColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, announces=True) as progress:
         task = progress.add_task(start, total=total, figures="")
 
         def observe(history: list[dict[str, Any]]) -> None:
@@ -89,7 +89,7 @@ def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, 
     from spear_training.warmstart.vision import make_tiny_vision_policy
 
     columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, announces=True) as progress:
         tasks: dict[str, Any] = {}
 
         def observe(stage: str, done: int, total: int) -> None:
@@ -175,7 +175,7 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
             if line:
                 console.print(line, soft_wrap=True, highlight=False)
         try:
-            with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
+            with show_progress(console, total, "starting Ray and verl (a minute or two)", read_progress) as observe:
                 watched = watch_metrics(observe, config.algorithm, console)
                 supervise_training(out, config.cluster.device.value, watched, locked=True)
             publish_run(config, out, console)

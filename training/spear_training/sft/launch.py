@@ -14,6 +14,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.progress import TextColumn
 
 from spear_agents.engines.base import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
@@ -24,7 +25,7 @@ from spear_envs.code.tasks import RETOOL_SFT, list_files
 from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import make_command
 from spear_envs.data.files import explain_unwritable, write_json, write_text
-from spear_sandbox.terminal import Console
+from spear_sandbox.terminal import Console, Progress, RowsColumn
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.run.checkpoints import compare_configs
 from spear_training.run.compose import read_value
@@ -252,11 +253,12 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     config = choose_keys(settings)
     limit = min(int(config.data.max_length), context)
     try:
-        with console.status("reading samples", spinner="dots") as status:
+        with Progress(TextColumn("{task.description}"), RowsColumn(), console=console, transient=True) as progress:
+            task = progress.add_task("reading samples", total=None)
 
             def observe_rows(rows: int) -> None:
                 if rows % 1000 == 0:
-                    status.update(f"reading samples: {rows:,}")
+                    progress.update(task, completed=rows)
 
             found = prepare_samples(
                 find_files(settings.data),
@@ -293,7 +295,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         console.print(f"{out} has its {total:,} steps already: {out / MODEL}", soft_wrap=True)
         return out / MODEL
     try:
-        with show_progress(console, total, "starting verl", read_progress) as observe:
+        with show_progress(console, total, "starting verl (a minute)", read_progress) as observe:
             supervise_training(out, config.trainer.device, observe, module=__name__, locked=True)
     except KeyboardInterrupt:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)

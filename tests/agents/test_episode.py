@@ -21,9 +21,10 @@ from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKin
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.evaluation.records import sum_usage
-from spear_agents.play.episode import Snapshot, play_episode
+from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.rollout import CacheGate, Job, Retrying, play_many
+from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_agents.viewer.episodes import describe_episode
 from spear_agents.viewer.gif import replay_frames

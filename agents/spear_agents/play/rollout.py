@@ -17,8 +17,9 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.engines.base import Engine, Generation, Sampling
-from spear_agents.play.episode import Snapshot, play_episode
+from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
+from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory
 from spear_sandbox.web.endpoints import Backoff
 

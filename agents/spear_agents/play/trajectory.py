@@ -20,7 +20,7 @@ from spear_envs.core.rewards import Criterion
 from spear_envs.data.files import explain_unwritable, open_regular, sync
 
 if TYPE_CHECKING:
-    from spear_agents.play.episode import Snapshot
+    from spear_agents.play.snapshots import Snapshot
 
 MOST_LINE = 256 << 20
 """Bytes of one episode in a file: a thousand turns of long responses have some."""

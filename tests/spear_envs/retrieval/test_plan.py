@@ -20,7 +20,6 @@ from spear_envs.retrieval.vectors import (
     parse_type,
     require_memory,
 )
-from spear_sandbox.console import format_seconds
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_agents.play.episode import Snapshot
+from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 
 from spear_agents.evaluation.run import choose_template
-from spear_agents.play.episode import Snapshot
 from spear_agents.play.prompting import shows_picture
+from spear_agents.play.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.tasks import choose_subset

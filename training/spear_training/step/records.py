@@ -15,7 +15,7 @@ import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
 from spear_agents.evaluation.records import EPISODES, SETTINGS
-from spear_agents.play.episode import Snapshot
+from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import explain_unwritable, write_json, write_text

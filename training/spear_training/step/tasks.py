@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from spear_agents.engines.base import derive_seed
-from spear_agents.play.episode import Snapshot
+from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError, name_error
 from spear_envs.core.tasks import Task

@@ -37,9 +37,10 @@ from spear_agents.engines.tensors import MicroBatcher
 from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.evaluation.records import sum_usage
 from spear_agents.gateway.programs import open_program
-from spear_agents.play.episode import Snapshot, play_episode
+from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.rollout import Job, Play, Retrying, open_session, play_many
+from spear_agents.play.snapshots import Snapshot
 from spear_training.algorithms import RowTable
 from spear_training.run.config import RunConfig
 from spear_training.run.custom_reward import load_custom_reward

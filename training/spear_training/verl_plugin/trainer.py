@@ -26,7 +26,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
 from spear_agents.evaluation.records import read_history
-from spear_agents.play.episode import Snapshot
+from spear_agents.play.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task, choose_subset
 from spear_training.algorithms.curriculum import Choice

@@ -142,16 +142,18 @@ def read_options(*words: str) -> EvalSettings:
     return found[0]
 
 
-def test_options_of_the_command_line_reach_vllm() -> None:
+def test_options_of_the_command_line_reach_vllm(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = ("--model", str(tmp_path))
     settings = read_options(
-        *("--engine", "vllm", "--model", "m", "--lora", "l", "--dtype", "bfloat16", "--tensor-parallel", "2"),
+        *("--engine", "vllm", *model, "--lora", "l", "--dtype", "bfloat16", "--tensor-parallel", "2"),
         *("--max-model-len", "512", "--gpu-memory-utilization", "0.5", "--kv-cache-gib", "2.5"),
     )
     assert settings.engine is EngineKind.VLLM
     assert settings.vllm == VLLMOptions(2, "l", "bfloat16", 512, 0.5, 2.5)
-    assert read_options("--engine", "vllm", "--model", "m").vllm == VLLMOptions()
+    assert read_options("--engine", "vllm", *model).vllm == VLLMOptions()
     assert read_options("--engine", "random").vllm is None
-    plain = read_options("--model", "m", "--dtype", "bfloat16")
+    plain = read_options(*model, "--dtype", "bfloat16")
     assert (plain.engine, plain.dtype, plain.vllm) == (EngineKind.HF, "bfloat16", None)
     with pytest.raises(SpearError, match="--tensor-parallel is for vLLM"):
         read_options("--engine", "random", "--tensor-parallel", "2")

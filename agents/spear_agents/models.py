@@ -115,7 +115,7 @@ def _is_whole(snapshot: Path) -> bool:
 
 
 MODEL_GROUP = "spear.models"
-"""Listings of other distributions: functions of a folder of the user's own choices (or None) that give listings."""
+"""Entry-point group of other distributions' lists of models: functions of a folder of the user's choices, or None."""
 BYTES_PER_PARAMETER = 2
 """Published weights are in bfloat16."""
 

@@ -62,7 +62,7 @@ class Installation:
     """Kinds of warm interpreters, each with everything of the one before it."""
 
     def choose_kind(self, code: str) -> int:
-        """Return the index of the smallest kind that has what the program names."""
+        """Return which of ``kinds`` of warm interpreters to use: the first with all packages that the program names."""
         return max(place for place, kind in enumerate(self.kinds) if place == 0 or kind.fits(code))
 
 

@@ -120,7 +120,7 @@ def leave_orphan(token: str) -> str:
 
 
 def hold_memory(mib: int) -> int | None:
-    """Try to hold this much in one process; None if it is refused."""
+    """Try to allocate so much memory in one process; return the MiB, or None if it is refused."""
     try:
         return len(bytearray(mib << 20)) >> 20
     except MemoryError:

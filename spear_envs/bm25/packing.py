@@ -57,7 +57,7 @@ class PackedPairs:
     data: npt.NDArray[np.uint8]
     """Gaps and counts."""
     peaks: npt.NDArray[np.uint8]
-    """(T,): the greatest code of the term's blocks."""
+    """(T,): the greatest code of a bound (:data:`BOUNDS`) among the term's blocks."""
     mapped: npt.NDArray[np.uint32]
     """(M,): terms with maps, ascending."""
     maps: npt.NDArray[np.uint64]

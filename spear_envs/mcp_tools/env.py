@@ -41,12 +41,12 @@ class McpTool(Tool):
 
     @property
     def name(self) -> str:
-        """Return the server's name."""
+        """Return the name that the server gives the tool."""
         return self.entry.name
 
     @property
     def description(self) -> str:
-        """Return the server's description."""
+        """Return the description that the server gives the tool."""
         return self.entry.description
 
     @property

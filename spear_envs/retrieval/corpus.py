@@ -287,7 +287,7 @@ class Part(Enum):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest of a part."""
+    """The manifest of a part of an index, ``bm25`` or ``dense``: what it was made of and with."""
 
     folder: Path
     settings: Mapping[str, Any]

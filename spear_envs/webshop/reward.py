@@ -203,7 +203,7 @@ def token_set_ratio(a: str, b: str) -> int:
 
 
 def matches(a: str, b: str) -> bool:
-    """Return whether two texts match for the reward."""
+    """Return whether the reward takes two texts for equal: their token-set ratio is above ``MATCH``."""
     return token_set_ratio(a, b) > MATCH
 
 

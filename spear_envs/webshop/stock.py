@@ -139,7 +139,7 @@ class EntryTable:
 
 
 NO_GOALS = -1
-"""``choices`` of a product without an instruction."""
+"""Value of ``choices`` for a product without an instruction, which makes no goals; 0 is one with an empty option."""
 MOST_CHOICES = 1 << 32
 """Most goals of a product: a store numbers goals with 32 bits."""
 

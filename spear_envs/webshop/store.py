@@ -142,7 +142,7 @@ MEND = "build it again ('spear data build webshop')"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a store."""
+    """The manifest of a store: how its products, prices and goals were made."""
 
     tagger: str
     price_seed: int

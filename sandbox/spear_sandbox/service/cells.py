@@ -155,10 +155,10 @@ class JupyterRequest(BaseModel):
 
 
 class CellService:
-    """Sessions behind HTTP.
+    """Answers the paths of sessions over HTTP.
 
-    A request may lower the limits of its session; longer timeouts of cells are cut to ``longest_s``. ``place`` holds a
-    place for a cell.
+    A request may lower the limits of its session; longer timeouts of cells are cut to ``longest_s``.
+    ``place`` is a context manager that waits for one of the places in which programs run.
     """
 
     def __init__(

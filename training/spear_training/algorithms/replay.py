@@ -338,7 +338,7 @@ class ReplayBuffer:
         return before - sum(len(part.rows) for part in left)
 
     def is_ready(self, baseline: BaselineBuffer | None = None) -> bool:
-        """Return whether the buffer is not empty and holds enough units by ``trigger``.
+        """Return whether the buffer holds anything, and enough by the setting ``sil.trigger``.
 
         ``baseline`` is D_R, as for :meth:`draw`; needed for ``"eligible"``.
         """

@@ -26,8 +26,8 @@ from spear_training.planning.memory import (
 from spear_training.run.config import RunConfig
 
 ENOUGH = 2048
-"""Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again. On a CPU
-the choice ends here, since memory that is touched for the first time costs time."""
+"""Tokens of a micro-batch beyond which larger ones are hardly faster. To reach it, activations are checkpointed. On a
+CPU the choice ends here, since memory that is touched for the first time costs time."""
 CPU_PASS = GIB
 """Activations and logits of :data:`ENOUGH` tokens beyond which a training on a CPU takes no more tokens than these and
 checkpoints: an update takes as long with a fraction of the memory."""

@@ -222,6 +222,7 @@ def _find_terms(chunk: Chunk, borders: list[bytes]) -> list[int]:
     return [0, *found, len(terms)]
 
 
+# Whichever comes first ends a chunk: numbers of two bytes, and the memory of the process that indexes it.
 CHUNK_DOCUMENTS = MAX_DOCUMENTS
 CHUNK_CHARACTERS = 1 << 26
 Job = tuple[Path, int, list[str]]

@@ -180,7 +180,9 @@ def map_array(folder: Path, name: str) -> np.ndarray:
 def finish_store(folder: Path, manifest: Manifest) -> None:
     """Describe all files of the folder and write its manifest."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    write_manifest(folder, {"format": FORMAT, "version": VERSION, **asdict(manifest)}, names)
+    # A build that was killed after its manifest, and before the folder got its name, has left one here.
+    listed = [name for name in names if name != MANIFEST]
+    write_manifest(folder, {"format": FORMAT, "version": VERSION, **asdict(manifest)}, listed)
 
 
 def read_store(folder: Path) -> Manifest:

@@ -1,6 +1,7 @@
 """Responses of models whose files disagree about what ends one, and of broken models."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -258,7 +259,9 @@ def test_memory_that_runs_out_is_one_clear_error_and_the_run_goes_on_later(tiny_
         options = ["--env", "modality=text", "--env", "max_turns=1", "--max-tokens", "2", "--tasks", "32"]
         options += ["--model", str(wide.model), "--out", str(out), "--concurrency", str(concurrency)]
         command = [sys.executable, "-c", LIMITED, "eval", "spear/Sokoban-v1", *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        # One arena: glibc reserves 64 MiB for each thread that allocates, which would count here or not.
+        surroundings = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+        return subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300, check=False)
 
     before = (out / EPISODES).read_bytes()
     many = evaluate(32)

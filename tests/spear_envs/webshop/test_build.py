@@ -84,6 +84,8 @@ def test_damaged_remains_are_made_anew(tmp_path: Path) -> None:
         build_store(files, tmp_path / "store", processes=1, on_progress=stop)
     os.truncate(tmp_path / "store.partial" / "chunk-00002.npz", 300)
     os.truncate(tmp_path / "store.partial" / "chunk-00004.bin", 10)
+    # As a build leaves it that is killed before the folder gets its name.
+    (tmp_path / "store.partial" / "store" / "manifest.json").write_text("{}")
     build_store(files, tmp_path / "store", processes=1)
     assert digest(tmp_path / "store") == digest(tmp_path / "whole")
 

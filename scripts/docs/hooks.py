@@ -7,7 +7,7 @@ their generated end.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -96,10 +96,8 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files
 
 @lru_cache
 def _list_names() -> frozenset[str]:
-    """The public names of the algorithms, which their package imports under their own names."""
-    spec = importlib.util.find_spec("spear_training.algorithms")
-    assert spec is not None and spec.origin is not None
-    return frozenset(re.findall(r"^        (\w+) as \1,$", Path(spec.origin).read_text("utf-8"), re.MULTILINE))
+    """The public names of the algorithms."""
+    return frozenset(importlib.import_module("spear_training.algorithms").__all__)
 
 
 def _link_name(found: re.Match[str]) -> str:

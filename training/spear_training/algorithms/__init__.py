@@ -7,275 +7,216 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spear_envs.core.rewards import (
-        compose_reward as compose_reward,
-    )
-    from spear_envs.core.rewards import (
-        cosine_decay as cosine_decay,
-    )
-    from spear_envs.core.rewards import (
-        cosine_warmup as cosine_warmup,
-    )
-    from spear_envs.core.rewards import (
-        tool_call_reward as tool_call_reward,
+        compose_reward,
+        cosine_decay,
+        cosine_warmup,
+        tool_call_reward,
     )
     from spear_training.algorithms.advantages import (
-        GigpoAdvantages as GigpoAdvantages,
-    )
-    from spear_training.algorithms.advantages import (
-        GroupStatistics as GroupStatistics,
-    )
-    from spear_training.algorithms.advantages import (
-        discounted_returns as discounted_returns,
-    )
-    from spear_training.algorithms.advantages import (
-        gigpo_advantages as gigpo_advantages,
-    )
-    from spear_training.algorithms.advantages import (
-        group_advantages as group_advantages,
-    )
-    from spear_training.algorithms.advantages import (
-        group_statistics as group_statistics,
-    )
-    from spear_training.algorithms.advantages import (
-        rloo_advantages as rloo_advantages,
+        GigpoAdvantages,
+        GroupStatistics,
+        discounted_returns,
+        gigpo_advantages,
+        group_advantages,
+        group_statistics,
+        rloo_advantages,
     )
     from spear_training.algorithms.choices import (
-        Aggregation as Aggregation,
-    )
-    from spear_training.algorithms.choices import (
-        BoundsMode as BoundsMode,
-    )
-    from spear_training.algorithms.choices import (
-        ClipBudget as ClipBudget,
-    )
-    from spear_training.algorithms.choices import (
-        Coupling as Coupling,
-    )
-    from spear_training.algorithms.choices import (
-        CovarianceScope as CovarianceScope,
-    )
-    from spear_training.algorithms.choices import (
-        FormatMode as FormatMode,
-    )
-    from spear_training.algorithms.choices import (
-        GroupWeight as GroupWeight,
-    )
-    from spear_training.algorithms.choices import (
-        ReplayUnit as ReplayUnit,
-    )
-    from spear_training.algorithms.choices import (
-        Singleton as Singleton,
-    )
-    from spear_training.algorithms.choices import (
-        StepReward as StepReward,
-    )
-    from spear_training.algorithms.choices import (
-        ToolCount as ToolCount,
-    )
-    from spear_training.algorithms.choices import (
-        ToolShape as ToolShape,
-    )
-    from spear_training.algorithms.choices import (
-        Trigger as Trigger,
-    )
-    from spear_training.algorithms.choices import (
-        VoidFilter as VoidFilter,
+        Aggregation,
+        BoundsMode,
+        ClipBudget,
+        Coupling,
+        CovarianceScope,
+        FormatMode,
+        GroupWeight,
+        ReplayUnit,
+        Singleton,
+        StepReward,
+        ToolCount,
+        ToolShape,
+        Trigger,
+        VoidFilter,
     )
     from spear_training.algorithms.clipping import (
-        calibrate_covariance_bounds as calibrate_covariance_bounds,
-    )
-    from spear_training.algorithms.clipping import (
-        covariance as covariance,
-    )
-    from spear_training.algorithms.clipping import (
-        covariance_clip_mask as covariance_clip_mask,
-    )
-    from spear_training.algorithms.clipping import (
-        find_covariance_quantiles as find_covariance_quantiles,
+        calibrate_covariance_bounds,
+        covariance,
+        covariance_clip_mask,
+        find_covariance_quantiles,
     )
     from spear_training.algorithms.critic import (
-        episode_advantages as episode_advantages,
-    )
-    from spear_training.algorithms.critic import (
-        gae_advantages as gae_advantages,
-    )
-    from spear_training.algorithms.critic import (
-        value_loss as value_loss,
-    )
-    from spear_training.algorithms.critic import (
-        whiten_advantages as whiten_advantages,
+        episode_advantages,
+        gae_advantages,
+        value_loss,
+        whiten_advantages,
     )
     from spear_training.algorithms.estimators import (
-        average_tokens as average_tokens,
-    )
-    from spear_training.algorithms.estimators import (
-        estimate as estimate,
-    )
-    from spear_training.algorithms.estimators import (
-        needs_critic as needs_critic,
+        average_tokens,
+        estimate,
+        needs_critic,
     )
     from spear_training.algorithms.filters import (
-        filter_rows as filter_rows,
-    )
-    from spear_training.algorithms.filters import (
-        has_repetition as has_repetition,
-    )
-    from spear_training.algorithms.filters import (
-        is_incomplete as is_incomplete,
-    )
-    from spear_training.algorithms.filters import (
-        is_unreadable as is_unreadable,
-    )
-    from spear_training.algorithms.filters import (
-        keep_high_variance_groups as keep_high_variance_groups,
-    )
-    from spear_training.algorithms.filters import (
-        overlong_mask as overlong_mask,
-    )
-    from spear_training.algorithms.filters import (
-        void_turn_mask as void_turn_mask,
+        filter_rows,
+        has_repetition,
+        is_incomplete,
+        is_unreadable,
+        keep_high_variance_groups,
+        overlong_mask,
+        void_turn_mask,
     )
     from spear_training.algorithms.losses import (
-        PolicyLoss as PolicyLoss,
-    )
-    from spear_training.algorithms.losses import (
-        bind_policy_loss as bind_policy_loss,
-    )
-    from spear_training.algorithms.losses import (
-        cispo_loss as cispo_loss,
-    )
-    from spear_training.algorithms.losses import (
-        gspo_loss as gspo_loss,
-    )
-    from spear_training.algorithms.losses import (
-        kl_cov_loss as kl_cov_loss,
-    )
-    from spear_training.algorithms.losses import (
-        kl_divergence as kl_divergence,
-    )
-    from spear_training.algorithms.losses import (
-        policy_loss as policy_loss,
+        PolicyLoss,
+        bind_policy_loss,
+        cispo_loss,
+        gspo_loss,
+        kl_cov_loss,
+        kl_divergence,
+        policy_loss,
     )
     from spear_training.algorithms.objective import (
-        CovarianceClip as CovarianceClip,
-    )
-    from spear_training.algorithms.objective import (
-        SpearLoss as SpearLoss,
-    )
-    from spear_training.algorithms.objective import (
-        aggregate_loss as aggregate_loss,
-    )
-    from spear_training.algorithms.objective import (
-        sequence_entropy as sequence_entropy,
-    )
-    from spear_training.algorithms.objective import (
-        spear_loss as spear_loss,
-    )
-    from spear_training.algorithms.objective import (
-        token_entropy as token_entropy,
-    )
-    from spear_training.algorithms.objective import (
-        weigh_rows as weigh_rows,
+        CovarianceClip,
+        SpearLoss,
+        aggregate_loss,
+        sequence_entropy,
+        spear_loss,
+        token_entropy,
+        weigh_rows,
     )
     from spear_training.algorithms.registry import (
-        ESTIMATORS as ESTIMATORS,
-    )
-    from spear_training.algorithms.registry import (
-        FILTERS as FILTERS,
-    )
-    from spear_training.algorithms.registry import (
-        GAMMA as GAMMA,
-    )
-    from spear_training.algorithms.registry import (
-        MU as MU,
-    )
-    from spear_training.algorithms.registry import (
-        POLICY_LOSSES as POLICY_LOSSES,
-    )
-    from spear_training.algorithms.registry import (
-        Registry as Registry,
-    )
-    from spear_training.algorithms.registry import (
-        follow_entropy as follow_entropy,
-    )
-    from spear_training.algorithms.registry import (
-        follow_novelty as follow_novelty,
-    )
-    from spear_training.algorithms.registry import (
-        follow_success as follow_success,
+        ESTIMATORS,
+        FILTERS,
+        GAMMA,
+        MU,
+        POLICY_LOSSES,
+        Registry,
+        follow_entropy,
+        follow_novelty,
+        follow_success,
     )
     from spear_training.algorithms.replay import (
-        BaselineBuffer as BaselineBuffer,
-    )
-    from spear_training.algorithms.replay import (
-        ReplayBuffer as ReplayBuffer,
-    )
-    from spear_training.algorithms.replay import (
-        ReplayDraw as ReplayDraw,
-    )
-    from spear_training.algorithms.replay import (
-        ReplayEntry as ReplayEntry,
-    )
-    from spear_training.algorithms.replay import (
-        ReplayGate as ReplayGate,
-    )
-    from spear_training.algorithms.replay import (
-        recalibrate_advantages as recalibrate_advantages,
+        BaselineBuffer,
+        ReplayBuffer,
+        ReplayDraw,
+        ReplayEntry,
+        ReplayGate,
+        recalibrate_advantages,
     )
     from spear_training.algorithms.rows import (
-        COLUMNS as COLUMNS,
-    )
-    from spear_training.algorithms.rows import (
-        RowTable as RowTable,
-    )
-    from spear_training.algorithms.rows import (
-        Span as Span,
+        COLUMNS,
+        RowTable,
+        Span,
     )
     from spear_training.algorithms.schema import (
-        SettingsError as SettingsError,
-    )
-    from spear_training.algorithms.schema import (
-        StateMismatchError as StateMismatchError,
+        SettingsError,
+        StateMismatchError,
     )
     from spear_training.algorithms.settings import (
-        AdvantageSettings as AdvantageSettings,
+        AdvantageSettings,
+        BaselineSettings,
+        ClipSettings,
+        CovarianceSettings,
+        CriticSettings,
+        FilterSettings,
+        KlSettings,
+        LossSettings,
+        ReplaySettings,
+        RewardSettings,
+        SamplingSettings,
+        SilSettings,
+        SpearSettings,
     )
-    from spear_training.algorithms.settings import (
-        BaselineSettings as BaselineSettings,
-    )
-    from spear_training.algorithms.settings import (
-        ClipSettings as ClipSettings,
-    )
-    from spear_training.algorithms.settings import (
-        CovarianceSettings as CovarianceSettings,
-    )
-    from spear_training.algorithms.settings import (
-        CriticSettings as CriticSettings,
-    )
-    from spear_training.algorithms.settings import (
-        FilterSettings as FilterSettings,
-    )
-    from spear_training.algorithms.settings import (
-        KlSettings as KlSettings,
-    )
-    from spear_training.algorithms.settings import (
-        LossSettings as LossSettings,
-    )
-    from spear_training.algorithms.settings import (
-        ReplaySettings as ReplaySettings,
-    )
-    from spear_training.algorithms.settings import (
-        RewardSettings as RewardSettings,
-    )
-    from spear_training.algorithms.settings import (
-        SamplingSettings as SamplingSettings,
-    )
-    from spear_training.algorithms.settings import (
-        SilSettings as SilSettings,
-    )
-    from spear_training.algorithms.settings import (
-        SpearSettings as SpearSettings,
-    )
+
+__all__ = [
+    "COLUMNS",
+    "ESTIMATORS",
+    "FILTERS",
+    "GAMMA",
+    "MU",
+    "POLICY_LOSSES",
+    "AdvantageSettings",
+    "Aggregation",
+    "BaselineBuffer",
+    "BaselineSettings",
+    "BoundsMode",
+    "ClipBudget",
+    "ClipSettings",
+    "Coupling",
+    "CovarianceClip",
+    "CovarianceScope",
+    "CovarianceSettings",
+    "CriticSettings",
+    "FilterSettings",
+    "FormatMode",
+    "GigpoAdvantages",
+    "GroupStatistics",
+    "GroupWeight",
+    "KlSettings",
+    "LossSettings",
+    "PolicyLoss",
+    "Registry",
+    "ReplayBuffer",
+    "ReplayDraw",
+    "ReplayEntry",
+    "ReplayGate",
+    "ReplaySettings",
+    "ReplayUnit",
+    "RewardSettings",
+    "RowTable",
+    "SamplingSettings",
+    "SettingsError",
+    "SilSettings",
+    "Singleton",
+    "Span",
+    "SpearLoss",
+    "SpearSettings",
+    "StateMismatchError",
+    "StepReward",
+    "ToolCount",
+    "ToolShape",
+    "Trigger",
+    "VoidFilter",
+    "aggregate_loss",
+    "average_tokens",
+    "bind_policy_loss",
+    "calibrate_covariance_bounds",
+    "cispo_loss",
+    "compose_reward",
+    "cosine_decay",
+    "cosine_warmup",
+    "covariance",
+    "covariance_clip_mask",
+    "discounted_returns",
+    "episode_advantages",
+    "estimate",
+    "filter_rows",
+    "find_covariance_quantiles",
+    "follow_entropy",
+    "follow_novelty",
+    "follow_success",
+    "gae_advantages",
+    "gigpo_advantages",
+    "group_advantages",
+    "group_statistics",
+    "gspo_loss",
+    "has_repetition",
+    "is_incomplete",
+    "is_unreadable",
+    "keep_high_variance_groups",
+    "kl_cov_loss",
+    "kl_divergence",
+    "needs_critic",
+    "overlong_mask",
+    "policy_loss",
+    "recalibrate_advantages",
+    "rloo_advantages",
+    "sequence_entropy",
+    "spear_loss",
+    "token_entropy",
+    "tool_call_reward",
+    "value_loss",
+    "void_turn_mask",
+    "weigh_rows",
+    "whiten_advantages",
+]
 
 _HOMES = (
     "spear_envs.core.rewards",

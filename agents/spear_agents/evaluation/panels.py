@@ -302,14 +302,17 @@ def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
         if made[name] != written[name]
     ]
     here, there = ({task["id"]: task for task in tasks} for tasks in (made["tasks"], written["tasks"]))
+    known = here | there
     for what, ids in (
         ("is missing here", [name for name in there if name not in here]),
         ("is not in the file", [name for name in here if name not in there]),
         ("has other content here", [name for name in there if here.get(name, there[name]) != there[name]]),
     ):
-        shown = [f"{name} ({source})" if (source := (here | there)[name].get("source")) else name for name in ids]
-        lines += [f"{name} {what}" for name in shown[:MOST_NAMED]]
-        lines += [f"{len(ids) - MOST_NAMED} more: {what}"] if len(ids) > MOST_NAMED else []
+        for name in ids[:MOST_NAMED]:
+            source = known[name].get("source")
+            lines.append(f"{name} ({source}) {what}" if source else f"{name} {what}")
+        if len(ids) > MOST_NAMED:
+            lines.append(f"{len(ids) - MOST_NAMED} more: {what}")
     return lines
 
 

@@ -159,7 +159,7 @@ def _print_composed(words: Sequence[str], out: Path, *, verl: bool) -> None:
 
 @click.command("demo")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder; by default runs/demo, or runs/demo-quick.")
-@click.option("--quick", is_flag=True, help="Do everything with less of it, in about two minutes.")
+@click.option("--quick", is_flag=True, help="Do everything with less of it; nothing is learnt.")
 @click.option(
     "--steps",
     type=click.IntRange(1),

@@ -269,7 +269,7 @@ class TestRunning:
             done = call("--tiny", "--rows", "io", "--out", str(tmp_path))
         assert "Another call" in str(done.exception)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_cell_from_the_warm_start_to_the_table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = [each.replace("=4", "=2") for each in paper_jobs.TINY_SETTINGS]
         monkeypatch.setattr(paper_jobs, "TINY_SETTINGS", (*settings, "train.batch_size=2", "train.mini_batch_size=2"))

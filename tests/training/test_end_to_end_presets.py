@@ -105,7 +105,8 @@ def check(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
     return steps
 
 
-@pytest.mark.parametrize("dry", [RUNS[0], pytest.param(RUNS[1], marks=pytest.mark.nightly)], ids=lambda dry: dry.preset)
+@pytest.mark.nightly
+@pytest.mark.parametrize("dry", RUNS, ids=lambda dry: dry.preset)
 def test_a_preset_trains_two_steps(dry: DryRun, tmp_path: Path) -> None:
     steps = run(tmp_path / "run", f"preset={dry.preset}", "model=tiny", *dry.overrides)
     for metrics in steps.values():
@@ -130,6 +131,7 @@ def two_nodes() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.nightly
 def test_a_preset_trains_on_four_ranks_of_two_nodes(two_nodes: str, tmp_path: Path) -> None:
     ranks = ("cluster.nodes=2", "cluster.gpus_per_node=2")
     overrides = ("preset=alfworld_qwen2.5_7b", "model=tiny", "algorithm=drbot_gigpo_spear", *ranks)

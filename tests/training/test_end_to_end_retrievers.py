@@ -9,7 +9,8 @@ pytest.importorskip("yaml", reason="the extra 'search' is not installed")
 
 from tests.training.test_end_to_end_presets import EPISODES, run
 
-pytestmark = pytest.mark.slow
+# docs/retrievers.md has the same training, which the slow set runs.
+pytestmark = pytest.mark.nightly
 
 CONFIG = """
 indexes:

@@ -122,7 +122,7 @@ def test_a_stopped_comparison_goes_on_and_is_reported(tmp_path: Path, trainer: F
     assert trainer.launches == 6 and registry.read(RunPlan("grpo", 0.0004, 0)) == run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_real_training_stops_when_its_budget_is_used(tmp_path: Path) -> None:
     bench = TrainerBench(COMPARISON, tmp_path, tmp_path / "out")
     plan = RunPlan("thompson", 0.0004, 0)

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from spear_envs.adapters.conversation import Message, make_conversation
+from spear_envs.core.env import CommonKeywords, SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.registration import ENVIRONMENTS
@@ -91,12 +92,15 @@ def _describe_class(source: PageSource) -> str:
     arguments, _, errors = rest.partition("\nRaises:\n")
     defaults = {
         name: parameter.default
-        for name, parameter in inspect.signature(kind.__init__).parameters.items()
+        for constructor in (SpearEnv.__init__, kind.__init__)
+        for name, parameter in inspect.signature(constructor).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
     lines = ["## Keywords of `gym.make`", "", body.strip(), "", "| keyword | default | |", "|---|---|---|"]
     for listed, meaning in _read_items(arguments):
         names = [name.strip() for name in listed.split(",")]
+        if names == ["common"]:
+            names = list(CommonKeywords.__annotations__)
         default = ", ".join(dict.fromkeys(f"`{_quote(defaults[name])}`" for name in names if name in defaults))
         lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {default} | {meaning} |")
     if errors.strip():

@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.goals import count_goal_conditions, describe_condition
@@ -23,13 +23,16 @@ from spear_envs.alfworld.tools import (
     find_tools,
     rewrite_command,
 )
-from spear_envs.core.env import ActionResult, Anchor, SpearEnv
+from spear_envs.core.env import ActionResult, Anchor, CommonKeywords, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Criterion, Schedule
+from spear_envs.core.rewards import Criterion
 from spear_envs.core.tasks import Task
 from spear_envs.core.tools import Tool
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _make_templates(parser: ResponseParser) -> dict[str, PromptTemplate]:
@@ -73,7 +76,7 @@ class ALFWorldEnv(SpearEnv[str]):
         max_turns: responses after which the episode is truncated.
         anchor: ``"state"`` or ``"observation"``, see :class:`~spear_envs.core.env.Anchor`.
         expert: ``"planner"`` or ``"searching"``: what the expert may know.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
+        common: keywords of every environment, see :class:`CommonKeywords`. With ``"plain"`` the
             response is the command verbatim; between tags it is played in lower case.
 
     Raises:
@@ -102,12 +105,7 @@ class ALFWorldEnv(SpearEnv[str]):
         max_turns: int = 50,
         anchor: str = "state",
         expert: str = "planner",
-        response_format: str = "tags",
-        reward: str = "spear",
-        on_malformed: str = "explain",
-        mu: str | float | Schedule = "none",
-        tool_reward: str = "paper",
-        render_mode: str | None = None,
+        **common: Unpack[CommonKeywords],
     ) -> None:
         self.backend = choose_member(BackendName, backend, "backend")
         self.wording = choose_member(WordingChoice, wording, "wording")
@@ -115,7 +113,6 @@ class ALFWorldEnv(SpearEnv[str]):
         self.rooms = choose_member(RoomSize, rooms, "rooms")
         self.anchor = choose_member(Anchor, anchor, "anchor")
         self.expert = choose_member(Expert, expert, "expert")
-        plain = choose_member(ResponseFormat, response_format, "response_format") is ResponseFormat.PLAIN
         super().__init__(
             make_task_set(
                 dataset,
@@ -126,13 +123,8 @@ class ALFWorldEnv(SpearEnv[str]):
                 task_text=task_text,
             ),
             max_turns=max_turns,
-            parser=VerbatimParser() if plain else CommandParser(),
-            response_format=response_format,
-            reward=reward,
-            on_malformed=on_malformed,
-            mu=mu,
-            tool_reward=tool_reward,
-            render_mode=render_mode,
+            parser=lambda form: VerbatimParser() if form is ResponseFormat.PLAIN else CommandParser(),
+            **common,
         )
         if game is not None:
             self.splits = GAME_SPLITS

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
 from spear_envs.code.grammar import (
@@ -34,12 +34,15 @@ from spear_envs.code.runs import (
     truncate_middle,
 )
 from spear_envs.code.tasks import EMBEDDED, MINI, SPLITS, ProblemTaskSet, find_splits, open_problems, open_tasks
-from spear_envs.core.env import ActionResult, SpearEnv
+from spear_envs.core.env import ActionResult, CommonKeywords, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Criterion, Schedule
+from spear_envs.core.rewards import Criterion
 from spear_envs.core.tasks import Task, canonical_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 TIME_LIMIT = 30.0
 MEMORY_MB = 1_024
@@ -91,7 +94,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         time_limit: seconds that a run may take; a sandbox in this process allows 30, a service its own limit.
         memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
         observation_chars: characters of output; longer output is cut in its middle.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` a
+        common: keywords of every environment, see :class:`CommonKeywords`. With ``"plain"`` a
             text that is not a call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the
             episode, as in the authors' loop.
 
@@ -118,12 +121,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         time_limit: float = TIME_LIMIT,
         memory_mb: int = MEMORY_MB,
         observation_chars: int = OBSERVATION_CHARS,
-        response_format: str = "tags",
-        reward: str = "spear",
-        on_malformed: str = "explain",
-        mu: str | float | Schedule = "none",
-        tool_reward: str = "paper",
-        render_mode: str | None = None,
+        **common: Unpack[CommonKeywords],
     ) -> None:
         require_whole("observation_chars", observation_chars, 16)
         chosen = Preset.SHORT if preset is None else choose_member(Preset, preset, "preset")
@@ -137,20 +135,14 @@ class CodeInterpreterEnv(SpearEnv[str]):
         tasks = open_tasks(self.dataset, split)
         _require_gradable(self.grader, tasks)
         self._runner = open_runner(sandbox)
-        parser = CodeParser(choose_member(ResponseFormat, response_format, "response_format"))
         super().__init__(
             tasks,
             max_turns=_TURNS[chosen] if max_turns is None else max_turns,
-            parser=parser,
-            response_format=response_format,
-            reward=reward,
-            on_malformed=on_malformed,
-            mu=mu,
-            tool_reward=tool_reward,
-            render_mode=render_mode,
+            parser=CodeParser,
+            **common,
         )
         self.metadata = {**self.metadata, "blocking": True}
-        self.templates = make_templates(parser, float(time_limit))
+        self.templates = make_templates(self.parser, float(time_limit))
         self._calls: list[tuple[str, str]] = []
         self._answer: str | None = None
 

@@ -1,6 +1,15 @@
 """What all environments share: the contract, and everything for writing new ones."""
 
-from spear_envs.core.env import ActionResult, OnMalformed, RewardMode, SpearEnv, image_of, set_training_step, text_of
+from spear_envs.core.env import (
+    ActionResult,
+    CommonKeywords,
+    OnMalformed,
+    RewardMode,
+    SpearEnv,
+    image_of,
+    set_training_step,
+    text_of,
+)
 from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, choose_member
 from spear_envs.core.parsing import (
     MAX_RESPONSE_LENGTH,
@@ -20,8 +29,8 @@ from spear_envs.core.prompts import (
     RunningTemplate,
 )
 from spear_envs.core.registration import register_env
-from spear_envs.core.rewards import Criterion
-from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS, PermissiveText, RewardTerms, StepInfo
+from spear_envs.core.rewards import REWARD_TERM_KEYS, Criterion, RewardTerms
+from spear_envs.core.spaces import INFO_KEYS, PermissiveText, StepInfo
 from spear_envs.core.tasks import (
     GeneratedTaskSet,
     ListTaskSet,
@@ -42,6 +51,7 @@ __all__ = [
     "ActionResult",
     "CallError",
     "CallParser",
+    "CommonKeywords",
     "CompactTemplate",
     "Criterion",
     "DefaultTemplate",

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -106,6 +106,24 @@ def image_of(observation: Any) -> np.ndarray | None:
     return None if isinstance(observation, str) else observation.get("image")
 
 
+class CommonKeywords(TypedDict, total=False):
+    """Keywords that every environment takes and passes on to :class:`SpearEnv`."""
+
+    response_format: str
+    """``"tags"`` (default) or ``"plain"``, see :class:`ResponseFormat`."""
+    reward: str
+    """``"spear"`` (default) or ``"native"``, see :class:`RewardMode`."""
+    on_malformed: str
+    """``"explain"`` (default) or ``"peer"``, see :class:`OnMalformed`."""
+    mu: str | float | Schedule
+    """Weight of the tool-call term over the training steps, see ``make_schedule``; none by default, since a constant
+    weight pays for useless calls. A training weighs the terms itself."""
+    tool_reward: str
+    """Which tool calls this term counts, ``"paper"`` (default) or ``"distinct"``, see :class:`ToolReward`."""
+    render_mode: str | None
+    """One of ``metadata["render_modes"]``, or None."""
+
+
 class SpearEnv(gym.Env[ObsType, str], ABC):
     """Base class of environments whose action is one response of a model.
 
@@ -116,15 +134,9 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         tasks: the task set that ``reset`` draws from.
         max_turns: responses after which the episode is truncated.
         observation_space: by default any text.
-        parser: grammar of the responses, instead of the stock one of ``response_format``; with ``on_malformed="peer"``
+        parser: makes the grammar of the responses for a response format; with ``on_malformed="peer"``
             :attr:`peer_parser` reads responses between tags.
-        response_format: ``"tags"`` or ``"plain"``, see :class:`ResponseFormat`.
-        reward: ``"spear"`` or ``"native"``, see :class:`RewardMode`.
-        on_malformed: ``"explain"`` or ``"peer"``, see :class:`OnMalformed`.
-        mu: weight of the tool-call term over the training steps, see ``make_schedule``; none by default, since a
-            constant weight pays for useless calls. A training weighs the terms itself.
-        tool_reward: which tool calls this term counts, ``"paper"`` or ``"distinct"``, see :class:`ToolReward`.
-        render_mode: one of ``metadata["render_modes"]``, or None.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: see :class:`CommonKeywords`.
 
     Raises:
         SpearError: a keyword has an invalid value; the message lists the valid ones.
@@ -171,7 +183,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         *,
         max_turns: int,
         observation_space: gym.Space[Any] | None = None,
-        parser: ResponseParser | None = None,
+        parser: Callable[[ResponseFormat], ResponseParser] = make_parser,
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
@@ -197,9 +209,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self._peer = self.on_malformed is OnMalformed.PEER
         if self._peer and self.peer_parser is None:
             raise SpearError(f"{type(self).__name__} has no on_malformed='peer': choose 'explain'.")
-        if self._peer and self.response_format is ResponseFormat.TAGS:
-            parser = self.peer_parser
-        self.parser = parser or make_parser(self.response_format)
+        reads_as_peer = self._peer and self.response_format is ResponseFormat.TAGS
+        self.parser = self.peer_parser if reads_as_peer and self.peer_parser else parser(self.response_format)
         self.render_mode = render_mode
         self.action_space = PermissiveText(ACTION_LENGTH)
         self.observation_space = observation_space or PermissiveText()  # type: ignore[assignment]

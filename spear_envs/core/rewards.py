@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, runtime_checkable
 
 
 class Criterion(NamedTuple):
@@ -20,6 +20,25 @@ class Criterion(NamedTuple):
     found: str
     """What the episode has, in words."""
 
+
+class RewardTerms(TypedDict):
+    """The raw parts of the reward so far, so that a trainer can weigh them itself.
+
+    Environments may add keys, such as ``f1``; ``compose_reward`` does not read them.
+    """
+
+    outcome: float
+    """+1 once the task is won, -1 before (``eq:outcomereward``)."""
+    tool_call: float
+    """min(1, 0.1 n) for n tool calls so far, before mu (``eq:actionreward``)."""
+    format: float
+    """0.1 while there was a response and every one was well formed, else 0 (``eq:formatreward``)."""
+    native_return: float
+    """Sum of the native rewards so far."""
+
+
+REWARD_TERM_KEYS: frozenset[str] = frozenset(RewardTerms.__annotations__)
+"""Keys of every ``info["reward_terms"]``."""
 
 FORMAT_BONUS = 0.1
 """Reward of a trajectory whose turns are all well formed (``eq:formatreward``)."""

@@ -14,6 +14,8 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import create_shared_memory
 
+from spear_envs.core.rewards import RewardTerms
+
 if TYPE_CHECKING:
     from PIL import ImageFont
 
@@ -110,22 +112,6 @@ def _refuse_shared_memory(space: PermissiveText, n: int = 1, ctx: Any = None) ->
     raise CustomSpaceError(f"{space} cannot be in shared memory: pass shared_memory=False to the vector environment.")
 
 
-class RewardTerms(TypedDict):
-    """The raw parts of the reward so far, so that a trainer can weigh them itself.
-
-    Environments may add keys, such as ``f1``; ``compose_reward`` does not read them.
-    """
-
-    outcome: float
-    """+1 once the task is won, -1 before (``eq:outcomereward``)."""
-    tool_call: float
-    """min(1, 0.1 n) for n tool calls so far, before mu (``eq:actionreward``)."""
-    format: float
-    """0.1 while there was a response and every one was well formed, else 0 (``eq:formatreward``)."""
-    native_return: float
-    """Sum of the native rewards so far."""
-
-
 class StepInfo(TypedDict):
     """Keys of ``info``; environments may add others."""
 
@@ -165,10 +151,6 @@ class StepInfo(TypedDict):
 
 INFO_KEYS: frozenset[str] = frozenset(StepInfo.__annotations__)
 """Keys of every ``info``."""
-
-REWARD_TERM_KEYS: frozenset[str] = frozenset(RewardTerms.__annotations__)
-"""Keys of every ``info["reward_terms"]``."""
-
 
 WIDTH, HEIGHT = 640, 480
 COLUMNS, ROWS, ROW_HEIGHT, MARGIN = 92, 30, 15, 12

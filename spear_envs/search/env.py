@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spear_envs.core.env import ActionResult, Anchor, SpearEnv
+from spear_envs.core.env import ActionResult, Anchor, CommonKeywords, SpearEnv
 from spear_envs.core.errors import choose_member, require_whole
-from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Criterion, Schedule
+from spear_envs.core.rewards import Criterion
 from spear_envs.core.tasks import Task, canonical_json
 from spear_envs.retrieval.retriever import RetrieverFault, find_documents
 from spear_envs.search.grading import exact_match, f1_score
@@ -37,6 +36,9 @@ from spear_envs.search.prompts import (
 )
 from spear_envs.search.retrievers import RetrieverChoice, open_retriever, read_path
 from spear_envs.search.tasks import EMBEDDED, MINI, find_splits, list_texts, open_tasks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_QUERY = 8_192
 """Most characters of a query, as in the retrieval service."""
@@ -98,7 +100,7 @@ class SearchR1Env(SpearEnv[str]):
         outcome: ``"exact_match"`` or ``"graded_format"``.
         anchor: ``"state"``, a digest of the task and the passages read, or ``"observation"``, the question or what
             answered the last response, see :class:`~spear_envs.core.env.Anchor`.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. ``"plain"`` takes the
+        common: keywords of every environment, see :class:`CommonKeywords`. ``"plain"`` takes the
             same tags and asks for no thought.
 
     Raises:
@@ -126,12 +128,7 @@ class SearchR1Env(SpearEnv[str]):
         observation_tokens: int = 500,
         outcome: str = "exact_match",
         anchor: str = "state",
-        response_format: str = "tags",
-        reward: str = "spear",
-        on_malformed: str = "explain",
-        mu: str | float | Schedule = "none",
-        tool_reward: str = "paper",
-        render_mode: str | None = None,
+        **common: Unpack[CommonKeywords],
     ) -> None:
         require_whole("topk", topk, 1, MAX_TOPK)
         self._published = preset is not None and choose_member(Preset, preset, "preset") is Preset.SEARCH_R1
@@ -142,7 +139,6 @@ class SearchR1Env(SpearEnv[str]):
         if panel is not None:
             require_whole("panel", panel, 1)
         name = read_path("dataset", dataset)
-        parser = SearchParser(choose_member(ResponseFormat, response_format, "response_format"))
         self.outcome = choose_member(Outcome, outcome, "outcome")
         self.anchor = choose_member(Anchor, anchor, "anchor")
         self.topk = topk
@@ -158,13 +154,8 @@ class SearchR1Env(SpearEnv[str]):
         super().__init__(
             tasks,
             max_turns=(PRESET_TURNS if self._published else MAX_TURNS) if max_turns is None else max_turns,
-            parser=parser,
-            response_format=response_format,
-            reward=reward,
-            on_malformed=on_malformed,
-            mu=mu,
-            tool_reward=tool_reward,
-            render_mode=render_mode,
+            parser=SearchParser,
+            **common,
         )
         self.templates = make_templates(self.parser, topk, SEARCH_R1 if self._published else "default")
         self._budgets = (observation_chars, observation_tokens)

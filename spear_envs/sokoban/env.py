@@ -8,17 +8,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from spear_envs.core.env import ActionResult, SpearEnv
+from spear_envs.core.env import ActionResult, CommonKeywords, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import PeerParser, make_parser
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Criterion, Schedule
+from spear_envs.core.rewards import Criterion
 from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, check_split
 from spear_envs.core.tools import Tool
@@ -43,6 +43,9 @@ from spear_envs.sokoban.tasks import (
     make_task_set,
     read_level,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 TEXT_LENGTH = 2_048
 """Most characters of an observation's text, unless a larger board in spaced form and a message need more."""
@@ -88,7 +91,7 @@ class SokobanEnv(SpearEnv[Observation]):
             twice what it takes (1,000 moves if it is unknown).
         moves_per_turn: most moves of one response.
         diagnostics: put ``solvable`` into ``info`` (a search at every step).
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``.
+        common: keywords of every environment, see :class:`CommonKeywords`.
 
     Raises:
         SpearError: a keyword has an invalid value, or the sprites are not installed.
@@ -126,12 +129,7 @@ class SokobanEnv(SpearEnv[Observation]):
         max_turns: int | None = None,
         moves_per_turn: int = 1,
         diagnostics: bool = False,
-        response_format: str = "tags",
-        reward: str = "spear",
-        on_malformed: str = "explain",
-        mu: str | float | Schedule = "none",
-        tool_reward: str = "paper",
-        render_mode: str | None = None,
+        **common: Unpack[CommonKeywords],
     ) -> None:
         values = _read_preset(preset)
         self.sprites = choose_member(Sprites, sprites or values.get("sprites", "drawn"), "sprites")
@@ -141,8 +139,6 @@ class SokobanEnv(SpearEnv[Observation]):
         self.text_format = text_format
         self.moves_per_turn = require_whole("moves_per_turn", moves_per_turn, 1)
         self.diagnostics = bool(diagnostics)
-        if on_malformed == "peer" and moves_per_turn != 1:
-            raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
         by = choose_member(SplitBy, split_by, "split_by")
         if level is not None or levels is not None or number is not None:
             opened = _open_levels(level, levels, number, split, by)
@@ -160,23 +156,20 @@ class SokobanEnv(SpearEnv[Observation]):
         self._is_limited = max_turns is not None
         if max_turns is None:
             max_turns = self._choose_turns(opened.longest)
-        parser = make_parser(response_format)
         super().__init__(
             opened.tasks,
             max_turns=max_turns,
-            parser=RememberingParser(parser),
+            parser=lambda form: RememberingParser(make_parser(form)),
             observation_space=make_observation_space(opened.height, opened.width, self.modality),
-            response_format=response_format,
-            reward=reward,
-            on_malformed=on_malformed,
-            mu=mu,
-            tool_reward=tool_reward,
-            render_mode=render_mode,
+            **common,
         )
+        if self._peer and self.moves_per_turn != 1:
+            raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
         self._size = opened.height, opened.width
         self._is_measured = opened.longest is not None
         self._warn_if_short(opened.longest, "some levels")
         self.tools = find_tools(self.moves_per_turn)
+        parser = make_parser(self.response_format)
         self.templates = MappingProxyType(
             {
                 "default": SokobanTemplate(self.modality, self.sprites, self.moves_per_turn, parser),
@@ -184,7 +177,7 @@ class SokobanEnv(SpearEnv[Observation]):
                 "compact": CompactBoardTemplate(parser),
             }
         )
-        needs_picture = self.modality is not Modality.TEXT or render_mode == "rgb_array"
+        needs_picture = self.modality is not Modality.TEXT or self.render_mode == "rgb_array"
         self.tiles = load_tiles(self.sprites) if needs_picture else None
         self._board: Board | None = None
         self._optimal: int | None = None

@@ -26,7 +26,8 @@ from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.making import require_spear_env
 from spear_envs.core.prompts import IMAGE, PromptContext
-from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
+from spear_envs.core.rewards import REWARD_TERM_KEYS
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.core.tasks import Task, TaskSet, check_disjoint
 from spear_envs.testing.trace import (
     MALFORMED,

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spear_envs.core.env import ActionResult, Anchor, SpearEnv
+from spear_envs.core.env import ActionResult, Anchor, CommonKeywords, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import PeerParser, ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
-from spear_envs.core.rewards import Criterion, Schedule
+from spear_envs.core.rewards import Criterion
 from spear_envs.core.tasks import Task
 from spear_envs.core.tools import CallParser
 from spear_envs.webshop.catalogue import MINI, open_catalogue
@@ -42,6 +42,9 @@ from spear_envs.webshop.shop import (
     read_action,
     write_page,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000
@@ -90,7 +93,7 @@ class WebShopEnv(SpearEnv[str]):
         outcome: ``"won"`` (default) or ``"score"``: the outcome term, see :class:`Outcome`.
         anchor: ``"state"`` (default), a tuple of page, keywords, page number, ASIN, sub page and chosen options, or
             ``"observation"``, the page without the instruction, see :class:`~spear_envs.core.env.Anchor`.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
+        common: keywords of every environment, see :class:`CommonKeywords`. With ``"plain"`` the
             whole response is the action, blanks included.
 
     Raises:
@@ -118,32 +121,21 @@ class WebShopEnv(SpearEnv[str]):
         draws: str | None = None,
         outcome: str = "won",
         anchor: str = "state",
-        response_format: str = "tags",
-        reward: str = "spear",
-        on_malformed: str = "explain",
-        mu: str | float | Schedule = "none",
-        tool_reward: str = "paper",
-        render_mode: str | None = None,
+        **common: Unpack[CommonKeywords],
     ) -> None:
         if goals is not None and split not in (None, ALL):
             raise SpearError(f"split={split!r}: a goals file is one list; leave split out, or give {ALL!r}.")
         self.outcome = choose_member(Outcome, outcome, "outcome")
         self.anchor = choose_member(Anchor, anchor, "anchor")
         self.observation_mode = choose_member(ObservationMode, observation_mode, "observation_mode")
-        parser = _PARSERS[choose_member(ResponseFormat, response_format, "response_format")]
         self.catalogue = open_catalogue(
             catalog, goals=goals, title_nouns=title_nouns, price_seed=price_seed, draws=draws
         )
         super().__init__(
             self.catalogue.make_tasks(split, goal_kind=goal_kind, split_scheme=split_scheme),
             max_turns=max_turns,
-            parser=parser,
-            response_format=response_format,
-            reward=reward,
-            on_malformed=on_malformed,
-            mu=mu,
-            tool_reward=tool_reward,
-            render_mode=render_mode,
+            parser=_PARSERS.__getitem__,
+            **common,
         )
         if goals is not None:
             self.splits = (ALL,)

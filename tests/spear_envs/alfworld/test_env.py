@@ -10,7 +10,8 @@ from gymnasium.error import ResetNeeded
 
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.core.errors import SpearError
-from spear_envs.core.spaces import INFO_KEYS, REWARD_TERM_KEYS
+from spear_envs.core.rewards import REWARD_TERM_KEYS
+from spear_envs.core.spaces import INFO_KEYS
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.alfworld.peer import MEND, has_textworld
 from tests.spear_envs.alfworld.small import make_data

@@ -57,8 +57,8 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
     tool_call = tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won)
     if settings.tool_count is ToolCount.ENVIRONMENT:
         tool_call = record.terms.get("tool_call", 0.0)
-    terms = {"outcome": record.terms.get(CUSTOM, outcome), "tool_call": tool_call, "format": form}
-    return EpisodeReward(**terms, total=compose_reward(terms, mu))
+    paid = {"outcome": record.terms.get(CUSTOM, outcome), "tool_call": tool_call, "format": form}
+    return EpisodeReward(**paid, total=compose_reward({**record.terms, **paid}, mu))
 
 
 def find_differing_groups(records: Sequence[EpisodeRecord], settings: RewardSettings, mu: float) -> list[str]:

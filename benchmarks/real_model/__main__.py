@@ -28,8 +28,10 @@ from benchmarks.real_model.records import (
     read_steps,
     write_record,
 )
+from benchmarks.real_model.start import ADAPTER, merge_adapter, shorten_adapter
 from spear_agents.comparison.statistics import format_percent
 from spear_agents.evaluation.run import SUMMARY
+from spear_agents.model_files import resolve_model
 from spear_agents.models import digest_model
 from spear_envs.core import SpearError
 from spear_envs.data.files import hold_lock
@@ -90,16 +92,36 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _start_cold(plan: Plan, out: Path) -> Path:
-    """Make the cold start, or find it; returns the folder of the model."""
-    games, folder = out / "games.jsonl", out / COLD
-    if not (folder / "model").exists():
+@real_model.command("cold-start")
+@OUT
+def make_cold_start(out: Path) -> None:
+    """Make the adapter of the cold start again: games of the expert, then supervised fine-tuning.
+
+    On the same processor it has the plan's digest. The runs use the committed one.
+
+    \b
+      python -m benchmarks.real_model cold-start --out runs/again
+    """
+    plan = read_plan()
+    out.mkdir(parents=True, exist_ok=True)
+    games, folder = out / "games.jsonl", out / "sft"
+    if not games.exists():
         collect = ("collect", ENV_ID, "--out", str(games), "--tokenizer", plan.model, *plan.cold_start["collect"])
-        if not games.exists():
-            _do(out / "log.txt", *collect)
+        _do(out / "log.txt", *collect)
+    if not (folder / "model").exists():
         sft = ("sft", "--model", plan.model, "--data", str(games), "--out", str(folder), *plan.cold_start["sft"])
         _do(out / "log.txt", *sft)
-    return folder / "model"
+    digest = shorten_adapter(folder / "model" / "lora_adapter", out / "adapter")
+    echo(f"{out / 'adapter'}: SHA-256 {digest}, {'the' if digest == plan.cold_start['adapter'] else 'not the'} plan's")
+
+
+def _start_cold(plan: Plan, out: Path) -> Path:
+    """Merge the cold start, or find it; returns the folder of the model."""
+    folder = out / COLD / "model"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        merge_adapter(Path(resolve_model(plan.model)), ADAPTER, plan.cold_start["adapter"], folder)
+    return folder
 
 
 def _train(plan: Plan, out: Path, name: str, arm: str, seed: int) -> Path:

@@ -47,7 +47,8 @@ class Plan:
     """What was registered, see ``plan.yaml``."""
 
     model: str
-    cold_start: Mapping[str, Sequence[str]]
+    cold_start: Mapping[str, Any]
+    """Words of the two commands that made it, and the SHA-256 of its adapter."""
     training: Sequence[str]
     arms: Mapping[str, Arm]
     seeds: int

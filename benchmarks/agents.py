@@ -40,7 +40,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks._agents_workload import WORKLOADS, Recording, Workload, make_policy, record_experts, write_responses
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from spear_agents.engines.base import Engine, Generation, Request, Sampling
-from spear_agents.engines.tensors import MicroBatcher
+from spear_agents.engines.tensors import RequestBatcher
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.rollout import Job, open_session, play_many
 from spear_agents.play.trajectory import Trajectory
@@ -297,7 +297,7 @@ class Stage:
         return Played(full - start, end - start, trajectories)
 
 
-def make_lock_step(engine: Engine, way: Way) -> MicroBatcher:
+def make_lock_step(engine: Engine, way: Way) -> RequestBatcher:
     """The peer: nobody goes on before everybody has asked and the last response is there."""
     last: dict[str, Request] = {}
 
@@ -315,7 +315,7 @@ def make_lock_step(engine: Engine, way: Way) -> MicroBatcher:
         )
         return generations[: len(requests)]
 
-    return MicroBatcher(run_batch, max_batch=PLACES, deterministic=True)
+    return RequestBatcher(run_batch, max_batch=PLACES, deterministic=True)
 
 
 def measure_share(

@@ -194,7 +194,7 @@ class Entry:
         self.hits: Sequence[Passage] = ()
 
 
-class MicroBatcher:
+class QueryBatcher:
     """Searches for many callers of one event loop, on worker threads.
 
     Concurrent equal queries are computed once. Without a waiting time: while windows of queries are computed, the next

@@ -17,7 +17,7 @@ from rich.table import Table
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import MANIFEST, format_bytes
 from spear_envs.data.progress import Show, say, show_rows, show_table
-from spear_envs.retrieval.corpus import Corpus, Manifest, Part, check_files, open_manifest
+from spear_envs.retrieval.corpus import Corpus, IndexManifest, Part, check_files, open_manifest
 from spear_envs.retrieval.encoders import describe_model, find_model
 from spear_envs.retrieval.limits import BatchLimits, ServiceSettings
 from spear_envs.retrieval.retriever import TOKEN_VARIABLE, Retriever
@@ -444,7 +444,7 @@ def _measure_encoder(name: str, texts: list[str]) -> tuple[int, float]:
     return encoder.dimension, (time.process_time() - start) / len(texts)
 
 
-def _describe_part(manifest: Manifest) -> str:
+def _describe_part(manifest: IndexManifest) -> str:
     size = sum(int(entry["bytes"]) for entry in manifest.files.values())
     kind = manifest.settings.get("type", "bm25")
     return f"{manifest.folder}: {kind}, {format_bytes(size)}, fingerprint {manifest.fingerprint[:12]}"

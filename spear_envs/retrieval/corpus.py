@@ -286,7 +286,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class IndexManifest:
     """The manifest of a part of an index, ``bm25`` or ``dense``: what it was made of and with."""
 
     folder: Path
@@ -315,7 +315,7 @@ def finish_part(
     write_manifest(folder, content, files)
 
 
-def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
+def open_manifest(index: Path, part: Part, corpus: Corpus) -> IndexManifest:
     """Read the manifest of a part and compare it with the corpus and the files.
 
     Large files are compared by length; :func:`check_files` compares every byte.
@@ -327,7 +327,7 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
     try:
         content = read_manifest(folder, "an index", MEND, format=INDEX_FORMAT, version=VERSION, part=part.value)
         notes = content.pop("notes")
-        manifest = Manifest(
+        manifest = IndexManifest(
             folder=folder,
             settings=dict(content["settings"]),
             notes=dict(notes),
@@ -354,7 +354,7 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
     return manifest
 
 
-def check_files(manifest: Manifest, most_bytes: float = math.inf) -> None:
+def check_files(manifest: IndexManifest, most_bytes: float = math.inf) -> None:
     """Compare the files of a part with its manifest: all lengths, and the checksums of files of up to ``most_bytes``.
 
     Raises:

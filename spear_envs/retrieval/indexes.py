@@ -22,7 +22,7 @@ from spear_envs.retrieval.corpus import (
     POSTINGS,
     Corpus,
     Hit,
-    Manifest,
+    IndexManifest,
     Part,
     open_manifest,
 )
@@ -218,7 +218,7 @@ class DenseIndex(CorpusRetriever):
             "threads": self._threads,
         }
 
-    def _probe(self, manifest: Manifest) -> None:
+    def _probe(self, manifest: IndexManifest) -> None:
         """Check that passages find themselves: a shifted corpus or another model would give fluent nonsense."""
         rows = sorted({round(share * (self.passages - 1) / (PROBES - 1)) for share in range(PROBES)})
         vectors = self._encoder.encode_passages([self.corpus.document(row)["contents"] for row in rows])
@@ -233,7 +233,7 @@ class DenseIndex(CorpusRetriever):
 
 
 def _open_encoder(
-    manifest: Manifest, spec: EncoderSpec, model: str | Path | None, threads: int, device: str
+    manifest: IndexManifest, spec: EncoderSpec, model: str | Path | None, threads: int, device: str
 ) -> Encoder:
     """Open the export in the index (on the CPU) or the model, which must be the one of the index."""
     exported = device == "cpu" and f"{EXPORT}/{MODEL}" in manifest.files

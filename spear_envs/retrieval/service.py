@@ -36,8 +36,8 @@ from spear_envs.core.errors import SpearError, explain_invalid, suggest_name
 from spear_envs.retrieval.batching import (
     Counts,
     LoopWorker,
-    MicroBatcher,
     OverloadedError,
+    QueryBatcher,
     RetrieverError,
     Spent,
     Worker,
@@ -196,7 +196,7 @@ class _Ready:
     """An open index."""
 
     retriever: Retriever
-    batcher: MicroBatcher
+    batcher: QueryBatcher
     workers: tuple[Worker, ...]
 
     def describe(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class RetrievalService:
                     workers = (first, *(WorkerThread() for _ in range(retriever.load.calls - 1)))
                 window = min(self.settings.batches.window, retriever.load.queries)
                 limits = replace(self.settings.batches, window=window)
-                batcher = MicroBatcher(retriever, workers, limits, make_cache(share), self.metrics)
+                batcher = QueryBatcher(retriever, workers, limits, make_cache(share), self.metrics)
                 ready[name] = _Ready(retriever, batcher, workers)
             self._ready = ready
         except Exception as error:

@@ -58,9 +58,9 @@ from spear_envs.webshop.store import (
     MANIFEST,
     RECORDS,
     VERSION,
-    Manifest,
     Packer,
     Records,
+    StoreManifest,
     digest_entries,
     encode_entry,
     finish_store,
@@ -335,7 +335,7 @@ def build_store(
     processes: int = 2,
     limit: int | None = None,
     on_progress: Show | None = None,
-) -> Manifest:
+) -> StoreManifest:
     """Build a store and return its manifest.
 
     Args:
@@ -377,7 +377,7 @@ def _build(
     processes: int,
     limit: int | None,
     report: Show,
-) -> Manifest:
+) -> StoreManifest:
     tagger = name_tagger(title_nouns)
     inputs = _describe_inputs(files, report)
     plan = canonical_json({"version": VERSION, "chunks": 2, "tagger": tagger, "limit": limit, "inputs": inputs})
@@ -425,7 +425,7 @@ def _build(
         processes=processes,
         on_progress=lambda done: report("indexing", done, count),
     )
-    manifest = Manifest(
+    manifest = StoreManifest(
         tagger=tagger,
         price_seed=price_seed,
         draws=mode.value,

@@ -58,8 +58,8 @@ from spear_envs.webshop.store import (
     INDEX,
     MANIFEST,
     MEND,
-    Manifest,
     Records,
+    StoreManifest,
     digest_entries,
     encode_entry,
     map_array,
@@ -269,7 +269,7 @@ KEPT_ENTRIES = 1_024
 """Products of a store that a process caches: up to 10 MB."""
 
 
-def open_store(folder: Path, manifest: Manifest | None = None) -> Catalogue:
+def open_store(folder: Path, manifest: StoreManifest | None = None) -> Catalogue:
     """Open the catalogue of a store.
 
     Raises:
@@ -395,7 +395,7 @@ def _stamp(path: Path | None) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)
-def _read_manifest(folder: Path, stamp: tuple[int, int]) -> Manifest:
+def _read_manifest(folder: Path, stamp: tuple[int, int]) -> StoreManifest:
     return read_store(folder)
 
 

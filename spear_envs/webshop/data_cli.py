@@ -28,7 +28,7 @@ from spear_envs.webshop.goals import GoalKind
 from spear_envs.webshop.products import CatalogueFiles, JsonReader, find_files
 from spear_envs.webshop.reward import RULE
 from spear_envs.webshop.stock import DrawMode
-from spear_envs.webshop.store import MANIFEST, Manifest, check_store
+from spear_envs.webshop.store import MANIFEST, StoreManifest, check_store
 from spear_sandbox.terminal import Console
 
 # Not tried against Google Drive itself: the tests run a local server.
@@ -238,7 +238,7 @@ def _inspect_store(folder: Path, console: Console) -> Finding:
     return Finding(str(folder))
 
 
-def _show(console: Console, folder: Path, manifest: Manifest) -> None:
+def _show(console: Console, folder: Path, manifest: StoreManifest) -> None:
     counts = manifest.counts
     goals = ", ".join(f"{counts[kind.value]:,} {kind.value}" for kind in GoalKind if kind.value in counts)
     for line in (

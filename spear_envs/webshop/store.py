@@ -141,7 +141,7 @@ MEND = "build it again ('spear data build webshop')"
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StoreManifest:
     """The manifest of a store: how its products, prices and goals were made."""
 
     tagger: str
@@ -177,7 +177,7 @@ def map_array(folder: Path, name: str) -> np.ndarray:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), ARRAYS[name])
 
 
-def finish_store(folder: Path, manifest: Manifest) -> None:
+def finish_store(folder: Path, manifest: StoreManifest) -> None:
     """Describe all files of the folder and write its manifest."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     # A build that was killed after its manifest, and before the folder got its name, has left one here.
@@ -185,7 +185,7 @@ def finish_store(folder: Path, manifest: Manifest) -> None:
     write_manifest(folder, {"format": FORMAT, "version": VERSION, **asdict(manifest)}, listed)
 
 
-def read_store(folder: Path) -> Manifest:
+def read_store(folder: Path) -> StoreManifest:
     """Read the manifest of a store and check that its files are present.
 
     Raises:
@@ -193,7 +193,7 @@ def read_store(folder: Path) -> Manifest:
     """
     try:
         content = read_manifest(folder, "a WebShop store", MEND, format=FORMAT, version=VERSION)
-        manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
+        manifest = StoreManifest(**{item.name: content[item.name] for item in fields(StoreManifest)})
     except FileNotFoundError:
         raise SpearError(f"{folder} is not a finished store: {MEND}.") from None
     except KeyError as error:
@@ -233,7 +233,7 @@ class Records:
             raise SpearError(f"record {number} of the store {self._folder} is damaged ({error}): {MEND}.") from None
 
 
-def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> Manifest:
+def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> StoreManifest:
     """Read all files of a store, compare their checksums, and return the manifest.
 
     Raises:

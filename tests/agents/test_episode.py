@@ -19,7 +19,7 @@ import pytest
 
 from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.scripted import ScriptedEngine
-from spear_agents.engines.tensors import MicroBatcher
+from spear_agents.engines.tensors import RequestBatcher
 from spear_agents.evaluation.records import sum_usage
 from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
@@ -385,7 +385,7 @@ def test_faults_are_played_again_with_the_same_seed(tries: int, faults: int) -> 
 
 def test_results_come_in_the_order_of_the_jobs_and_callbacks_in_that_of_the_ends() -> None:
     ended: list[Trajectory] = []
-    engine = MicroBatcher(walk, max_wait_s=3600)
+    engine = RequestBatcher(walk, max_wait_s=3600)
     trajectories = play_rollout(lambda env: engine, on_done=ended.append)
     assert [(t.task_id, t.seed) for t in trajectories] == [(job.task_id, job.seed) for job in JOBS]
     assert sorted(ended, key=lambda t: t.seed) == trajectories
@@ -403,7 +403,7 @@ def test_batches_are_full_and_the_number_of_places_does_not_matter(concurrency: 
         sizes.append(len(requests))
         return await walk(requests)
 
-    engine = MicroBatcher(watched, max_wait_s=3600, deterministic=True)
+    engine = RequestBatcher(watched, max_wait_s=3600, deterministic=True)
     trajectories = play_rollout(lambda env: engine, concurrency=concurrency)
     assert trajectories == play_rollout(lambda env: ScriptedEngine(lambda prompt, dice: TEMPLATE.respond("go")))
     assert sum(sizes) == sum(len(t.turns) for t in trajectories)
@@ -413,7 +413,7 @@ def test_batches_are_full_and_the_number_of_places_does_not_matter(concurrency: 
 @pytest.mark.parametrize("are_kept", [False, True])
 def test_environments_are_reused_and_then_closed_or_kept(are_kept: bool) -> None:
     Counted.opened, Counted.closed, kept = [], 0, []  # type: ignore[var-annotated]
-    engine = MicroBatcher(walk)
+    engine = RequestBatcher(walk)
     play_rollout(lambda env: engine, make_env=Counted, **({"release_env": kept.append} if are_kept else {}))
     assert len(Counted.opened) == 4 and sum(env.resets for env in Counted.opened) == len(JOBS)
     assert (kept, Counted.closed) == ((Counted.opened, 0) if are_kept else ([], 4))
@@ -427,7 +427,7 @@ def test_one_error_ends_all_and_leaves_nothing_behind() -> None:
             raise RuntimeError("out of memory")
         return await walk(requests)
 
-    engine = MicroBatcher(fail_later)
+    engine = RequestBatcher(fail_later)
     with pytest.raises(SpearError, match="out of memory"):
         play_rollout(lambda env: engine, make_env=Counted)
     assert Counted.closed == 4

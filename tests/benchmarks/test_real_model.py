@@ -21,6 +21,7 @@ from benchmarks.real_model.records import (
     read_records,
     write_record,
 )
+from benchmarks.real_model.start import merge_adapter, shorten_adapter
 from spear_envs.core import SpearError
 
 PANELS = ("small", "unseen", "unseen-paper")
@@ -115,3 +116,44 @@ def test_the_plan_is_the_registered_one() -> None:
     plan = read_plan()
     assert [run for run, _, _ in plan.list_runs()][:3] == ["grpo-0", "spear-0", "grpo-1"]
     assert tuple(plan.panels) == PANELS and json.loads(json.dumps(plan.primary))["half_width"] == 6
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> tuple[Path, Path]:
+    """A model of two layers and an adapter of it, as ``spear sft`` leaves them."""
+    torch, peft, transformers = map(pytest.importorskip, ("torch", "peft", "transformers"))
+    torch.manual_seed(0)
+    shape = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2
+    )
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    model = transformers.LlamaForCausalLM(shape).to(torch.bfloat16)
+    model.save_pretrained(base)
+    dressed = peft.get_peft_model(model, peft.LoraConfig(r=3, lora_alpha=12, target_modules="all-linear"))
+    for name, value in dressed.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.05)
+    dressed.save_pretrained(adapter)
+    return base, adapter
+
+
+def test_the_cold_start_is_what_peft_merges(adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    torch, peft, transformers = map(pytest.importorskip, ("torch", "peft", "transformers"))
+    base, adapter = adapted
+    digest = shorten_adapter(adapter, tmp_path / "short")
+    merge_adapter(base, tmp_path / "short", digest, tmp_path / "merged")
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base, torch_dtype=torch.float32)
+    start = {name: value.clone() for name, value in plain.state_dict().items()}
+    expected = peft.PeftModel.from_pretrained(plain, tmp_path / "short").merge_and_unload().state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].float(), value.float(), rtol=2**-7, atol=1e-4)
+    moved = [name for name, value in start.items() if not torch.equal(value, expected[name].float())]
+    assert len(moved) == 14, "all matrices of both layers"
+
+
+def test_another_adapter_is_refused(adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="SHA-256"):
+        merge_adapter(*adapted, "0" * 64, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()

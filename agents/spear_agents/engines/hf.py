@@ -24,7 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from spear_agents.engines.base import Finish, Generation, Request, StopFinder, find_end_ids
-from spear_agents.engines.tensors import MicroBatcher, draw_tokens, uniform_at
+from spear_agents.engines.tensors import RequestBatcher, draw_tokens, uniform_at
 from spear_agents.engines.vision import ImageReader, has_vision, key_pictures, read_rows
 from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.models import explain_other, require_model_file
@@ -252,8 +252,8 @@ class HFModel:
                 )
 
 
-class HFEngine(MicroBatcher):
-    """A :class:`MicroBatcher` over an :class:`HFModel`, which computes in its own thread."""
+class HFEngine(RequestBatcher):
+    """A :class:`RequestBatcher` over an :class:`HFModel`, which computes in its own thread."""
 
     def __init__(
         self, model: HFModel, *, max_batch: int = 128, max_wait_s: float = 0.005, deterministic: bool = False

@@ -21,7 +21,7 @@ from spear_envs.core.errors import SpearError
 RunBatch = Callable[[list[Request]], Awaitable[list[Generation]]]
 
 
-class MicroBatcher:
+class RequestBatcher:
     """An :class:`~spear_agents.engines.base.Engine` over a function that answers a list of requests at once.
 
     Callers that play episodes announce themselves with :meth:`session`. A batch goes
@@ -72,7 +72,7 @@ class MicroBatcher:
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`. Raises what ``run_batch`` raised for this batch."""
         if self._deterministic and self.live == 0:
-            raise SpearError("deterministic batching needs MicroBatcher.session() around generate")
+            raise SpearError("deterministic batching needs RequestBatcher.session() around generate")
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._pending.append((Request(prompt_ids, sampling, request_id, images), answer))
         self._consider()

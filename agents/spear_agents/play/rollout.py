@@ -267,7 +267,7 @@ async def play_many(
 
 
 def open_session(engine: Engine) -> AbstractContextManager[None]:
-    """Announce one caller to the engine (:meth:`MicroBatcher.session`), if it needs that."""
+    """Announce one caller to the engine (:meth:`RequestBatcher.session`), if it needs that."""
     session = getattr(engine, "session", None)
     return session() if session is not None else nullcontext()
 

@@ -21,7 +21,7 @@ from spear_agents.engines.base import (
     derive_seed,
 )
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
-from spear_agents.engines.tensors import MicroBatcher
+from spear_agents.engines.tensors import RequestBatcher
 from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import Trajectory
@@ -133,13 +133,13 @@ class Recorder:
         return [Generation(tuple(request.prompt_ids), (0.0,), Finish.STOP) for request in requests]
 
 
-async def ask(engine: MicroBatcher, name: str, *prompt: int) -> Generation:
+async def ask(engine: RequestBatcher, name: str, *prompt: int) -> Generation:
     return await engine.generate(prompt or (1,), Sampling(), request_id=name)
 
 
 def test_a_batch_goes_at_once_when_every_announced_caller_waits() -> None:
     recorder = Recorder()
-    engine = MicroBatcher(recorder, max_wait_s=FOREVER)
+    engine = RequestBatcher(recorder, max_wait_s=FOREVER)
 
     async def play(name: str, turns: int) -> None:
         with engine.session():
@@ -159,7 +159,7 @@ def test_without_sessions_the_timer_and_the_full_batch_send() -> None:
     recorder = Recorder()
 
     async def main() -> None:
-        engine = MicroBatcher(recorder, max_batch=2, max_wait_s=0.01)
+        engine = RequestBatcher(recorder, max_batch=2, max_wait_s=0.01)
         await asyncio.wait_for(asyncio.gather(*(ask(engine, str(i)) for i in range(5))), 5)
         await asyncio.wait_for(ask(engine, "late"), 5)
 
@@ -171,7 +171,7 @@ def test_a_caller_that_does_something_else_is_waited_for_no_longer_than_the_time
     recorder = Recorder()
 
     async def main() -> None:
-        engine = MicroBatcher(recorder, max_wait_s=0.01)
+        engine = RequestBatcher(recorder, max_wait_s=0.01)
         with engine.session(), engine.session():
             await asyncio.wait_for(ask(engine, "quick"), 5)
 
@@ -185,7 +185,7 @@ def test_deterministic_batches_do_not_depend_on_timing(trial: int) -> None:
     dice = random.Random(trial)
 
     async def main() -> None:
-        engine = MicroBatcher(recorder, max_batch=3, max_wait_s=0.0, deterministic=True)
+        engine = RequestBatcher(recorder, max_batch=3, max_wait_s=0.0, deterministic=True)
 
         async def play(name: str, turns: int) -> None:
             with engine.session():
@@ -205,7 +205,7 @@ def test_a_failing_batch_gives_its_callers_the_error_and_the_batcher_lives_on() 
     recorder = Recorder()
 
     async def main() -> list[object]:
-        engine = MicroBatcher(recorder, max_wait_s=0.0)
+        engine = RequestBatcher(recorder, max_wait_s=0.0)
         failed = await asyncio.gather(ask(engine, "a", 666), ask(engine, "b"), return_exceptions=True)
         return [*failed, await ask(engine, "c", 7)]
 
@@ -219,7 +219,7 @@ def test_a_cancelled_caller_is_not_waited_for(deterministic: bool) -> None:
     recorder = Recorder()
 
     async def main() -> None:
-        engine = MicroBatcher(recorder, max_wait_s=FOREVER, deterministic=deterministic)
+        engine = RequestBatcher(recorder, max_wait_s=FOREVER, deterministic=deterministic)
 
         async def play(name: str, sleep: float) -> None:
             with engine.session():
@@ -347,7 +347,7 @@ def test_no_listed_actions_no_random_policy() -> None:
 
 
 def test_deterministic_mode_without_a_session_names_the_mend() -> None:
-    engine = MicroBatcher(Recorder(), deterministic=True)
+    engine = RequestBatcher(Recorder(), deterministic=True)
     with pytest.raises(SpearError, match="session"):
         asyncio.run(ask(engine, "x"))
 
@@ -357,4 +357,4 @@ def test_a_runner_that_loses_answers_is_told_apart() -> None:
         return []
 
     with pytest.raises(SpearError, match="0 answers to 1 requests"):
-        asyncio.run(ask(MicroBatcher(run_batch, max_wait_s=0.0), "x"))
+        asyncio.run(ask(RequestBatcher(run_batch, max_wait_s=0.0), "x"))

@@ -19,8 +19,8 @@ from spear_envs.retrieval.batching import (
     DeadlineError,
     Entry,
     LoopWorker,
-    MicroBatcher,
     OverloadedError,
+    QueryBatcher,
     RetrieverError,
     WorkerThread,
     make_cache,
@@ -40,7 +40,7 @@ class Bench:
         self.retriever = ScriptedIndex()
         self.counts = Counts()
         self.worker = WorkerThread()
-        self.batcher = MicroBatcher(
+        self.batcher = QueryBatcher(
             self.retriever,
             [self.worker],
             BatchLimits(**limits),
@@ -337,7 +337,7 @@ def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
 
     async def go() -> None:
         limits = BatchLimits(window=backend.load.queries)
-        batcher = MicroBatcher(backend, [LoopWorker()], limits, make_cache(0), Counts())
+        batcher = QueryBatcher(backend, [LoopWorker()], limits, make_cache(0), Counts())
         turns = 0
 
         async def count_turns() -> None:

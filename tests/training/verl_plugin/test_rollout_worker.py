@@ -15,7 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from spear_agents.engines.base import ByteTokenizer, EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.scripted import ScriptedEngine
-from spear_agents.engines.tensors import MicroBatcher
+from spear_agents.engines.tensors import RequestBatcher
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.registration import register_env
@@ -376,7 +376,7 @@ def test_a_batch_is_shared_evenly_between_replicas() -> None:
     assert sorted(sizes) == [1, 3, 3] and len(balancer.log) == 6
 
     async def ask_both() -> list[Generation]:
-        engine = MicroBatcher(Servers(balancer, 1).generate_batch, max_batch=8, deterministic=True)
+        engine = RequestBatcher(Servers(balancer, 1).generate_batch, max_batch=8, deterministic=True)
         with engine.session(), engine.session():
             calls = [engine.generate((n,), Sampling(), request_id=f"r{n}") for n in (1, 0)]
             return list(await asyncio.gather(*calls))

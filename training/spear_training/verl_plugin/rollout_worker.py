@@ -33,7 +33,7 @@ from spear_agents.engines.base import (
     StopFinder,
     require_end_ids,
 )
-from spear_agents.engines.tensors import MicroBatcher
+from spear_agents.engines.tensors import RequestBatcher
 from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.evaluation.records import sum_usage
 from spear_agents.gateway.programs import open_program
@@ -342,7 +342,7 @@ class RolloutWorker(AgentLoopWorker):
         engine: Engine
         if rollout.name == HF:
             batch = rollout.max_num_seqs
-            engine = MicroBatcher(servers.generate_batch, max_batch=batch, deterministic=run.repeats)
+            engine = RequestBatcher(servers.generate_batch, max_batch=batch, deterministic=run.repeats)
         else:
             image = reader.image_token_id if reader is not None else None
             engine = ServerEngine(llm_client, end_ids, self.tokenizer, seeded=run.deterministic, image_token_id=image)

@@ -210,6 +210,8 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
 
 
 EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
+PROGRESS = "progress.json"
+"""There while an evaluation runs: how many episodes it plays, and how many it had at its start."""
 
 Key = tuple[str, int]
 """Task and seed: one job."""

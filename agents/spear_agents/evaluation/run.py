@@ -20,6 +20,7 @@ from spear_agents.evaluation.baselines import Method, Reflexion
 from spear_agents.evaluation.records import (
     EPISODES,
     NO_USAGE,
+    PROGRESS,
     EpisodeLog,
     Key,
     Usage,
@@ -275,6 +276,9 @@ def run_evaluation(
             about = settings.env_id, prepared.fingerprint
             log = stack.enter_context(open_log(Path(out) / EPISODES, *about, mixed_models=mixed_models))
         progress = _Progress(log, jobs, settings.trials, observer)
+        if out is not None:
+            write_json(Path(out) / PROGRESS, {"planned": len(jobs), "before": len(progress.played)})
+            stack.callback((Path(out) / PROGRESS).unlink, missing_ok=True)
         play: Play = play_episode
         if settings.method is Method.REFLEXION:
             play = Reflexion(settings.trials, earlier=progress.trials, on_trial=log.write)

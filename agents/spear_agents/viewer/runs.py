@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +25,7 @@ from spear_agents.evaluation.records import (
     FINE_TUNING,
     METRICS_FOLDER,
     PANELS,
+    PROGRESS,
     is_of,
     read_history,
     read_settings,
@@ -32,7 +35,8 @@ from spear_agents.evaluation.settings import PlayedPanel
 from spear_agents.play.trajectory import MOST_LINE, Trajectory
 from spear_agents.viewer.episodes import describe_episode, finite, open_decoder
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import open_regular
+from spear_envs.data.files import open_regular, read_regular
+from spear_sandbox.terminal import format_seconds
 
 SHOWN_SETTINGS = {"env_id": "environment", "env_kwargs": "keywords"} | {
     key: key for key in ("panel", "split", "engine", "model", "method", "temperature", "agent")
@@ -132,6 +136,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return round(fmean(known), 4) if known else None
 
 
+LONGEST_PAUSE = 120.0
+"""Seconds without an episode from which the page no longer foretells the end of an evaluation."""
 DEPTH = 3
 """Depth of folders searched for evaluations."""
 SHOWN = 240
@@ -256,6 +262,32 @@ class Run:
             with suppress(OSError):
                 digest.update(f"{path} {path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
+
+    def describe_progress(self) -> list[str]:
+        """Return a line for each evaluation under way: episodes played and planned, and the time left.
+
+        Where no episode has ended for a while the line says for how long instead.
+        """
+        lines = []
+        with self._lock:
+            sources = list(self._sources.values())
+        for source in sources:
+            try:
+                found = json.loads(read_regular(source.path.parent / PROGRESS))
+                planned, before = int(found["planned"]), int(found["before"])
+                began = (source.path.parent / PROGRESS).stat().st_mtime
+            except (OSError, *_MALFORMED):
+                continue
+            played = sum(row["counts"] for row in self.rows() if row["source"] == source.name)
+            now, new = time.time(), played - before
+            if new <= 0 or played > planned:
+                rest = ""
+            elif (idle := now - source.written) > max(LONGEST_PAUSE, 5 * (now - began) / new):
+                rest = f", none for {format_seconds(idle)}"
+            else:
+                rest = f", about {format_seconds((now - began) / new * (planned - played))} left"
+            lines.append(f"{source.name}: {played:,} of {planned:,} episodes{rest}")
+        return lines
 
     def read_trainings(self) -> list[dict[str, Any]]:
         """Return for each training its ``name``, its ``steps``, and ``metrics`` with a value or None for each step."""

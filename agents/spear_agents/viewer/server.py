@@ -213,7 +213,7 @@ class PageServer:
         if (method, path) == ("GET", "/api/katex"):
             return {"text": _read_library(_KATEX)}
         if (method, path) == ("GET", "/api/mark"):
-            return {"mark": self.run.mark()}
+            return {"mark": self.run.mark(), "progress": self.run.describe_progress()}
         if (
             (method, path) == ("POST", "/api/search")
             and isinstance(content, dict)

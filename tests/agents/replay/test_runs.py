@@ -1,9 +1,14 @@
 import json
 import math
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from spear_agents.evaluation.records import PROGRESS
+from spear_agents.evaluation.run import run_evaluation
+from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import StopReason, Trajectory, TrajectoryWriter
 from spear_agents.viewer.runs import Run
 from spear_envs.core.errors import SpearError
@@ -101,3 +106,35 @@ def test_there_must_be_something_to_show(tmp_path: Path) -> None:
         Run(tmp_path / "nowhere")
     with pytest.raises(SpearError, match="no metrics"):
         Run(tmp_path)
+
+
+def test_an_evaluation_under_way_says_how_far_it_is_and_how_long_still(tmp_path: Path) -> None:
+    path, progress = tmp_path / "mine" / "episodes.jsonl", tmp_path / "mine" / PROGRESS
+    path.parent.mkdir()
+    write(path, *(make_trajectory(task_id=f"task{number}") for number in range(6)))
+    run = Run(tmp_path)
+    assert run.describe_progress() == []
+    progress.write_text(json.dumps({"planned": 10, "before": 2}))
+    now = time.time()
+    os.utime(progress, (now - 600, now - 600))
+    os.utime(path, (now, now))
+    run.refresh()
+    assert run.describe_progress() == ["mine: 6 of 10 episodes, about 10 min left"]
+    os.utime(path, (now - 1200, now - 1200))
+    run.refresh()
+    assert run.describe_progress() == ["mine: 6 of 10 episodes, none for 20 min"]
+    progress.write_text("[")
+    assert run.describe_progress() == []
+
+
+def test_the_count_goes_when_the_evaluation_ends(tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def look(played: int, total: int, episode: Trajectory | None) -> None:
+        if episode is not None:
+            seen.append(json.loads((tmp_path / PROGRESS).read_text("utf-8")))
+
+    kwargs = {"modality": "text"}
+    settings = EvalSettings(env_id="spear/Sokoban-v1", engine=EngineKind.RANDOM, env_kwargs=kwargs, tasks="3")
+    run_evaluation(settings, tmp_path, observer=look)
+    assert seen == [{"planned": 3, "before": 0}] * 3 and not (tmp_path / PROGRESS).exists()

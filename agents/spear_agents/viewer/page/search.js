@@ -47,7 +47,8 @@ function drawRaw(body) {
 async function watchRun() {
   if (document.hidden || $("help").open || document.activeElement.matches(TYPED)) return;
   try {
-    const { mark } = await ask("/api/mark");
+    const { mark, progress } = await ask("/api/mark");
+    $("progress").textContent = progress.join(" · ");
     if (data.mark !== undefined && mark !== data.mark) await reload();
     data.mark = mark;
   } catch { /* the server was stopped: what is on the page stays */ }

@@ -93,7 +93,7 @@ class Limits:
     disk_mb: int = 64
     """MiB of all files; they live in memory and end with the run."""
     files: int = 4096
-    """Files and folders."""
+    """Files and folders that a run may have at once."""
     kept_output: int = 1 << 20
     """Bytes kept of each of stdout and stderr."""
     max_output: int = 16 << 20

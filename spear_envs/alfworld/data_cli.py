@@ -127,7 +127,10 @@ def verify(folder: Path | None, as_json: bool) -> None:
 
 
 def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Finding]:
-    """Inspect the fetched archives and every game in a folder (None: where environments look)."""
+    """Yield what is found in the archives and every game of a folder (None: where environments look).
+
+    Raises AbsentDataError if there is no game.
+    """
     base, origin = find_data_folder(folder)
     say(console, f"{base} ({origin})")
     reports = [report_split(folder, split, _track(console, f"reading {split}")) for split in OFFICIAL_COUNTS]

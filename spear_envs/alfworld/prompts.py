@@ -165,7 +165,7 @@ class CompactHouseholdTemplate(StockTemplate):
         return "".join(lines)
 
     def respond(self, action: str, think: str = "") -> str:
-        """Return the command in the environment's form, with empty thoughts."""
+        """Return the command in the environment's form; the thoughts are left out."""
         return self.parser.respond(action)
 
 

@@ -106,7 +106,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """Check checksums and numbers of the data sets that are here, by default all."""
+    """Yield what is found in the checksums and numbers of the data sets here. Raises AbsentDataError without one."""
     present = [PUBLICATIONS[name] for name in names or PUBLICATIONS if PUBLICATIONS[name].folder.is_dir()]
     if not present:
         raise AbsentDataError(f"{data_folder() / 'code'} has none of it: 'spear data get code' fetches it.")

@@ -40,6 +40,9 @@ class RewardTerms(TypedDict):
 REWARD_TERM_KEYS: frozenset[str] = frozenset(RewardTerms.__annotations__)
 """Keys of every ``info["reward_terms"]``."""
 
+PAID_TERMS = ("outcome", "tool_call", "format")
+"""Terms that :func:`compose_reward` adds up; others are recorded only."""
+
 FORMAT_BONUS = 0.1
 """Reward of a trajectory whose turns are all well formed (``eq:formatreward``)."""
 
@@ -111,7 +114,7 @@ def compose_reward(terms: Mapping[str, float], mu: float) -> float:
     Raises:
         ValueError: a term is missing.
     """
-    missing = [key for key in ("outcome", "tool_call", "format") if key not in terms]
+    missing = [key for key in PAID_TERMS if key not in terms]
     if missing:
         raise ValueError(f"reward terms lack {', '.join(missing)}; they hold {', '.join(terms) or 'nothing'}")
     return float(terms["outcome"] + mu * terms["tool_call"] + terms["format"])

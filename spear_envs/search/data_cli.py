@@ -190,7 +190,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """Check the checksums of the fetched files and the numbers of questions."""
+    """Yield what is found in the fetched files and the numbers of questions. Raises AbsentDataError if none is here."""
     present = {name: files for name in names or SOURCES if (files := _list_present(name, SOURCES[name]))}
     if not present:
         raise AbsentDataError(

@@ -92,7 +92,7 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
 
 
 def read_content(written: str) -> str | None:
-    """Return the content of an action after :func:`take_out`; None if it contains a reserved tag."""
+    """Return a query or an answer without marks of thoughts; None if a tag of the grammar is left in it."""
     content = written.replace(_THOUGHT, "").replace(_OPEN, "").strip()
     return None if _TAG.search(content) else content
 

@@ -209,7 +209,7 @@ def verify(size: str | None, store: Path | None, as_json: bool) -> None:
 
 
 def inspect_all(console: Console, sizes: tuple[str, ...] = SIZES) -> Iterator[Finding]:
-    """Check the fetched files and the stores of these sizes."""
+    """Yield what is found in the fetched files and the stores of these sizes. Raises AbsentDataError without one."""
     nothing = True
     for size in sizes:
         raw, store = folder_of(size) / "raw", folder_of(size) / "store"

@@ -143,7 +143,7 @@ class GoalSource(Protocol):
         """Return a number for the product of each goal: integers [len]."""
 
     def owner_name(self, number: int) -> str:
-        """Return the ASIN of one of these numbers."""
+        """Return the ASIN of the product that :meth:`owners` gave this number."""
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:
         """Return all positions whose goal has the key of a goal at one of ``positions``, which are included."""
@@ -173,7 +173,7 @@ class ListedGoals:
         return np.array([numbers[goal.asin] for goal in self._goals], dtype=np.int64)
 
     def owner_name(self, number: int) -> str:
-        """Return the ASIN of one of these numbers."""
+        """Return the ASIN of the product that :meth:`owners` gave this number."""
         return self._asins[number]
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:

@@ -327,7 +327,9 @@ def observe_files() -> Values:
         run("eval", "spear/Sokoban-v1", *options, "--out", str(out))
         found["evaluation"] = sorted(path.relative_to(out).as_posix() for path in out.rglob("*"))
         lines = [json.loads(line) for line in (out / "episodes.jsonl").read_text("utf-8").splitlines()]
-        found["episodes.jsonl"] = [{key: line[key] for key in line if key != "seconds"} for line in lines]
+        for timed in (part for line in lines for part in (line, *line["turns"])):
+            timed.pop("seconds", None)
+        found["episodes.jsonl"] = lines
         summary = json.loads((out / "summary.json").read_text("utf-8"))
         found["summary.json"] = {
             key: value

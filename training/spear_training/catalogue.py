@@ -214,7 +214,7 @@ def _print_json(facts: dict[str, Any]) -> None:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 _LABELS = re.compile(r" \(``\w+:\w+``\)")
-"""Places in the paper's source."""
+"""Labels of the paper's LaTeX in a docstring, which are cut out of what is listed."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class DemoSize:
     steps: int
     """Training steps, unless the caller says otherwise."""
     warm_start: dict[str, Any]
-    """Changes of the environment's recipe."""
+    """Options of ``spear warmstart`` that differ from the recipe of the environment."""
     training: tuple[str, ...]
     """Words after those of ``preset=demo``."""
     tasks: str

@@ -288,7 +288,8 @@ class Generation:
     sampling temperature, before top-k and top-p (the convention of verl's rollouts). At temperature 0 it is the
     greedy token's under temperature 1. Policies without a distribution (scripts) give zeros.
     ``cached_tokens`` of the prompt were in the engine's prefix cache; None without one.
-    ``version`` is the training step of the weights; None outside a training.
+    ``version`` is the training step of the weights; None outside a training. ``seconds`` is how long the caller waited
+    for it, None if unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -297,6 +298,7 @@ class Generation:
     served: Served | None = None
     cached_tokens: int | None = field(default=None, compare=False)
     version: int | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

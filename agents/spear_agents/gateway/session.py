@@ -363,6 +363,7 @@ def _make_turn(call: _Call) -> Turn:
         served=call.generation.served,
         cached_tokens=call.generation.cached_tokens,
         version=call.generation.version,
+        seconds=call.generation.seconds,
         follows=call.asked.follows,
         native_thought=call.native_thought,
     )

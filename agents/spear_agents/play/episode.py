@@ -207,7 +207,7 @@ async def draw_response(
         ContextExceededError: the prompt is too long.
         SpearError: the engine failed; names the task and the turn.
     """
-    drawn = replace(sampling, seed=derive_seed(task_id, seed, turn))
+    drawn, asked = replace(sampling, seed=derive_seed(task_id, seed, turn)), time.monotonic()
     try:
         generation = await engine.generate(ids, drawn, request_id=name_request(task_id, seed, turn), images=images)
     except (EngineFault, ContextExceededError):
@@ -218,7 +218,8 @@ async def draw_response(
     served = generation.served.log_probs if generation.served is not None else None
     if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
         raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is not a number")
-    return generation
+    # A script answers within half a millisecond, which says nothing.
+    return replace(generation, seconds=round(time.monotonic() - asked, 3) or None)
 
 
 class _Episode:
@@ -329,6 +330,7 @@ def _record_turn(
         dropped_turns=prompt.dropped_turns,
         cached_tokens=generation.cached_tokens,
         version=generation.version,
+        seconds=generation.seconds,
         picture=picture,
         follows=prompt.follows,
         native_thought=bool(info["native_thought"]),

@@ -92,6 +92,7 @@ class Turn:
         dropped_turns: turns of the history dropped for the prompt's length.
         cached_tokens: tokens of the full prompt found in a local engine's prefix cache; None without one.
         version: training step of the weights that wrote the response, 0 before the first; None outside a training.
+        seconds: wait for the response; None if unknown.
         picture: shown to a local model with the prompt, uint8 [height, width, 3], or None. For training rows only, not
             written: a record shows pictures by playing its responses again.
         follows: index of the turn whose tokens this one continues, in a conversation; each is followed at most once.
@@ -114,6 +115,7 @@ class Turn:
     dropped_turns: int = 0
     cached_tokens: int | None = field(default=None, compare=False)
     version: int | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
     picture: np.ndarray | None = field(default=None, compare=False, repr=False)
     follows: int | None = None
     native_thought: bool = False
@@ -247,7 +249,9 @@ class Trajectory:
         turns = [vars(turn) | ({"served": _write_served(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
             del turn["picture"], turn["snapshot"]
-            for key in ("cached_tokens", "follows", "version"):
+            if not timed:
+                turn["seconds"] = None
+            for key in ("cached_tokens", "follows", "version", "seconds"):
                 if turn[key] is None:
                     del turn[key]
             if not turn["native_thought"]:
@@ -335,7 +339,7 @@ _TRAJECTORY_TYPES: Mapping[str, Any] = {
 _TURN_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("response", "action", "observation", "anchor"), str),
     **dict.fromkeys(("format_ok", "action_ok", "native_thought"), bool),
-    "reward": _NUMBER,
+    **dict.fromkeys(("reward", "seconds"), _NUMBER),
     **dict.fromkeys(("dropped_turns", "cached_tokens", "follows", "version"), int),
 }
 _SERVED_TYPES: Mapping[str, Any] = {

@@ -154,6 +154,7 @@ def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, p
         "reward": finite(turn.reward),
         "finish": turn.finish.value,
         "dropped": turn.dropped_turns,
+        "seconds": finite(turn.seconds),
     }
 
 

@@ -56,10 +56,10 @@ def test_tool_calls_are_paid_by_count_and_shape(mu: float, shape: str, count: st
     record = make_episode("g", 0, won=won, turns=7, tool_calls=3).record
     settings = choose(reward={"tool_count": count, "tool_shape": shape})
     reward = reward_episode(record, settings.reward, mu)
-    assert reward.tool_call == tool_call_reward(calls, shape=shape, correct=won)
-    terms = {"outcome": reward.outcome, "tool_call": reward.tool_call, "format": reward.format}
-    assert reward.total == compose_reward(terms, mu)
-    assert reward.total == pytest.approx(reward.outcome + mu * reward.tool_call + 0.1)
+    tool_call = tool_call_reward(calls, shape=shape, correct=won)
+    assert reward.terms == {"outcome": 1.0 if won else -1.0, "tool_call": tool_call, "format": 0.1}
+    assert reward.total == compose_reward(reward.terms, mu)
+    assert reward.total == pytest.approx((1 if won else -1) + mu * tool_call + 0.1)
 
 
 def test_the_environments_own_terms_are_taken_where_they_are_asked_for() -> None:

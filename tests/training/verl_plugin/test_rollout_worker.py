@@ -247,7 +247,7 @@ def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp
     for record, episode in zip(rollout.records, rollout.episodes, strict=True):
         expected = 100 * record.turns + sum(turn.response.count("action") for turn in episode.turns)
         assert record.terms["custom"] == episode.reward_terms["custom"] == expected
-        assert reward_episode(record, SpearSettings().reward, 0.0).outcome == expected
+        assert reward_episode(record, SpearSettings().reward, 0.0).terms["outcome"] == expected
         assert record.won and record.terms["outcome"] == 1.0, "success stays the environment's"
 
 

@@ -101,7 +101,7 @@ class Grouping:
     mean_offset: Tensor
     """[G] mean over the unit offsets of each group; 0 for an empty one."""
     squares: Tensor
-    """[G] sum of squared deviations of unit offsets from their mean."""
+    """[G] sum over a group's units (trajectories or rows) of the squared deviation from the group's mean."""
 
     def std(self, ddof: int) -> Tensor:
         """Return the deviation of each group [G]; 0 for at most ``ddof`` units."""

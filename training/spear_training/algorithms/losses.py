@@ -31,7 +31,7 @@ class PolicyLoss:
     clipped: Tensor
     """The ratio clip decided the loss."""
     dual_clipped: Tensor
-    """The dual clip decided the loss."""
+    """Tokens whose loss is the dual clip's cap."""
 
 
 def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tensor, Tensor], PolicyLoss]:

@@ -120,7 +120,7 @@ class ReplaySettings(Record, path="replay"):
     """Replay buffer D (``alg:sal``)."""
 
     capacity: int = number(2048, at_least=1)
-    """Entries of the buffer."""
+    """Entries (see ``unit``) at which the buffer is drawn from and emptied."""
     unit: ReplayUnit = ReplayUnit.SAMPLE
     """An entry: a row (sample), or all rows of an episode (trajectory)."""
     max_age: int | None = number(5, at_least=0)

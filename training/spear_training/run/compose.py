@@ -33,13 +33,13 @@ OFFICIAL = "official"
 ORDER = ("grpo", "rloo", "ppo", "gigpo", "gigpo_nostd", "drbot", "drbot_gigpo")
 """First in a list of algorithms: the base algorithms in the order of the paper's table (``tab:ALFWorldwebshop``)."""
 DEEPEST = 20
-"""Mappings within one another."""
+"""Deepest nesting of mappings in a file of settings; a deeper file is refused."""
 EXTENDS, CHOOSE, BY_ALGORITHM = "extends", "choose", "by_algorithm"
 """Keys of a file besides those of a :class:`RunConfig`: files that it builds on, choices of other groups, and in a
 preset values for algorithms, by a pattern of their names (``*_spear``).
 """
 _LABELS = re.compile(r" \((?:tab|ablation):\w+\)")
-"""Places in the paper's source, for readers of the file."""
+"""Labels of the paper's LaTeX in a comment of a file, which are cut out of its description."""
 Values = dict[str, Any]
 
 

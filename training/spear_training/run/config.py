@@ -85,7 +85,7 @@ class Resume(str, Enum):
     """Allowed differences between a checkpoint and the run that resumes it."""
 
     EXACT = "exact"
-    """None: the run continues bit by bit as if it had not been stopped."""
+    """No difference is allowed: the run continues bit by bit as if it had not been stopped."""
     CHANGED = "changed"
     """Settings and code, as long as they match the saved state."""
 

@@ -323,7 +323,10 @@ class _Sifter:
 
 @dataclass(frozen=True)
 class SampleStore:
-    """Sample ``i`` is ``tokens[offsets[i] : offsets[i + 1]]`` (int32), with ``mask`` (uint8) of the same length."""
+    """The prepared samples of a fine-tuning, mapped from the files that :func:`write_store` wrote.
+
+    Sample ``i`` is ``tokens[offsets[i] : offsets[i + 1]]`` (int32), with ``mask`` (uint8) of the same length.
+    """
 
     tokens: np.ndarray
     mask: np.ndarray

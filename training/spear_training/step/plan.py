@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from spear_envs.core.rewards import PAID_TERMS
 from spear_training.algorithms import (
     FormatMode,
     RowTable,
@@ -29,14 +30,13 @@ from spear_training.step.records import EpisodeRecord, Rollout
 
 @dataclass(frozen=True)
 class EpisodeReward:
-    """R of one episode and its terms (``eq:rewardtotal``); ``tool_call`` is before mu.
+    """R of one episode and what it is composed of (``eq:rewardtotal``).
 
-    A penalty of rows is here as its mean over the rows of the episode.
+    A penalty of rows is in the format term as its mean over the rows of the episode.
     """
 
-    outcome: float
-    tool_call: float
-    format: float
+    terms: Mapping[str, float]
+    """Value of each of ``PAID_TERMS``; ``tool_call`` is before mu."""
     total: float
 
 
@@ -57,8 +57,9 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
     tool_call = tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won)
     if settings.tool_count is ToolCount.ENVIRONMENT:
         tool_call = record.terms.get("tool_call", 0.0)
-    paid = {"outcome": record.terms.get(CUSTOM, outcome), "tool_call": tool_call, "format": form}
-    return EpisodeReward(**paid, total=compose_reward({**record.terms, **paid}, mu))
+    own = {"outcome": record.terms.get(CUSTOM, outcome), "tool_call": tool_call, "format": form}
+    terms = {name: own[name] if name in own else record.terms.get(name, 0.0) for name in PAID_TERMS}
+    return EpisodeReward(terms, compose_reward(terms, mu))
 
 
 def find_differing_groups(records: Sequence[EpisodeRecord], settings: RewardSettings, mu: float) -> list[str]:
@@ -111,7 +112,7 @@ def plan_rows(
     place = {record.trajectory: number for number, record in enumerate(records)}
     owner = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
     totals = torch.tensor([reward.total for reward in rewards], dtype=torch.float64)
-    outcomes = torch.tensor([reward.outcome for reward in rewards], dtype=torch.float64)
+    outcomes = torch.tensor([reward.terms["outcome"] for reward in rewards], dtype=torch.float64)
     if settings.advantage.step_reward is StepReward.OUTCOME:
         # A user's score has a scale of its own, without a lost episode's.
         lost = torch.tensor([0.0 if CUSTOM in record.terms else settings.reward.failure for record in records])
@@ -145,7 +146,7 @@ def plan_rows(
     rows = rows.add(kept=~hit & ~out & counted[owner] & (rows.loss_tokens > 0))
     return StepPlan(
         rewards=tuple(
-            replace(reward, format=reward.format + mean, total=reward.total + mean)
+            EpisodeReward({**reward.terms, "format": reward.terms["format"] + mean}, reward.total + mean)
             for reward, mean in zip(rewards, mean_penalties.tolist(), strict=True)
         ),
         rows=rows.take(counted[owner]),

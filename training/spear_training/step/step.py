@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from spear_agents.play.trajectory import StopReason
+from spear_envs.core.rewards import PAID_TERMS
 from spear_training.algorithms import ReplayDraw, RowTable, SpearSettings, average_tokens, estimate, whiten_advantages
 from spear_training.run.custom_reward import CUSTOM
 from spear_training.step.plan import EpisodeReward, StepPlan, find_differing_groups, plan_rows
@@ -158,7 +159,10 @@ class SpearStep:
         return fresh
 
     def _add_token_advantages(self, fresh: RowTable, known: RowTable, metrics: dict[str, Any]) -> RowTable:
-        """Return the advantages of tokens; a row's own is their mean over its loss tokens, before they are whitened."""
+        """Return ``fresh`` with the advantages of tokens from ``known``, and a critic's values and returns.
+
+        A row's own advantage is the mean over its loss tokens, before they are whitened.
+        """
         raw = known.token_advantages
         # The gate of the replay buffer needs a sign for the row. Whitening would move it: half of a step's tokens are
         # negative after it, even if every episode won.
@@ -288,8 +292,9 @@ def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[Episod
     valid = [reward for reward, record in zip(rewards, records, strict=True) if record.fault is None]
     if not valid:
         return {}
-    names = ("total", "outcome", "tool_call", "format")
-    return {f"reward/{name}": float(np.mean([getattr(reward, name) for reward in valid])) for name in names}
+    means = {"total": np.mean([reward.total for reward in valid])}
+    means |= {name: np.mean([reward.terms[name] for reward in valid]) for name in PAID_TERMS}
+    return {f"reward/{name}": float(mean) for name, mean in means.items()}
 
 
 def summarize_plan(plan: StepPlan) -> dict[str, float]:

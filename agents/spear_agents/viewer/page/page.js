@@ -291,6 +291,7 @@ function drawTurn(body, turn, i, earlier) {
       make("span", { class: "right" },
         make("span", { class: "anchor", title: `anchor ${turn.anchor}` }, colour, digest.toString(16).padStart(8, "0").slice(-6), earlier < i ? ` = turn ${earlier + 1}` : ""),
         turn.response_tokens === undefined ? null : make("span", {}, `${turn.prompt_tokens.toLocaleString("en")} → ${turn.response_tokens.toLocaleString("en")} ${turn.unit}`),
+        turn.seconds === null ? null : make("span", { title: "wait for the response" }, duration(turn.seconds)),
         !turn.reward ? null : make("span", { title: "the benchmark's own reward of this turn" }, signed(turn.reward)))),
     make("div", { class: "body" }, picture(turn.image),
       make("div", { class: "words" },

@@ -111,7 +111,7 @@ def make_cold_start(out: Path) -> None:
     if not (folder / "model").exists():
         sft = ("sft", "--model", plan.model, "--data", str(games), "--out", str(folder), *plan.cold_start["sft"])
         _do(out / "log.txt", *sft)
-    digest = shorten_adapter(folder / "model" / "lora_adapter", out / "adapter")
+    digest = shorten_adapter(folder / "model" / "lora_adapter", plan.model, out / "adapter")
     echo(f"{out / 'adapter'}: SHA-256 {digest}, {'the' if digest == plan.cold_start['adapter'] else 'not the'} plan's")
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spear_envs.core import SpearError
+from spear_envs.data.files import write_json
 
 ADAPTER = Path(__file__).parent / "cold_start"
 WEIGHTS, ADAPTER_WEIGHTS, ADAPTER_CONFIG = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
@@ -51,10 +52,11 @@ def merge_adapter(base: Path, adapter: Path, digest: str, out: Path) -> None:
     os.replace(partial, out)
 
 
-def shorten_adapter(folder: Path, out: Path) -> str:
-    """Copy an adapter of ``spear sft`` with its weights in bfloat16; returns the SHA-256 of the weights."""
+def shorten_adapter(folder: Path, model: str, out: Path) -> str:
+    """Copy an adapter of ``spear sft`` for a known model, its weights in bfloat16; returns their SHA-256."""
     out.mkdir(parents=True, exist_ok=True)
     parts = load_file(folder / ADAPTER_WEIGHTS)
     save_file({name: part.to(torch.bfloat16).contiguous() for name, part in parts.items()}, out / ADAPTER_WEIGHTS)
-    shutil.copyfile(folder / ADAPTER_CONFIG, out / ADAPTER_CONFIG)
+    settings = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))
+    write_json(out / ADAPTER_CONFIG, settings | {"base_model_name_or_path": model})
     return hashlib.sha256((out / ADAPTER_WEIGHTS).read_bytes()).hexdigest()

@@ -140,7 +140,7 @@ def adapted(tmp_path: Path) -> tuple[Path, Path]:
 def test_the_cold_start_is_what_peft_merges(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     torch, peft, transformers = map(pytest.importorskip, ("torch", "peft", "transformers"))
     base, adapter = adapted
-    digest = shorten_adapter(adapter, tmp_path / "short")
+    digest = shorten_adapter(adapter, "tiny", tmp_path / "short")
     merge_adapter(base, tmp_path / "short", digest, tmp_path / "merged")
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
     plain = transformers.AutoModelForCausalLM.from_pretrained(base, torch_dtype=torch.float32)

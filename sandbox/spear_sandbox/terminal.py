@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -147,6 +149,25 @@ class Progress(rich.progress.Progress):
 
     def _say(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def hold_console(console: Console) -> Iterator[Console]:
+    """Yield a console that keeps writing where ``console`` writes now, while standard output and error go elsewhere.
+
+    vLLM's start sends both to its log for a minute or two.
+    """
+    stream = console.file
+    try:
+        number = None if console.is_jupyter else os.dup(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        number = None  # not a file of the system: nothing can redirect it
+    if number is None:
+        yield console
+        return
+    stream.flush()
+    with open(number, "w", buffering=1, encoding=stream.encoding, errors=stream.errors) as held:
+        yield Console(file=held)
 
 
 class RowsColumn(ProgressColumn):

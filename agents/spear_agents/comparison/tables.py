@@ -24,7 +24,7 @@ from rich.text import Text
 from spear_agents.comparison.statistics import Estimate, Part, average_parts, plain_estimate
 from spear_agents.engines.base import Generation
 from spear_agents.play.trajectory import Trajectory
-from spear_sandbox.terminal import Console, Progress
+from spear_sandbox.terminal import Console, Progress, hold_console
 
 READABLE = 50
 """Columns that a text needs next to a table; with fewer, it goes below its row."""
@@ -255,15 +255,18 @@ class EpisodeBar:
 def watch_episodes(title: str, console: Console) -> Iterator[EpisodeBar]:
     """Show a progress bar on a terminal or in a notebook with ipywidgets, and a line every ten seconds elsewhere."""
     responses = _Responses()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[won]}"),
-        responses,
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
+    with (
+        hold_console(console) as held,
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[won]}"),
+            responses,
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=held,
+            transient=True,
+        ) as progress,
+    ):
         yield EpisodeBar(title, progress, responses)

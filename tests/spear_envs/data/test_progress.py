@@ -1,13 +1,15 @@
 """Progress of a long work: lines where there is no terminal, bars where there is one."""
 
+import os
 import time
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from spear_envs.data.progress import show_bytes, show_phases, show_rows
-from spear_sandbox.terminal import Console, Progress
+from spear_sandbox.terminal import Console, Progress, hold_console
 
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 EVERY_S = 0.05
@@ -94,3 +96,22 @@ def test_bytes_without_a_console_are_counted_in_silence(capsys: pytest.CaptureFi
     with show_bytes(None) as report:
         report("fetching", 1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_lines_go_on_while_standard_output_and_error_go_elsewhere(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    saved = os.dup(2)
+    with hold_console(Console(stderr=True)) as console, (tmp_path / "log").open("wb") as elsewhere:
+        os.dup2(elsewhere.fileno(), 2)
+        try:
+            with Progress(TextColumn("{task.description}"), console=console, every_s=0.01) as progress:
+                progress.add_task("loading", total=None)
+                time.sleep(0.2)
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    assert "loading: " in capfd.readouterr().err and (tmp_path / "log").read_bytes() == b""
+    with hold_console(Console(file=StringIO())) as console:
+        console.print("kept")
+    assert isinstance(console.file, StringIO) and console.file.getvalue() == "kept\n"

@@ -123,22 +123,7 @@ if [ -n "$fresh" ]; then
 fi
 
 pip() { "$venv/bin/python" -m pip "$@"; }
-# uv reads none of pip's settings: pass on where packages come from.
-read_pip_settings() {
-    pip config list 2>/dev/null | "$venv/bin/python" -c '
-import ast, shlex, sys
-names = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "no-index": "UV_NO_INDEX",
-         "constraint": "UV_CONSTRAINT", "trusted-host": "UV_INSECURE_HOST", "cert": "SSL_CERT_FILE",
-         "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
-found = {}
-for line in sys.stdin:  # files first, then the environment
-    key, _, value = line.strip().partition("=")
-    section, _, key = key.rpartition(".")
-    if key in names and section in ("global", "install", ":env:"):
-        found[names[key]] = ("," if key == "find-links" else " ").join(ast.literal_eval(value).split())
-for name, value in found.items():
-    print(f": ${{{name}:={shlex.quote(value)}}}; export {name}")'
-}
+source scripts/uv.sh
 # Install with uv, in a fifth of the time, or with pip where there is no uv or it fails.
 install() {
     if [ -n "$uv" ]; then
@@ -157,9 +142,7 @@ pip install -q -c "$constraints" pip setuptools
 uv=
 if pip install -q -c "$constraints" uv 2>/dev/null; then
     uv=yes
-    eval "$(read_pip_settings)"
-    # As pip does: the best version of all indexes, and no Python but the one that was chosen.
-    export UV_INDEX_STRATEGY=unsafe-best-match UV_PYTHON_DOWNLOADS=never
+    use_pip_settings "$venv/bin/python"
 else
     say "there is no uv for this machine: pip installs, which takes some minutes"
 fi

@@ -14,6 +14,16 @@ peers=${PEERS:-.venv-peers}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PYTHONWARNINGS=ignore
 python=${PYTHON:-$("${VENV:-.venv}/bin/python" -c 'import sys; print(sys._base_executable)' 2>/dev/null || echo python3)}
 
+# install FOLDER ARGUMENT...: with the uv of `make setup`, in a fifth of the time, or with pip.
+uv=${VENV:-.venv}/bin/uv
+if [ -x "$uv" ]; then source scripts/uv.sh; use_pip_settings "${uv%/*}/python"; fi
+install() {
+    local folder=$1
+    shift
+    if [ -x "$uv" ]; then "$uv" pip install -q --python "$folder/bin/python" "$@" && return; fi
+    "$folder/bin/python" -m pip install -q "$@"
+}
+
 # make FOLDER INTERPRETER CONSTRAINTS PACKAGE...: ours too, since the adapters run in the other library's process.
 make() {
     local folder=$1 interpreter=$2 constraints=constraints/$3 stamp=$1/.spear-peers wanted
@@ -22,9 +32,9 @@ make() {
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
     "$interpreter" -m venv --clear "$folder"
     if grep -q '^torch==' "$constraints"; then
-        "$folder/bin/python" -m pip install -q -c "$constraints" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+        install "$folder" -c "$constraints" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
     fi
-    "$folder/bin/python" -m pip install -q -c "$constraints" "$@" -e ./sandbox -e .
+    install "$folder" -c "$constraints" "$@" -e ./sandbox -e .
     printf '%s\n' "$wanted" >"$stamp"
 }
 

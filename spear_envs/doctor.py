@@ -217,7 +217,7 @@ def find_version(name: str) -> str | None:
 
 
 def check_python() -> Iterator[Finding]:
-    """Check the interpreter."""
+    """Yield which Python runs this, and whether our versions support it."""
     found = f"{platform.python_version()} ({sys.executable})"
     if not (3, 10) <= sys.version_info[:2] < (3, 14):
         yield Finding("Python", Verdict.PROBLEM, found, "Use Python 3.10 to 3.13, or to 3.12 for training.")

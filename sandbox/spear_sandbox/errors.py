@@ -91,5 +91,5 @@ class _Record(logging.LogRecord):
 
 
 def guard_logs() -> None:
-    """Have all logs of this process pass through :func:`show_entry`."""
+    """Pass all logs of this process through :func:`show_entry`, since they quote what strangers wrote."""
     logging.setLogRecordFactory(_Record)

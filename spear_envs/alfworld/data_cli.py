@@ -195,7 +195,7 @@ class SplitReport:
 def report_split(
     data_dir: Path | None, split: str, watch: Callable[[Iterable[GameRecord]], Iterable[GameRecord]]
 ) -> SplitReport:
-    """Report on one split.
+    """Count the games of one split by task type, and those that the expert does not win or that differ.
 
     Args:
         data_dir: as for :func:`~spear_envs.alfworld.tasks.find_split`.

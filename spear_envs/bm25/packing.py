@@ -85,7 +85,10 @@ class Packed(PackedPairs):
 
 
 def find_factors(terms_total: int, filled: int) -> npt.NDArray[np.float32]:
-    """Compute 1 / (k1 · ((1 − b) + b · dl/avgdl)) in float32 for each quantised length dl."""
+    """Compute 1 / (k1 · ((1 − b) + b · dl/avgdl)) in float32 for each quantised length dl.
+
+    ``avgdl`` is ``terms_total`` over ``filled``, the number of documents that are not empty.
+    """
     average = np.float32(terms_total / max(filled, 1))
     one = np.float32(1)
     lengths = QUANTIZED_LENGTHS.astype(np.float32)

@@ -239,7 +239,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return [write_answer(content["answer"])]
 
     def lexicon(self) -> Iterator[str]:
-        """Yield every problem and program of an embedded data set in the compact form; empty for others."""
+        """Yield the words of an embedded data set as the template ``compact`` has them; nothing for others."""
         if self.dataset in EMBEDDED:
             compact = self.templates["compact"]
             yield "\n".join(["0123456789", *REMINDERS])

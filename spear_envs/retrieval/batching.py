@@ -169,7 +169,7 @@ Worker = WorkerThread | LoopWorker
 
 
 class _Ticket:
-    """A request that waits for some entries."""
+    """A request that waits until the last of its queries is answered, by whichever batch computes it."""
 
     __slots__ = ("future", "missing")
 

@@ -60,6 +60,6 @@ def make_mcp_server(retriever: Retriever) -> MCPServer[Any]:
 
 
 def _show(document: dict[str, Any]) -> Passage:
-    """Show a document, whose first line is the title."""
+    """Return a passage as the tool's answer has it: its first line is the title."""
     title, _, text = document["contents"].partition("\n")
     return Passage(id=str(document["id"]), title=title.strip().strip('"'), text=text)

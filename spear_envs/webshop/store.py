@@ -203,7 +203,7 @@ def read_store(folder: Path) -> StoreManifest:
 
 
 class Records:
-    """The entries in a store, each read on demand.
+    """The records of a store's products, each read from its file on demand.
 
     Args:
         folder: of the store; its files must be complete.

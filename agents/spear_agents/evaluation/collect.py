@@ -221,11 +221,11 @@ class _Player:
 
 
 def read_messages(trajectory: Trajectory, chains: Sequence[Sequence[int]]) -> list[list[Message]]:
-    """Return the messages of each line of an episode whose ids are bytes with roles; the last message is the policy's.
+    """Return the messages of an episode whose ids are bytes with roles: a list for each of ``chains``.
 
-    There is a line for each of ``chains``, the turns of a training row: a conversation up to the last of them. A
-    conversation within one assistant message stays one message, the environment's words included; only its
-    ``loss_mask`` distinguishes them.
+    A chain has the turns of one training row; its list is the conversation up to the last of them, which the policy
+    wrote. Where the environment's words stand within the assistant's message, as in Search-R1, that stays one message;
+    only its ``loss_mask`` distinguishes them.
     """
     codec = ChatByteTokenizer()
     if trajectory.layout is Layout.PER_TURN:

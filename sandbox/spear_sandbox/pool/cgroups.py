@@ -36,7 +36,7 @@ class OomKill(Enum):
     OWN = "own"
     """A process of the run, which had reached its own limit."""
     OTHERS = "others"
-    """Certainly or perhaps a process of the run, because others had taken memory that it was still allowed."""
+    """A process of the run, or perhaps another one, was killed below the run's own limit: others held the memory."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""Attention, types of numbers and rollout engines of a training, checked before Ray starts: attention, types of
-numbers, and rollout engines.
-"""
+"""Attention, types of numbers and rollout engines of a training, checked before Ray starts."""
 
 from __future__ import annotations
 

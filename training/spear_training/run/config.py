@@ -399,9 +399,9 @@ class RecordSettings(Record, path="record"):
     """Episodes of the training that are kept for `spear view`."""
 
     every: int = number(10, at_least=1)
-    """Steps between them; those of step 1 are always kept."""
+    """Steps from one with kept episodes to the next, the first being step 1."""
     episodes: int = number(4, at_least=0)
-    """Episodes of such a step; 0 keeps none."""
+    """Kept episodes of such a step; 0 keeps none."""
 
     def count(self, step: int) -> int:
         """Number of episodes kept of a step (from 1)."""

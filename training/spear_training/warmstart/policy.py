@@ -34,7 +34,7 @@ IGNORED = -100
 POOL = 32
 """Number of batches whose rows are sorted by length together."""
 RARE = 0.1
-"""Maximum share of rows with a rare word."""
+"""A word in at most this share of the rows is rare, see :func:`find_names`."""
 
 
 @checked(frozen=True, config=STRICT)

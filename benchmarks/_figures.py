@@ -113,8 +113,6 @@ class Figure:
     unit: str = ""
     of: str = ""
     """Peer that the figure is of; empty: ours. A peer's figure has the name of ours."""
-    elsewhere: bool = False
-    """Not from this run: measured or reported by others."""
     note: str = ""
     """Details that vary from run to run: counts, lengths."""
 
@@ -184,7 +182,7 @@ def print_figures(figures: Iterable[Figure], bars: Sequence[Bar]) -> Iterator[Fi
         if bar is not None and bar.unit != figure.unit:
             raise ValueError(f"{figure.name!r} is measured in {figure.unit!r}, its bar is in {bar.unit!r}")
         verdict = "" if bar is None else f"  bar {bar}  {'held' if bar.holds(figure.value) else 'NOT HELD'}"
-        whose = f" [{figure.of}{', elsewhere' if figure.elsewhere else ''}]" if figure.of else ""
+        whose = f" [{figure.of}]" if figure.of else ""
         note = f"  ({figure.note})" if figure.note else ""
         print(f"{figure.name + whose:72} {format_value(figure.value):>10} {figure.unit:9}{verdict}{note}", flush=True)
         yield figure

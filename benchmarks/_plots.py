@@ -14,7 +14,7 @@ from benchmarks._results import Judgement, Result, Verdict
 __all__ = ["plot_bars", "plot_peers"]
 
 COLOURS = {Verdict.HELD: "#2a9d5c", Verdict.NOT_HELD: "#d1495b"}
-OURS, PEER, ELSEWHERE = "#2a6f97", "#b0b7bd", "#dfe3e6"
+OURS, PEER = "#2a6f97", "#b0b7bd"
 MOST = 1_000.0
 """Room to spare that is drawn at most, in times of the bar."""
 WIDTH = 10.5
@@ -76,9 +76,9 @@ def plot_peers(known: Sequence[Benchmark], results: Mapping[str, Result], path: 
     for name, ours, others in reversed(groups):
         for one in (*reversed(others), ours):
             ratio = max(one.value / ours.value, 1e-6)
-            colour = OURS if not one.of else ELSEWHERE if one.elsewhere else PEER
+            colour = PEER if one.of else OURS
             axis.barh(row, ratio - 1e-6, left=1e-6, height=0.8, color=colour)
-            who = "ours" if not one.of else f"{one.of}{' (elsewhere)' if one.elsewhere else ''}"
+            who = one.of or "ours"
             text = f"{who}: {format_value(one.value)} {one.unit}".rstrip()
             axis.annotate(text, (ratio, row), (4, 0), textcoords="offset points", va="center", fontsize=6.5)
             row += 1

@@ -145,8 +145,7 @@ def _bring_together(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def _show_other(figure: Figure, ours: Figure | None) -> str:
-    where = f"{figure.of}, elsewhere" if figure.elsewhere else figure.of
-    value = f"{where}: {format_value(figure.value)} {figure.unit}".rstrip()
+    value = f"{figure.of}: {format_value(figure.value)} {figure.unit}".rstrip()
     if ours is None or not ours.value or not figure.value:
         return value
     ratio = max(figure.value / ours.value, ours.value / figure.value)

@@ -20,6 +20,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks._figures import Figure, LeftOut, Size
+from benchmarks.peers import SANDBOX_FUSION, find_port, start_fusion
 from spear_sandbox.installation import Installation, find_installation
 
 __all__ = ["CpuGroup", "measure_http"]
@@ -31,9 +32,6 @@ x = sp.symbols("x")
 print(sp.solve(x**3 - 6 * x**2 + 11 * x - 6, x))
 """
 PROGRAMS = {"print": (PRINT, "2\n"), "sympy": (SOLVE, "[1, 2, 3]\n")}
-SANDBOX_FUSION = {"print": 24.0, "sympy": 505.0}
-"""Milliseconds of CPU, the lower end of what was measured."""
-MEASURED_ON = "beside an earlier version of this service on two cores of x86, which took 8.4 to 11 and 22 to 24 there"
 CLIENTS = (1, 16, 64)
 ROUNDS = {Size.QUICK: 2, Size.STANDARD: 5, Size.FULL: 5}
 SECONDS = {Size.QUICK: 4.0, Size.STANDARD: 20.0, Size.FULL: 60.0}
@@ -112,7 +110,7 @@ class Connection:
 
 @dataclass
 class Service:
-    """``spear-sandbox serve`` in a control group of its own."""
+    """A server of ``/run_code`` in a control group of its own: ``spear-sandbox serve``, or SandboxFusion's."""
 
     port: int
     group: CpuGroup
@@ -229,23 +227,46 @@ async def measure_subprocess(code: str, expected: str, count: int, clients: int)
         return group.read() / count * 1e3
 
 
-async def measure_cpu(service: Service, size: Size) -> AsyncIterator[Figure]:
-    """CPU of a run by program and clients; ours and a subprocess in turn."""
+@contextlib.contextmanager
+def start_peer() -> Iterator[Service | None]:
+    """SandboxFusion's server, or None where it was not set up."""
+    if not SANDBOX_FUSION.is_here:
+        print(f"SandboxFusion is left out: python -m benchmarks.peers get {SANDBOX_FUSION.name}", flush=True)
+        yield None
+        return
+    port = find_port()
+    with CpuGroup("fusion") as group, start_fusion(port, group.enter) as pid:
+        yield Service(port, group, pid)
+
+
+async def measure_run(service: Service, code: str, expected: str, clients: int) -> float:
+    """Milliseconds of CPU of a run."""
+    start, count = service.group.read(), max(64, 2 * clients)
+    await service.run_many(code, expected, count, clients)
+    return (service.group.read() - start) / count * 1e3
+
+
+async def measure_cpu(service: Service, peer: Service | None, size: Size) -> AsyncIterator[Figure]:
+    """CPU of a run by program and clients; ours, SandboxFusion's and a subprocess in turn."""
     for name, (code, expected) in PROGRAMS.items():
-        await service.run_many(code, expected, 64, 8)
+        for each in (service, peer):
+            if each is not None:
+                await each.run_many(code, expected, 64, 8)
         for clients in CLIENTS:
-            ours, theirs = [], []
+            ours, fusions, bare = [], [], []
             for _ in range(ROUNDS[size]):
-                start, count = service.group.read(), max(64, 2 * clients)
-                await service.run_many(code, expected, count, clients)
-                ours.append((service.group.read() - start) / count * 1e3)
-                theirs.append(await measure_subprocess(code, expected, 8, min(clients, 2 * (os.cpu_count() or 1))))
+                ours.append(await measure_run(service, code, expected, clients))
+                if peer is not None:
+                    fusions.append(await measure_run(peer, code, expected, clients))
+                bare.append(await measure_subprocess(code, expected, 8, min(clients, 2 * (os.cpu_count() or 1))))
             about = f"{name} over HTTP, {clients} at a time"
-            peer = SANDBOX_FUSION[name]
             yield Figure(about, median(ours), "ms CPU", note=f"load {os.getloadavg()[0]:.1f}")
-            yield Figure(about, median(theirs), "ms CPU", of="subprocess, clean, no HTTP, not isolated")
-            yield Figure(about, peer, "ms CPU", of="SandboxFusion", elsewhere=True, note=MEASURED_ON)
-            yield Figure(f"{about}: SandboxFusion's over ours", peer / median(ours), "times")
+            yield Figure(about, median(bare), "ms CPU", of="subprocess, clean, no HTTP, not isolated")
+            if fusions:
+                ratios = [theirs / own for theirs, own in zip(fusions, ours, strict=True)]
+                yield Figure(about, median(fusions), "ms CPU", of="SandboxFusion", note="it isolates nothing")
+                spread = f"rounds from {min(ratios):.2f} to {max(ratios):.2f}"
+                yield Figure(f"{about}: SandboxFusion's over ours", median(ratios), "times", note=spread)
 
 
 async def measure_load(service: Service, size: Size) -> AsyncIterator[Figure]:
@@ -271,7 +292,9 @@ async def measure_http(options: argparse.Namespace) -> AsyncIterator[Figure]:
     with start_service() as service:
         await asyncio.sleep(5)  # until the interpreters of all kinds are warm
         yield Figure("memory of the service at rest", service.read_memory(), "MiB", note="three warm interpreters")
-        for part in (measure_cpu(service, options.size), measure_load(service, options.size)):
-            async for figure in part:
+        with start_peer() as peer:
+            async for figure in measure_cpu(service, peer, options.size):
                 yield figure
+        async for figure in measure_load(service, options.size):
+            yield figure
         yield Figure("memory of the service after that", service.read_memory(), "MiB")

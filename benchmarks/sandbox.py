@@ -2,8 +2,9 @@
 
 The service comes first: CPU time of a ``print`` and of a cubic solved by SymPy at 1, 16 and 64 clients, in turn with a
 clean interpreter that is started for the same program; waits in an open loop; memory. Then the pool without HTTP,
-beside bubblewrap and GEM's tool. CPU time is that of control groups, so it needs root. SandboxFusion is on no package
-index; its figures are from elsewhere, and say from where. Last comes a mixed load, and what is left of it.
+beside bubblewrap and GEM's tool. CPU time is that of control groups, so it needs root. SandboxFusion is measured in the
+same rounds if `python -m benchmarks.peers get sandbox-fusion` has set it up. Last comes a mixed load, and what is left
+of it.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ BARS = (
     Bar("print over HTTP, 1 at a time", "ms CPU", at_most=7.0),
     Bar("print over HTTP, 16 at a time", "ms CPU", at_most=7.0),
     Bar("print over HTTP, 64 at a time", "ms CPU", at_most=7.0),
-    Bar("print over HTTP, 1 at a time: SandboxFusion's over ours", "times", at_least=3.5),
-    Bar("print over HTTP, 16 at a time: SandboxFusion's over ours", "times", at_least=3.5),
-    Bar("print over HTTP, 64 at a time: SandboxFusion's over ours", "times", at_least=3.5),
+    Bar("print over HTTP, 1 at a time: SandboxFusion's over ours", "times", at_least=4.0),
+    Bar("print over HTTP, 16 at a time: SandboxFusion's over ours", "times", at_least=4.0),
+    Bar("print over HTTP, 64 at a time: SandboxFusion's over ours", "times", at_least=4.0),
     Bar("print over HTTP at half load: refused", at_most=0.0),
     Bar("start of an interpreter, standard library", "s CPU", at_most=3.0),
     Bar("start of an interpreter, all packages", "s CPU", at_most=3.0),

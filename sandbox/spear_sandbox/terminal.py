@@ -166,7 +166,9 @@ def hold_console(console: Console) -> Iterator[Console]:
         yield console
         return
     stream.flush()
-    with open(number, "w", buffering=1, encoding=stream.encoding, errors=stream.errors) as held:
+    with open(
+        number, "w", buffering=1, encoding=getattr(stream, "encoding", None), errors=getattr(stream, "errors", None)
+    ) as held:
         yield Console(file=held)
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from spear_training.run.computing import (
     check_sequence_parallel,
     choose_attention,
     choose_dtype,
+    count_threads,
     measure_weights,
     prefers_bfloat16,
     require_engine,
@@ -59,6 +61,47 @@ def check(*words: str, out: Path = Path("runs/x")) -> RunConfig:
 
 def resolve(*words: str, earlier: RunConfig | None = None) -> RunConfig:
     return resolve_machine(compose(words).config, earlier)
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cores", "threads", "words", "ranks"),
+    [
+        (1, "", (), 1),
+        (2, "", (), 2),
+        (8, "", (), 4),  # each takes a process of its own
+        (8, "4", (), 2),  # the user said how many threads
+        (3, "", (), 2),  # 16 tasks in groups of 8 are not divided by 3
+        (8, "", ("cluster.gpus_per_node=1",), 1),
+        (8, "", ("train.steps=2",), 1),
+        (8, "", ("rollout.engine=vllm_cpu",), 1),
+        (8, "", ("cluster.sequence_parallel=2", "cluster.gpus_per_node=2"), 2),
+        (8, "", ("train.batch_size=3", "train.mini_batch_size=3", "rollout.group_size=3"), 3),
+    ],
+)
+def test_a_tiny_policy_on_a_cpu_has_a_rank_for_each_core(
+    cores: int, threads: str, words: tuple[str, ...], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda pid: range(cores))
+    composed = compose(["preset=demo", *words]).config
+    assert resolve_machine(composed).ranks == ranks
+    assert resolve_machine(composed, weights=270_000_000).ranks == (1 if "cluster.gpus_per_node=2" not in words else 2)
+    earlier = replace(composed, cluster=replace(composed.cluster, gpus_per_node=3))
+    if composed.cluster.gpus_per_node is None:
+        assert resolve_machine(composed, earlier).ranks == 3, "a resumed run keeps its ranks"
+
+
+def test_threads_are_one_for_a_tiny_model_and_all_cores_for_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda pid: range(8))
+    assert [count_threads(weights, ranks) for weights, ranks in ((0, 1), (1e9, 1), (1e9, 2), (1e9, 16))] == [1, 8, 4, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert count_threads(1e9, 1) == count_threads(0, 1) == 3
+
+
+def test_ranks_are_chosen_on_cpus_alone() -> None:
+    assert resolve("cluster=8gpu", "cluster.gpus_per_node=null").ranks == 1
 
 
 # ---- workers ---------------------------------------------------------------------------------------------------------

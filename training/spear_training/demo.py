@@ -52,9 +52,11 @@ class DemoSize:
     """Episodes of each."""
 
 
-FULL = DemoSize("full", 60, {}, (), "all", 4)
+ROLLOUTS_OWN = "rollout.correction.bypass_mode=true"
+"""There is one update a batch, so that the log-probs of the rollout are those of the old policy, and one pass less."""
+FULL = DemoSize("full", 60, {}, (ROLLOUTS_OWN,), "all", 4)
 """The schedules of the preset are made for its 60 steps."""
-QUICK = DemoSize("quick", 4, {"episodes": 800, "panel_tasks": 0}, ("validation.tasks=32",), "48", 2)
+QUICK = DemoSize("quick", 4, {"episodes": 800, "panel_tasks": 0}, ("validation.tasks=32", ROLLOUTS_OWN), "48", 2)
 """Shows in three minutes, set-up included, that everything runs. It is too short to learn anything."""
 
 

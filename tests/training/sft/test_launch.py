@@ -121,7 +121,7 @@ def test_a_run_is_that_of_its_settings_data_and_model(
 ) -> None:
     out, runs = tmp_path / "run", []
 
-    def train(folder: Path, device: str, observer: Any, module: str, locked: bool) -> None:
+    def train(folder: Path, device: str, observer: Any, module: str, threads: int, locked: bool) -> None:
         runs.append((device, module))
         steps = len((folder / "metrics").mkdir(exist_ok=True) or "123456")
         lines = [json.dumps({"step": n, "data": {"train/loss": 1 / n, "train/lr": 1e-5}}) for n in range(1, steps + 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -103,6 +104,16 @@ WORTH = 1.25
 def measure_weights(folder: Path) -> int:
     """Return the bytes of the weights in a Hugging Face folder, which may be absent."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def count_threads(weights: float, ranks: int) -> int:
+    """Return the threads of each of some ranks on this CPU: those of OMP_NUM_THREADS, or a share of the cores.
+
+    A tiny model (by the bytes of its ``weights``) has one, since its operations are too small for more.
+    """
+    if given := os.environ.get("OMP_NUM_THREADS"):
+        return int(given)
+    return 1 if weights < TINY else max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def choose_dtype(chosen: str, weights: float) -> str:

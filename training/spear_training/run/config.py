@@ -364,8 +364,8 @@ class ClusterSettings(Record, path="cluster"):
     """cpu or cuda."""
     nodes: int = number(1, at_least=1)
     """Machines."""
-    gpus_per_node: int = number(1, at_least=1)
-    """GPUs of each machine that are used; on CPUs, ranks."""
+    gpus_per_node: int | None = number(1, at_least=1)
+    """GPUs of each machine that are used; on CPUs, ranks. null is one GPU, or ranks by cores and the policy's size."""
     strategy: Strategy = Strategy.FSDP2
     """How the model is sharded: fsdp2 or fsdp."""
     shard_size: int = number(-1, at_least=-1)
@@ -451,7 +451,7 @@ class RunConfig(Record):
     @property
     def ranks(self) -> int:
         """Processes that train."""
-        return self.cluster.nodes * self.cluster.gpus_per_node
+        return self.cluster.nodes * (self.cluster.gpus_per_node or 1)
 
     @property
     def on_cpu(self) -> bool:

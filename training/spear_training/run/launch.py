@@ -35,6 +35,7 @@ from spear_training.run.checkpoints import (
 )
 from spear_training.run.compose import Request, read_config
 from spear_training.run.computing import (
+    TINY,
     check_rollouts,
     check_sequence_parallel,
     choose_attention,
@@ -42,7 +43,7 @@ from spear_training.run.computing import (
     measure_weights,
     require_engine,
 )
-from spear_training.run.config import AUTO, LEVELS, Resume, RolloutType, RunConfig, flatten
+from spear_training.run.config import AUTO, LEVELS, Resume, RolloutEngine, RolloutType, RunConfig, flatten
 from spear_training.run.custom_reward import load_custom_reward
 from spear_training.run.environments import EnvironmentFacts, inspect_environment
 from spear_training.run.inputs import TASKS_FILE, compare_inputs, describe_inputs
@@ -121,18 +122,22 @@ def prepare_training(request: Request, out: Path, console: Console | None = None
 
 
 def resolve_machine(config: RunConfig, earlier: RunConfig | None = None, weights: int | None = None) -> RunConfig:
-    """Replace what depends on the machine: attention, type of numbers, correction and number of rollout workers.
+    """Replace what depends on the machine: ranks, attention, type of numbers, correction and rollout workers.
 
-    A type chosen by ``earlier``, the configuration of a resumed run, stays; ``weights``: bytes of the model, if it is
-    not here.
+    Ranks and a type chosen by ``earlier``, the configuration of a resumed run, stay; ``weights``: bytes of the model,
+    if it is not here.
     """
     device, rollout = config.cluster.device.value, config.rollout
     config = config.change("model", attention=choose_attention(config.model.attention, device))
     dtype = rollout.dtype.value
     if config.on_cpu:
+        weights = weights or measure_weights(Path(str(config.model.path)))
         if dtype == AUTO and earlier is not None:
             dtype = earlier.rollout.dtype.value
-        dtype = choose_dtype(dtype, weights or measure_weights(Path(str(config.model.path))))
+        dtype = choose_dtype(dtype, weights)
+        if config.cluster.gpus_per_node is None:
+            ranks = choose_ranks(config, weights) if earlier is None else earlier.cluster.gpus_per_node
+            config = config.change("cluster", gpus_per_node=ranks)
     elif dtype == AUTO:
         dtype = "bfloat16"
     correction = rollout.correction
@@ -140,6 +145,28 @@ def resolve_machine(config: RunConfig, earlier: RunConfig | None = None, weights
         correction = replace(correction, rollout_is=LEVELS[0])  # old weights may have written the episodes
     config = config.change("rollout", dtype=RolloutType(dtype), correction=correction)
     return resolve_workers(config)
+
+
+def choose_ranks(config: RunConfig, weights: float) -> int:
+    """Choose the ranks of a training on this machine's cores; ``weights`` are the bytes of its policy.
+
+    A tiny policy has a rank on each core, up to ``MOST_RANKS``, since its operations are too small for several threads.
+    A larger one has one rank, whose operations do use them; so has a training of a few steps, for which another rank
+    takes longer to start than it saves, and one with vLLM, which every rank would have anew.
+    """
+    train, rollout, unit = config.train, config.rollout, config.cluster.sequence_parallel
+    if weights >= TINY or train.steps < LONG or rollout.engine is not RolloutEngine.TRANSFORMERS:
+        return unit
+    most = min(MOST_RANKS, len(os.sched_getaffinity(0)) // int(os.environ.get("OMP_NUM_THREADS") or 1))
+    shared = math.gcd(train.batch_size, train.mini_batch_size) * rollout.group_size  # episodes that ranks divide evenly
+    return max((ranks for ranks in range(unit, most + 1, unit) if shared % ranks == 0), default=unit)
+
+
+def describe_ranks(config: RunConfig, threads: int) -> str:
+    """Return one line on the ranks of a training on a CPU."""
+    ranks = f"{config.ranks} rank{'s' if config.ranks > 1 else ''}"
+    each = f"{'each ' if config.ranks > 1 else ''}with {threads} thread{'s' if threads > 1 else ''}"
+    return f"{ranks}, {each} (cluster.gpus_per_node, OMP_NUM_THREADS)"
 
 
 def resolve_workers(config: RunConfig) -> RunConfig:
@@ -172,6 +199,10 @@ def describe_workers(config: RunConfig) -> str:
     return f"{workers} rollout worker{'s' if workers > 1 else ''}, each with {many} at a time ({WORKERS})"
 
 
+MOST_RANKS = 4
+"""Ranks chosen at most: each holds a process of 1 GB."""
+LONG = 8
+"""Steps from which another rank saves more than it takes to start."""
 VOID_TURNS = 0.05
 """Share of void turns in the example of :func:`describe_void`."""
 

@@ -134,8 +134,11 @@ Observer = Callable[[list[dict[str, Any]]], None]
 """Called a few times a second with the history of the run so far."""
 
 
-def build_environment(out: Path, device: str) -> dict[str, str]:
-    """Return the environment of a training's process: this one's, with variables for verl and its plugin."""
+def build_environment(out: Path, device: str, threads: int = 1) -> dict[str, str]:
+    """Return the environment of a training's process: this one's, with variables for verl and its plugin.
+
+    ``threads`` are those of a rank on a CPU, unless ``OMP_NUM_THREADS`` says how many.
+    """
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
     variables = {
@@ -157,7 +160,7 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
     variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` uploads the run later
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
-        variables.setdefault("OMP_NUM_THREADS", "1")
+        variables.setdefault("OMP_NUM_THREADS", str(threads))
         # Else Ray joins any cluster already running on this machine.
         variables.setdefault("RAY_ADDRESS", "local")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
@@ -209,6 +212,7 @@ def supervise_training(
     observer: Observer,
     *,
     module: str = "spear_training.verl_plugin.process",
+    threads: int = 1,
     poll_seconds: float = 0.5,
     patience: Patience = PATIENCE,
     locked: bool = False,
@@ -220,6 +224,7 @@ def supervise_training(
         device: ``cpu`` or ``cuda``.
         observer: called with the growing history.
         module: the training's process, called with the run folder.
+        threads: of a rank on a CPU.
         poll_seconds: between two calls of the observer.
         patience: with processes that are lost or do not end.
         locked: the caller holds the folder's lock.
@@ -237,7 +242,7 @@ def supervise_training(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=build_environment(out, device) | {MARK: mark},
+            env=build_environment(out, device, threads) | {MARK: mark},
             start_new_session=True,  # Ctrl-C only reaches the supervisor, which then ends the rest in order
         )
         previous = signal.signal(signal.SIGTERM, _interrupt)

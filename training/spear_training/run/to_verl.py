@@ -233,13 +233,13 @@ def _set_run(config: RunConfig) -> Values:
         "trainer.experiment_name": config.log.run,
         "trainer.device": config.cluster.device.value,
         "trainer.nnodes": config.cluster.nodes,
-        "trainer.n_gpus_per_node": config.cluster.gpus_per_node,
+        "trainer.n_gpus_per_node": config.cluster.gpus_per_node or 1,
     }
 
 
 def _set_cpu(config: RunConfig) -> Values:
     """Return what verl's defaults for GPUs must become on a CPU."""
-    ranks, engines = config.cluster.gpus_per_node, (ENGINE, f"{AR}.ref.fsdp_config", "critic.fsdp")
+    ranks, engines = config.cluster.gpus_per_node or 1, (ENGINE, f"{AR}.ref.fsdp_config", "critic.fsdp")
     precision = {"param_dtype": _name_dtype(config), "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
         f"{AR}.model.use_remove_padding": True,

@@ -17,11 +17,13 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import draft_file, write_json
 from spear_sandbox.terminal import Console, Progress
 from spear_training.run.compose import Request, compose
+from spear_training.run.computing import count_threads, measure_weights
 from spear_training.run.config import RunConfig, describe_staleness, flatten
 from spear_training.run.inputs import TASKS_FILE, describe_inputs
 from spear_training.run.launch import (
     CHANGEABLE,
     POLICY,
+    describe_ranks,
     describe_void,
     describe_workers,
     prepare_run,
@@ -165,9 +167,11 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
                 make_policy(choose_warm_start(config), out / POLICY, console)
                 inputs = describe_inputs(config, training.environment, changeable=CHANGEABLE)
                 write_json(out / TASKS_FILE, inputs)
+        threads = count_threads(measure_weights(Path(str(config.model.path))), config.ranks)
         console.print(describe_workers(config), soft_wrap=True, highlight=False)
         rollout = config.rollout
         for line in (
+            describe_ranks(config, threads) if config.on_cpu else None,
             describe_void(config, training.environment.max_turns),
             describe_staleness(rollout.staleness, rollout.correction) if rollout.staleness else None,
             training.fit.describe() if training.fit is not None else None,
@@ -177,7 +181,7 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
         try:
             with show_progress(console, total, "starting Ray and verl (a minute or two)", read_progress) as observe:
                 watched = watch_metrics(observe, config.algorithm, console)
-                supervise_training(out, config.cluster.device.value, watched, locked=True)
+                supervise_training(out, config.cluster.device.value, watched, threads=threads, locked=True)
             publish_run(config, out, console)
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]

@@ -29,10 +29,10 @@ from spear_sandbox.terminal import Console, Progress, RowsColumn
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.run.checkpoints import compare_configs
 from spear_training.run.compose import read_value
-from spear_training.run.computing import check_exchange, choose_attention, choose_dtype, measure_weights
+from spear_training.run.computing import check_exchange, choose_attention, choose_dtype, count_threads, measure_weights
 from spear_training.run.config import AUTO, flatten
 from spear_training.run.launch import CONFIG_FILE, find_checkpoint, read_folder
-from spear_training.run.supervise import LOG_FILE, die_with_parent, hold_run, supervise_training
+from spear_training.run.supervise import LOG_FILE, Observer, die_with_parent, hold_run, supervise_training
 from spear_training.run.to_verl import find_verl
 from spear_training.run.training import RESUME_HINT, Reading, show_progress
 from spear_training.sft.samples import Overlong, Preparation, SampleReader, prepare_samples
@@ -248,6 +248,11 @@ def _open_reader(model: Path) -> tuple[SampleReader, int]:
     return SampleReader(tokenizer, vocabulary, require_end_ids(model, tokenizer)), context
 
 
+def _supervise(out: Path, config: DictConfig, observe: Observer) -> None:
+    threads = count_threads(measure_weights(Path(str(config.model.path))), config.trainer.n_gpus_per_node)
+    supervise_training(out, config.trainer.device, observe, module=__name__, threads=threads, locked=True)
+
+
 def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     reader, context = _open_reader(settings.model)
     config = choose_keys(settings)
@@ -296,7 +301,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         return out / MODEL
     try:
         with show_progress(console, total, "starting verl (a minute)", read_progress) as observe:
-            supervise_training(out, config.trainer.device, observe, module=__name__, locked=True)
+            _supervise(out, config, observe)
     except KeyboardInterrupt:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
         console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")

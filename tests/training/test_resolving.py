@@ -98,6 +98,11 @@ def test_threads_are_one_for_a_tiny_model_and_all_cores_for_a_larger_one(monkeyp
     assert [count_threads(weights, ranks) for weights, ranks in ((0, 1), (1e9, 1), (1e9, 2), (1e9, 16))] == [1, 8, 4, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert count_threads(1e9, 1) == count_threads(0, 1) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "6,2")
+    assert count_threads(1e9, 1) == 6
+    for nothing in ("0", "many", "-1", "²"):
+        monkeypatch.setenv("OMP_NUM_THREADS", nothing)
+        assert count_threads(1e9, 1) == 8
 
 
 def test_ranks_are_chosen_on_cpus_alone() -> None:

@@ -106,13 +106,19 @@ def measure_weights(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
+def read_threads() -> int | None:
+    """Return the threads that OMP_NUM_THREADS asks for (of a list as ``4,2`` the first), or None."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+
+
 def count_threads(weights: float, ranks: int) -> int:
     """Return the threads of each of some ranks on this CPU: those of OMP_NUM_THREADS, or a share of the cores.
 
     A tiny model (by the bytes of its ``weights``) has one, since its operations are too small for more.
     """
-    if given := os.environ.get("OMP_NUM_THREADS"):
-        return int(given)
+    if given := read_threads():
+        return given
     return 1 if weights < TINY else max(1, len(os.sched_getaffinity(0)) // ranks)
 
 

@@ -41,6 +41,7 @@ from spear_training.run.computing import (
     choose_attention,
     choose_dtype,
     measure_weights,
+    read_threads,
     require_engine,
 )
 from spear_training.run.config import AUTO, LEVELS, Resume, RolloutEngine, RolloutType, RunConfig, flatten
@@ -157,7 +158,7 @@ def choose_ranks(config: RunConfig, weights: float) -> int:
     train, rollout, unit = config.train, config.rollout, config.cluster.sequence_parallel
     if weights >= TINY or train.steps < LONG or rollout.engine is not RolloutEngine.TRANSFORMERS:
         return unit
-    most = min(MOST_RANKS, len(os.sched_getaffinity(0)) // int(os.environ.get("OMP_NUM_THREADS") or 1))
+    most = min(MOST_RANKS, len(os.sched_getaffinity(0)) // (read_threads() or 1))
     shared = math.gcd(train.batch_size, train.mini_batch_size) * rollout.group_size  # episodes that ranks divide evenly
     return max((ranks for ranks in range(unit, most + 1, unit) if shared % ranks == 0), default=unit)
 

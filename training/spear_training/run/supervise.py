@@ -28,6 +28,7 @@ from spear_agents.evaluation.records import METRICS_FOLDER, measure_metrics, rea
 from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import make_command
 from spear_envs.data.files import explain_unwritable, hold_lock
+from spear_training.run.computing import read_threads
 
 PREFIXES = (
     "SPEAR_",
@@ -160,7 +161,7 @@ def build_environment(out: Path, device: str, threads: int = 1) -> dict[str, str
     variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` uploads the run later
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
-        variables.setdefault("OMP_NUM_THREADS", str(threads))
+        variables["OMP_NUM_THREADS"] = str(read_threads() or threads)
         # Else Ray joins any cluster already running on this machine.
         variables.setdefault("RAY_ADDRESS", "local")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin

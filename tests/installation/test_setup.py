@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 FILES = (
-    *("VERSION", "pyproject.toml", "setup.py", "constraints/cpu.txt", "scripts/setup.sh"),
+    *("VERSION", "pyproject.toml", "setup.py", "constraints/cpu.txt", "scripts/setup.sh", "scripts/uv.sh"),
     *("sandbox/pyproject.toml", "agents/pyproject.toml", "training/pyproject.toml"),
 )
 # Stands for the interpreter, the one in the environment, and uv.

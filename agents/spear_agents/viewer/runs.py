@@ -157,6 +157,9 @@ class Source:
     size: int = 0
     inode: int = 0
     written: float = 0.0
+    """When the file was last written, in seconds since 1970."""
+    noticed: float = 0.0
+    """When that was noticed, by the monotonic clock."""
     env_id: str | None = None
     decoder: Decoder | None = None
 
@@ -209,7 +212,8 @@ class Run:
                     self._sources[path] = Source(path, self._name(path), settings)
                 source = self._sources[path]
                 found = path.stat()
-                source.written = found.st_mtime
+                if source.written != found.st_mtime:
+                    source.written, source.noticed = found.st_mtime, time.monotonic()
                 if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
                     self._entries = [entry for entry in self._entries if entry.source is not source]
                     source.size, source.inode, source.env_id = 0, found.st_ino, None
@@ -279,13 +283,13 @@ class Run:
             except (OSError, *_MALFORMED):
                 continue
             played = sum(row["counts"] for row in self.rows() if row["source"] == source.name)
-            now, new = time.time(), played - before
-            if new <= 0 or played > planned:
+            each, idle = (source.written - began) / max(1, played - before), time.monotonic() - source.noticed
+            if played <= before or played > planned:
                 rest = ""
-            elif (idle := now - source.written) > max(LONGEST_PAUSE, 5 * (now - began) / new):
+            elif idle > max(LONGEST_PAUSE, 5 * each):
                 rest = f", none for {format_seconds(idle)}"
             else:
-                rest = f", about {format_seconds((now - began) / new * (planned - played))} left"
+                rest = f", about {format_seconds(each * (planned - played))} left"
             lines.append(f"{source.name}: {played:,} of {planned:,} episodes{rest}")
         return lines
 

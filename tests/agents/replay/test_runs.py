@@ -108,7 +108,10 @@ def test_there_must_be_something_to_show(tmp_path: Path) -> None:
         Run(tmp_path)
 
 
-def test_an_evaluation_under_way_says_how_far_it_is_and_how_long_still(tmp_path: Path) -> None:
+def test_an_evaluation_under_way_says_how_far_it_is_and_how_long_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.monotonic
     path, progress = tmp_path / "mine" / "episodes.jsonl", tmp_path / "mine" / PROGRESS
     path.parent.mkdir()
     write(path, *(make_trajectory(task_id=f"task{number}") for number in range(6)))
@@ -120,8 +123,7 @@ def test_an_evaluation_under_way_says_how_far_it_is_and_how_long_still(tmp_path:
     os.utime(path, (now, now))
     run.refresh()
     assert run.describe_progress() == ["mine: 6 of 10 episodes, about 10 min left"]
-    os.utime(path, (now - 1200, now - 1200))
-    run.refresh()
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1200)
     assert run.describe_progress() == ["mine: 6 of 10 episodes, none for 20 min"]
     progress.write_text("[")
     assert run.describe_progress() == []

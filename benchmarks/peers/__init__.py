@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers``: servers of other projects, which benchmarks start beside ours in the same run.
+"""Servers of other projects, which benchmarks start beside ours in the same run.
 
 They are on no package index, or their pins exclude ours: each gets its repository and an environment of its own.
 """
@@ -6,24 +6,19 @@ They are on no package index, or their pins exclude ours: each gets its reposito
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
 import time
-import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-import click
-
 from spear_envs.core import SpearError
-from spear_sandbox.console import echo, run_command
 
-FOLDER = Path(__file__).resolve().parents[1] / "runs" / "bench" / "peers"
+FOLDER = Path(__file__).resolve().parents[2] / "runs" / "bench" / "peers"
 START_S = 180.0
 """Seconds that a server may take until it answers; Search-R1's imports torch and loads its corpus first."""
 
@@ -129,10 +124,10 @@ def start_fusion(port: int, enter: Callable[[], None]) -> Iterator[int]:
 def start_search_r1(port: int, arguments: Sequence[str]) -> Iterator[int]:
     """Search-R1's retrieval server on a port; yields its process id.
 
-    It is started by ``_search_r1_peer.py``, since it listens on all addresses and computes on a GPU by itself.
+    It is started by ``search_r1.py``, since it listens on all addresses and computes on a GPU by itself.
     """
     peer = SEARCH_R1
-    command = [str(peer.python), str(Path(__file__).with_name("_search_r1_peer.py")), str(peer.sources), str(port)]
+    command = [str(peer.python), str(Path(__file__).with_name("search_r1.py")), str(peer.sources), str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     with _run_server([*command, *arguments], f"http://127.0.0.1:{port}/docs", peer, environment, None) as pid:
@@ -174,53 +169,3 @@ def find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def peers() -> None:
-    """Set up servers of other projects for the benchmarks."""
-
-
-@peers.command("list")
-def list_peers() -> None:
-    """List the peers, and which are set up."""
-    for peer in PEERS.values():
-        echo(f"{peer.name:15} {'ready' if peer.is_here else 'not set up':11} {peer.repository} {peer.commit[:7]}")
-
-
-@peers.command()
-@click.argument("name", type=click.Choice(list(PEERS)))
-@click.option("--source", help="Folder or address of its repository; default: the public one.")
-def get(name: str, source: str | None) -> None:
-    """Fetch a peer's repository, and make its environment.
-
-    \b
-      python -m benchmarks.peers get sandbox-fusion
-    """
-    peer = PEERS[name]
-    for program in ("git", *peer.needs):
-        if shutil.which(program) is None:
-            raise SpearError(f"{name} needs the program '{program}', which is not on the path.")
-    shutil.rmtree(peer.folder, ignore_errors=True)
-    peer.folder.mkdir(parents=True)
-    echo(f"{name}: repository")
-    _run("git", "clone", "-q", source or peer.repository, str(peer.sources))
-    _run("git", "-C", str(peer.sources), "checkout", "-q", peer.commit)
-    echo(f"{name}: environment, some minutes")
-    venv.create(peer.folder / "venv", with_pip=True)
-    for options, packages in (((), peer.packages), (("--no-deps",), peer.alone)):
-        if packages:
-            _run(str(peer.python), "-m", "pip", "install", "-q", *options, *packages)
-    for folder in peer.folders:
-        (peer.folder / folder).mkdir(parents=True, exist_ok=True)
-    (peer.folder / "ready").touch()
-    echo(f"{name}: {peer.folder}")
-
-
-def _run(*command: str) -> None:
-    if subprocess.run(command, check=False).returncode:
-        raise SpearError(f"'{' '.join(command)[:200]}' failed.")
-
-
-if __name__ == "__main__":
-    run_command(peers, "python -m benchmarks.peers", explain=lambda error: f"{error.name} is not installed: make setup")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -328,11 +328,10 @@ def list_generations(pid: int) -> list[set[int]]:
     while found[-1]:
         children: set[int] = set()
         for parent in found[-1]:
-            for task in Path(f"/proc/{parent}/task").glob("*/children"):
-                try:
-                    children |= set(map(int, task.read_text().split()))
-                except OSError:
-                    continue
+            with suppress(OSError):  # it may be gone by now
+                for task in os.listdir(f"/proc/{parent}/task"):
+                    with suppress(OSError):
+                        children |= set(map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split()))
         found.append(children)
     return found[:-1]
 

@@ -97,7 +97,7 @@ def _interrupt(*_: Any) -> None:
 def make_cold_start(out: Path) -> None:
     """Make the adapter of the cold start again: games of the expert, then supervised fine-tuning.
 
-    On the same processor it has the plan's digest. The runs use the committed one.
+    It says whether the adapter has the plan's digest. The runs use the committed one.
 
     \b
       python -m benchmarks.real_model cold-start --out runs/again

@@ -57,7 +57,7 @@ ROLLOUTS_OWN = "rollout.correction.bypass_mode=true"
 FULL = DemoSize("full", 60, {}, (ROLLOUTS_OWN,), "all", 4)
 """The schedules of the preset are made for its 60 steps."""
 QUICK = DemoSize("quick", 4, {"episodes": 800, "panel_tasks": 0}, ("validation.tasks=32", ROLLOUTS_OWN), "48", 2)
-"""Shows in three minutes, set-up included, that everything runs. It is too short to learn anything."""
+"""Shows that everything runs. It is too short to learn anything."""
 
 
 def run_demo(out: Path, *, seed: int, console: Console, size: DemoSize = FULL, steps: int | None = None) -> None:

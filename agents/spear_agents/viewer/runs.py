@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -274,7 +274,8 @@ class Run:
         """
         lines = []
         with self._lock:
-            sources = list(self._sources.values())
+            sources = [each for each in self._sources.values() if (each.path.parent / PROGRESS).is_file()]
+        done = Counter(row["source"] for row in self.rows() if row["counts"]) if sources else Counter()
         for source in sources:
             try:
                 found = json.loads(read_regular(source.path.parent / PROGRESS))
@@ -282,7 +283,7 @@ class Run:
                 began = (source.path.parent / PROGRESS).stat().st_mtime
             except (OSError, *_MALFORMED):
                 continue
-            played = sum(row["counts"] for row in self.rows() if row["source"] == source.name)
+            played = done[source.name]
             each, idle = (source.written - began) / max(1, played - before), time.monotonic() - source.noticed
             if played <= before or played > planned:
                 rest = ""

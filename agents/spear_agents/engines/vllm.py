@@ -114,6 +114,7 @@ class VLLMEngine:
         """Size of the key-value cache in tokens."""
         self.takes_images: bool = config.is_multimodal_model
         self._draws = all(self.call_workers("replace_sampling"))
+        self.call_workers("fuse_norms")
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
         workers = self.call_workers("end_with", os.getpid(), core)
         self._processes = (core, *workers)

@@ -135,13 +135,14 @@ def test_a_training_is_fitted_and_a_resumed_one_stays_as_it_was() -> None:
 
 def test_on_a_cpu_a_large_policy_takes_little_memory_unless_the_user_says_otherwise() -> None:
     config, found = fit(compose())
-    assert read(config) == (ENOUGH, True) and found is not None
-    assert found.describe().startswith("micro-batches of 2,048 tokens with gradient checkpointing")
+    assert read(config) == (ENOUGH, False) and found is not None
+    assert found.describe().startswith("micro-batches of 2,048 tokens without gradient checkpointing")
+    assert read(fit(compose(), 4.5 * GIB)[0])[1], "where memory is short"
     longer, _ = fit(compose(*LONG))
-    assert read(longer) == (longer.rollout.max_prompt_length + 3000, True), "a micro-batch holds a row"
+    assert read(longer) == (longer.rollout.max_prompt_length + 3000, False), "a micro-batch holds a row"
     for key, value, taken in (
-        (TRAINING_KEYS.tokens, "20000", (20_000, True)),
-        (TRAINING_KEYS.checkpointing, "false", (ENOUGH, False)),
+        (TRAINING_KEYS.tokens, "20000", (20_000, False)),
+        (TRAINING_KEYS.checkpointing, "true", (ENOUGH, True)),
     ):
         own, _ = fit(compose(f"{key}={value}"), 100 * GIB, key)
         assert read(own) == taken

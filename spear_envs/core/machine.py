@@ -1,7 +1,8 @@
-"""This machine: free memory, users' Python beside ours, and processes that no file of the current folder can break."""
+"""This machine: memory, users' Python beside ours, and processes that no file of the current folder can break."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
@@ -28,6 +29,13 @@ def find_free_memory() -> int:
     except (OSError, ValueError, KeyError):  # no control group, or "max"
         pass
     return max(free, 0)
+
+
+def trim_heap() -> None:
+    """Give back what malloc keeps of freed memory, where it is glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 HERE_LAST = "import sys; sys.path[0] or sys.path.append(sys.path.pop(0))"

@@ -236,17 +236,44 @@ def draw_room(dice: Callable[[], float], height: int, width: int) -> bytearray:
 
     The walk has gym-sokoban's length and probability of turning; the strokes are like its own.
     """
-    grid = bytearray(height * width)
-    y, x = 1 + int(dice() * (height - 2)), 1 + int(dice() * (width - 2))
-    dy, dx = _HEADINGS[int(dice() * 4)]
+    following, strokes = _tabulate_brush(height, width)
+    cell = (1 + int(dice() * (height - 2))) * width
+    cell += 1 + int(dice() * (width - 2))
+    steps = following[int(dice() * 4)]
+    floor = 0
     for _ in range(int(1.7 * (height + width))):
         if dice() < 0.35:
-            dy, dx = _HEADINGS[int(dice() * 4)]
-        y, x = max(1, min(height - 2, y + dy)), max(1, min(width - 2, x + dx))
-        for by, bx in _STROKES[int(dice() * len(_STROKES))]:
-            if 0 < y + by < height - 1 and 0 < x + bx < width - 1:
-                grid[(y + by) * width + x + bx] = 1
-    return grid
+            steps = following[int(dice() * 4)]
+        cell = steps[cell]
+        floor |= strokes[int(dice() * len(_STROKES))][cell]
+    return bytearray(floor.to_bytes(height * width, "little"))
+
+
+@lru_cache(maxsize=64)
+def _tabulate_brush(height: int, width: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Tabulate for each heading the cell after each cell, and for each stroke what it clears there: a byte a cell."""
+    inner = [(y, x) if 0 < y < height - 1 and 0 < x < width - 1 else None for y in range(height) for x in range(width)]
+
+    def follow(place: tuple[int, int] | None, heading: tuple[int, int]) -> int:
+        if place is None:
+            return 0
+        y, x = (min(max(at + d, 1), size - 2) for at, d, size in zip(place, heading, (height, width), strict=True))
+        return y * width + x
+
+    def clear(place: tuple[int, int] | None, stroke: Sequence[tuple[int, int]]) -> int:
+        if place is None:
+            return 0
+        cells = {(place[0] + dy) * width + place[1] + dx for dy, dx in stroke}
+        return sum(1 << 8 * cell for cell in cells if inner[cell])
+
+    following = [[follow(place, heading) for place in inner] for heading in _HEADINGS]
+    return following, [[clear(place, stroke) for place in inner] for stroke in _STROKES]
+
+
+@lru_cache(maxsize=2**14)
+def _find_room_split(grid: bytes, width: int, targets: tuple[int, ...]) -> str:
+    """Return the split of a room, of which small ones are drawn again and again."""
+    return find_split(_format_state(grid, width, targets, 0))
 
 
 def make_level(recipe: Recipe, *key: object, split: str | None = None, budget: int = STATE_BUDGET) -> Level:
@@ -276,7 +303,7 @@ def draw_level(
         if len(pool) < boxes + 2:
             continue
         targets = [pool.pop(int(dice() * len(pool))) for _ in range(boxes)]
-        if by_room and find_split(_format_state(grid, width, targets, 0), recipe.split_by) not in splits:
+        if by_room and _find_room_split(bytes(grid), width, tuple(targets)) not in splits:
             continue
         layers = measure_backward(grid, width, targets, recipe.longest, budget)
         searched += sum(map(len, layers))
@@ -303,7 +330,7 @@ def draw_level(
     )
 
 
-def _place(grid: bytearray, targets: list[int], state: int) -> list[int]:
+def _place(grid: Sequence[int], targets: Sequence[int], state: int) -> list[int]:
     codes = [FLOOR if floor else WALL for floor in grid]
     for target in targets:
         codes[target] = TARGET
@@ -318,7 +345,7 @@ def _place(grid: bytearray, targets: list[int], state: int) -> list[int]:
     return codes
 
 
-def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -> str:
+def _format_state(grid: Sequence[int], width: int, targets: Sequence[int], state: int) -> str:
     return format_codes(_place(grid, targets, state), width)
 
 

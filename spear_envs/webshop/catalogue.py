@@ -17,6 +17,7 @@ import numpy as np
 
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.machine import trim_heap
 from spear_envs.core.tasks import canonical_json, check_split
 from spear_envs.data import data_folder
 from spear_envs.data.embedded import read_embedded
@@ -445,7 +446,7 @@ def _load(
             )
         if isinstance(record, Mapping):
             asins.add(str(record.get("asin")))
-    return make_catalogue(
+    made = make_catalogue(
         read_values(files.items),
         read_attributes(files.attributes, asins),  # the file may have all products
         None if files.human is None else dict(read_members(files.human)),
@@ -454,6 +455,8 @@ def _load(
         price_seed=seed,
         draws=mode,
     )
+    trim_heap()  # of what the index was made from
+    return made
 
 
 def _build_command(files: CatalogueFiles) -> str:

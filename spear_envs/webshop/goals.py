@@ -341,7 +341,9 @@ def _split_by_product(source: GoalSource) -> dict[str, Sequence[int]]:
     total = len(source)
     share = min(max(total // 10, LEAST_SHARE), MOST_SHARE, total // 3)
     owners = source.owners()
-    numbers, counts = np.unique(owners, return_counts=True)
+    counts = np.bincount(owners)
+    numbers = np.flatnonzero(counts)
+    counts = counts[numbers]
 
     # An order that depends neither on the other products nor on the number of goals.
     def rank(i: int) -> bytes:

@@ -176,13 +176,6 @@ def release_pages(storage: torch.UntypedStorage) -> int:
     return size
 
 
-def trim_heap() -> None:
-    """Give back what malloc keeps of freed memory, where it is glibc's."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
-
-
 _HEAD = "lm_head.weight"
 
 

@@ -34,6 +34,7 @@ from spear_agents.engines.vllm_options import (
 )
 from spear_agents.models import require_model_file
 from spear_envs.core.errors import SpearError, one_line
+from spear_envs.core.machine import trim_heap
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +181,6 @@ class VLLMEngine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from spear_agents.engines.tensors import trim_heap
 
         try:
             self._forget_prefixes()

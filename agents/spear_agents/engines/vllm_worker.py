@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from spear_agents.engines.tensors import filter_probs, invert_mass, release_pages, trim_heap, uniform_at
+from spear_agents.engines.tensors import filter_probs, invert_mass, release_pages, uniform_at
 from spear_agents.engines.vllm_options import SEED
+from spear_envs.core.machine import trim_heap
 
 _LOOK_EVERY_S = 1.0
 

@@ -17,9 +17,10 @@ pytest.importorskip("safetensors")
 import torch
 from safetensors.torch import save_file
 
-from spear_agents.engines.tensors import read_shapes, release_pages, select_weights, share_weights, trim_heap
+from spear_agents.engines.tensors import read_shapes, release_pages, select_weights, share_weights
 from spear_agents.engines.vllm_worker import WorkerExtension
 from spear_envs.core.errors import SpearError
+from spear_envs.core.machine import trim_heap
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 

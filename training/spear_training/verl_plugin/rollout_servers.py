@@ -30,10 +30,11 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from spear_agents.engines.hf import HFModel
-from spear_agents.engines.tensors import select_weights, share_weights, trim_heap
+from spear_agents.engines.tensors import select_weights, share_weights
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_options import VLLMOptions, size_cpu_cache
 from spear_envs.core.errors import SpearError
+from spear_envs.core.machine import trim_heap
 from spear_training.run.to_verl import HF, VLLM_CPU
 from spear_training.verl_plugin.scoring import make_exact
 

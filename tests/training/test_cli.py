@@ -1,6 +1,8 @@
 """``spear train`` and its neighbours: mistakes, listings, exports, completion, and earlier folders."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,3 +253,23 @@ def test_the_progress_is_that_of_the_last_step() -> None:
     assert read_progress([{"step": 0}]) is None
     steps = [{"step": n, "training/global_step": n, "success/all": n / 10, "perf/step_seconds": n} for n in (1, 2)]
     assert read_progress([{"val/success/all": 0.5}, *steps]) == (2, "success 20% · valid 50% · 2.0 s/step")
+
+
+WRONG = {
+    "no model": ("preset=demo",),
+    "did you mean trainer.v1": ("preset=demo", "model=tiny", "verl.trainer.v1.foo=1"),
+    "did you mean optimizer.lr": ("preset=demo", "optimizer.lrr=1"),
+    "does not exist": ("preset=demo", "model.path=nowhere"),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_wrong_settings_are_answered_before_torch_is_imported(reason: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from spear_envs.cli import main\n"
+        "try: main()\nfinally: print('imported:', 'torch' in sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "train", *WRONG[reason], "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and reason in done.stderr and "imported: False" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -107,8 +107,9 @@ def train(
         raise click.UsageError("name a run folder: --out runs/NAME")
     else:
         from spear_training.run.compose import compose
+        from spear_training.run.to_verl import check_keys
 
-        compose(words)  # a misspelt word is answered before torch is imported, which takes seconds
+        check_keys(compose(words).config)  # a misspelt word is answered before torch is imported, which takes seconds
         from spear_training.run.training import run_training
 
         run_training(words, out, Console())

@@ -60,8 +60,8 @@ class WorkerExtension:
     def fuse_norms(self) -> int:
         """Use vLLM's own kernel of the RMS norm on a CPU, and return for how many layers.
 
-        There vLLM counts on ``torch.compile``, which the engine turns off: each norm runs as ten operations of torch, in
-        a small model a quarter of the time of a step. The kernel rounds once, at the end.
+        There vLLM counts on ``torch.compile``, which the engine turns off: each norm then runs as ten operations of
+        torch, which take a quarter of a small model's time. The kernel rounds once, at the end.
         """
         layers = self.model_runner.get_model().modules()
         norms = [layer for layer in layers if type(layer).__name__ == "RMSNorm" and _has_kernel(layer)]

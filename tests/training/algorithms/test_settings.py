@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from spear_envs.core.rewards import Constant, CosineDecay, make_schedule
 from spear_training.algorithms import (
+    ESTIMATORS,
     GAMMA,
     MU,
+    POLICY_LOSSES,
     Coupling,
     Registry,
     SettingsError,
@@ -24,6 +26,14 @@ from spear_training.algorithms import (
     cosine_warmup,
     tool_call_reward,
 )
+
+
+def test_names_that_are_known_without_torch_are_those_of_our_functions() -> None:
+    for registry in (ESTIMATORS, POLICY_LOSSES):
+        assert sorted(registry.own) == sorted(registry.names)
+    for name in ESTIMATORS.own:
+        needs = SpearSettings.from_mapping({"advantage": {"estimator": name}}).advantage.needs_critic
+        assert needs == getattr(ESTIMATORS.find(name), "critic", False)
 
 
 def test_a_mapping_round_trips_through_json() -> None:

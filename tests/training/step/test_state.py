@@ -124,7 +124,7 @@ def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkey
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("spear_training.run.checkpoints.save_file", break_off)
+    monkeypatch.setattr("safetensors.torch.save_file", break_off)
     with pytest.raises(SpearError, match="No space left"):
         state.save(tmp_path, {})
     assert (tmp_path / TENSORS).read_bytes() == before

@@ -56,9 +56,6 @@ if TYPE_CHECKING:
     )
     from spear_training.algorithms.filters import (
         filter_rows,
-        has_repetition,
-        is_incomplete,
-        is_unreadable,
         keep_high_variance_groups,
         overlong_mask,
         void_turn_mask,
@@ -100,6 +97,7 @@ if TYPE_CHECKING:
         ReplayGate,
         recalibrate_advantages,
     )
+    from spear_training.algorithms.responses import has_repetition, is_incomplete, is_unreadable
     from spear_training.algorithms.rows import (
         COLUMNS,
         RowTable,
@@ -220,7 +218,7 @@ __all__ = [
 
 _HOMES = (
     "spear_envs.core.rewards",
-    *(f"{__name__}.{home}" for home in ("choices", "registry", "schema", "settings", "rows")),
+    *(f"{__name__}.{home}" for home in ("choices", "registry", "responses", "rows", "schema", "settings")),
     *(
         f"{__name__}.{home}"
         for home in ("advantages", "clipping", "critic", "estimators", "filters", "losses", "objective", "replay")

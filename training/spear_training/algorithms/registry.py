@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -22,20 +22,25 @@ class Registry(Generic[F]):
 
     Args:
         setting: the setting whose values these are, such as ``advantage.estimator``.
-        home: module that registers our own, imported when a function is looked for: it may need torch.
+        home: module that registers our own, imported when a function is called: it needs torch.
+        own: their names, for a setting to be checked without that module.
     """
 
-    def __init__(self, setting: str, home: str = "") -> None:
+    def __init__(self, setting: str, home: str = "", own: Sequence[str] = ()) -> None:
         self.setting = setting
         self._home = home
+        self.own = tuple(own)
         self._functions: dict[str, F] = {}
 
     @property
     def names(self) -> list[str]:
         """Registered names, in the order of registration."""
+        self._load()
+        return list(self._functions)
+
+    def _load(self) -> None:
         if self._home:
             import_module(self._home)
-        return list(self._functions)
 
     def register(self, name: str) -> Callable[[F], F]:
         """Register the decorated function. Raises ValueError if the name is taken or has a colon."""
@@ -54,16 +59,20 @@ class Registry(Generic[F]):
         Raises:
             SettingsError: an unknown name (with the nearest one), or the user's module cannot be imported.
         """
-        if name in self.names:
+        known = dict.fromkeys((*self.own, *self._functions))
+        if name in known:
+            self._load()
             return self._functions[name]
         if ":" in str(name):
             return self._import(str(name))
-        near = difflib.get_close_matches(str(name), self.names, 1)
-        hint = f"did you mean {near[0]}? " if near else f"choose {', '.join(self.names)}. " if self._functions else ""
+        near = difflib.get_close_matches(str(name), known, 1)
+        hint = f"did you mean {near[0]}? " if near else f"choose {', '.join(known)}. " if known else ""
         raise SettingsError(f"{self.setting} cannot be {name!r}; {hint}A function of yours is package.module:function")
 
     def check(self, name: str, *arguments: Any, options: Mapping[str, Any] = NO_OPTIONS, **keywords: Any) -> None:
         """Raise SettingsError unless the function ``name`` takes these arguments and names each of the ``options``."""
+        if name in self.own and not options:
+            return
         signature = inspect.signature(self.find(name))
         # A misspelt option would vanish in a function's **keywords: options must be named, so that a typo is an error
         # before the run and not a setting without effect.
@@ -113,9 +122,13 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-ESTIMATORS: Registry[Callable[..., Any]] = Registry("advantage.estimator", "spear_training.algorithms.estimators")
+ESTIMATORS: Registry[Callable[..., Any]] = Registry(
+    "advantage.estimator", "spear_training.algorithms.estimators", ("grpo", "rloo", "gigpo", "gae", "stepwise")
+)
 """``f(rows, settings) -> advantages``; see :mod:`spear_training.algorithms.estimators`."""
-POLICY_LOSSES: Registry[Callable[..., Any]] = Registry("loss.policy", "spear_training.algorithms.losses")
+POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "loss.policy", "spear_training.algorithms.losses", ("vanilla", "gspo", "cispo", "kl_cov")
+)
 """Losses of tokens; see :mod:`spear_training.algorithms.losses`."""
 FILTERS: Registry[Callable[..., Any]] = Registry("filter.custom", "spear_training.algorithms.filters")
 """``f(rows, settings) -> flags``; see :mod:`spear_training.algorithms.filters`."""

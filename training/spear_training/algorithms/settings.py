@@ -217,6 +217,8 @@ class AdvantageSettings(Record, path="advantage"):
     @property
     def needs_critic(self) -> bool:
         """Whether the estimator reads a critic's values."""
+        if self.estimator in ESTIMATORS.own:  # known without torch
+            return self.estimator == "gae"
         return bool(getattr(ESTIMATORS.find(self.estimator), "critic", False))
 
     def check(self) -> None:

@@ -30,7 +30,7 @@ ENOUGH = 2048
 CPU the choice ends here, since memory that is touched for the first time costs time."""
 CPU_PASS = GIB
 """Activations and logits of :data:`ENOUGH` tokens beyond which a training on a CPU takes no more tokens than these: an
-update takes as long with a fraction of the memory. Checkpointing, which makes it a third longer, is left to the room."""
+update takes as long with a fraction of the memory. Checkpointing, which makes it a third longer, is up to the room."""
 CPU_SHARE = 0.8
 """Share of the free memory that a training may take: its parts are estimates, and Ray kills workers at 95 %."""
 GPU_SHARE = 0.9

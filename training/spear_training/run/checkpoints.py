@@ -20,12 +20,10 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import (
@@ -38,6 +36,9 @@ from spear_envs.data.files import (
     write_manifest,
     write_text,
 )
+
+if TYPE_CHECKING:  # importing torch takes over a second, and wrong settings are answered before
+    import torch
 
 FORMAT = 5
 STATE, TENSORS = "spear.json", "spear.safetensors"
@@ -71,6 +72,8 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
     An earlier file stays unchanged if this raises SpearError, as for a full disk.
     """
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     plain = _take_tensors(state, tensors)
@@ -81,6 +84,8 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Read :func:`write_state`. Raises SpearError if a file is missing, torn or of another format."""
+    from safetensors.torch import load_file
+
     if not (folder / STATE).is_file():
         raise SpearError(f"{folder} lacks {STATE}: it is not a checkpoint of this trainer; name another run folder")
     try:
@@ -98,6 +103,8 @@ _REFERENCE = "$tensor"
 
 def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Replace tensors and arrays in ``value`` by references, and put them into ``tensors``."""
+    import torch
+
     if isinstance(value, (torch.Tensor, np.ndarray)):
         name = f"{len(tensors):06d}"
         # A copy: safetensors does not accept two names for the same memory.

@@ -14,7 +14,7 @@ from spear_agents.play.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.tasks import choose_subset
-from spear_training.algorithms import is_incomplete
+from spear_training.algorithms.responses import is_incomplete
 from spear_training.run.config import EnvironmentSettings
 
 

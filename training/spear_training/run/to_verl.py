@@ -84,13 +84,18 @@ def to_verl(config: RunConfig, out: Path) -> DictConfig:
     values = translate(config, out)
     for key, value in values.items():
         OmegaConf.update(verl, key, value, merge=False)
-    given = dict(flatten(config.verl))
-    _check_keys(given, _list_keys() if given else {}, on_cpu=config.on_cpu)
-    for key, value in given.items():
+    check_keys(config)
+    for key, value in flatten(config.verl):
         if any(f"{ours}.".startswith(f"{key}.") or f"{key}.".startswith(f"{ours}.") for ours in values):
             _log.warning("verl.%s=%s replaces what the other settings make of it", key, value)
         OmegaConf.update(verl, key, value)
     return verl
+
+
+def check_keys(config: RunConfig) -> None:
+    """Raise SpearError, as :func:`to_verl` does, for ``config.verl``; without it nothing is read."""
+    if given := dict(flatten(config.verl)):
+        _check_keys(given, _list_keys(), on_cpu=config.on_cpu)
 
 
 def read_node(verl: DictConfig) -> RunConfig:
@@ -348,6 +353,8 @@ def list_names() -> Mapping[str, tuple[str, ...]]:
 
 def name_ours(key: str) -> str | None:
     """Return what to set instead of a key of verl: our setting, or ``verl.KEY``; None if verl has no such key."""
+    if key.partition(".")[0] not in _read_defaults():  # most misspelt settings: the list takes a second
+        return None
     ours = [
         name
         for name, keys in list_names().items()

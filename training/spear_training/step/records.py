@@ -19,7 +19,8 @@ from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import explain_unwritable, write_json, write_text
-from spear_training.algorithms import RowTable, has_repetition, is_incomplete, is_unreadable
+from spear_training.algorithms.responses import has_repetition, is_incomplete, is_unreadable
+from spear_training.algorithms.rows import RowTable
 
 NOT_FINITE = "reward"
 """Kind of fault of an episode whose reward is not a finite number."""

@@ -114,6 +114,42 @@ def test_in_bfloat16_on_a_cpu_few_lengths_are_computed_and_the_rows_are_the_same
         torch.testing.assert_close(part.grad.float(), other.grad, atol=0.05, rtol=0.05)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_one_length_are_attended_at_once_and_are_what_they_are_alone(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None
+) -> None:
+    calls: list[int] = []
+
+    def attend(query: torch.Tensor, *parts: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append(len(query))
+        return torch.nn.functional.scaled_dot_product_attention(query, *parts, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
+    lengths = [7, 4, 7, 7, 1, 4, 7]
+    torch.manual_seed(0)
+    parts = [torch.randn(1, heads, sum(lengths), WIDTH, dtype=dtype) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    for part in parts:
+        part.requires_grad_()
+    options: Any = {"attention_mask": None, "sliding_window": window, "scaling": 0.3}
+    bounds = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
+    found, _ = attend_rows(torch.nn.Module(), *parts, cu_seq_lens_q=bounds, **options)
+    assert calls == [4, 2, 1]
+    weights = torch.randn_like(found)
+    (found * weights).sum().backward()
+    start = 0
+    for length in lengths:
+        here = slice(start, start + length)
+        row = [part.detach()[:, :, here].clone().requires_grad_() for part in parts]
+        bounds = torch.tensor([0, length], dtype=torch.int32)
+        alone, _ = attend_rows(torch.nn.Module(), *row, cu_seq_lens_q=bounds, **options)
+        (alone * weights[:, here]).sum().backward()
+        assert torch.equal(found[:, here], alone)
+        for part, own in zip(parts, row, strict=True):
+            assert part.grad is not None and torch.equal(part.grad[:, :, here], own.grad)  # type: ignore[arg-type]
+        start += length
+
+
 def test_torch_takes_the_call_of_its_kernel_and_gives_gradients() -> None:
     """With tensors that have a shape and no numbers: the kernel itself runs on a GPU alone."""
     parts = make_parts("meta", torch.bfloat16)

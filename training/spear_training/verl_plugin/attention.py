@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -74,11 +76,7 @@ def attend_rows(
         longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
         rows = attend_at_once(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling)
     else:
-        lengths = cu_seq_lens_q.diff().tolist()
-        parts = [part.split(lengths, dim=2) for part in (query, key, value)]
-        rows = torch.cat(
-            [_attend_row(row, sliding_window, scaling, dropout) for row in zip(*parts, strict=True)], dim=1
-        )
+        rows = _attend_by_length((query, key, value), tuple(cu_seq_lens_q.tolist()), sliding_window, scaling, dropout)
     return (gather_heads_scatter_seq(rows, seq_dim=1, head_dim=2) if ranks > 1 else rows), None
 
 
@@ -114,15 +112,59 @@ def attend_at_once(
     return kernel(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)[None]
 
 
-def _attend_row(
-    row: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
+def _attend_by_length(
+    parts: tuple[torch.Tensor, ...], bounds: tuple[int, ...], window: int | None, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """Return the attention of query, key and value of one row [1, L, heads, width]."""
-    length = row[0].shape[2]
-    if row[0].device.type == "cpu" and row[0].dtype is torch.bfloat16:
+    """Return the attention of query, key and value within rows [1, L, heads, width], rows of one length in one call.
+
+    A turn of a small room is 20 tokens, and an update has a thousand turns: one by one, calls would take most of it.
+    Every row gets the very bits that it would get alone.
+    """
+    order = _order_by_length(bounds, parts[0].device)
+    taken = parts if order is None else tuple(part.index_select(2, order.tokens) for part in parts)
+    counts = order.counts if order is not None else tuple((high - low, 1) for low, high in pairwise(bounds))
+    groups = zip(*(part.split([length * count for length, count in counts], dim=2) for part in taken), strict=True)
+    found = [
+        _attend_rows(
+            tuple(part[0].unflatten(1, (count, length)).transpose(0, 1) for part in group), window, scaling, dropout
+        ).flatten(0, 1)[None]
+        for group, (length, count) in zip(groups, counts, strict=True)
+    ]
+    rows = torch.cat(found, dim=1)
+    return rows if order is None else rows.index_select(1, order.places)
+
+
+class _Order(NamedTuple):
+    """Tokens of rows in the order of the rows' lengths, the place of each token in it, and (length, rows) in turn."""
+
+    tokens: torch.Tensor
+    places: torch.Tensor
+    counts: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=4)  # every layer asks for the same
+def _order_by_length(bounds: tuple[int, ...], device: torch.device) -> _Order | None:
+    """Return the order of rows between ``bounds`` by length; None where they hardly share lengths."""
+    starts: dict[int, list[int]] = {}
+    for low, high in pairwise(bounds):
+        starts.setdefault(high - low, []).append(low)
+    if 2 * len(starts) >= len(bounds):
+        return None
+    parts = [torch.tensor(begins)[:, None] + torch.arange(length) for length, begins in starts.items()]
+    tokens = torch.cat([part.flatten() for part in parts])
+    counts = tuple((length, len(begins)) for length, begins in starts.items())
+    return _Order(tokens.to(device), tokens.argsort().to(device), counts)
+
+
+def _attend_rows(
+    rows: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
+) -> torch.Tensor:
+    """Return the attention of query, key and value [N, heads, L, width] of rows of one length: [N, L, heads, width]."""
+    length = rows[0].shape[2]
+    if rows[0].device.type == "cpu" and rows[0].dtype is torch.bfloat16:
         # At the end, where no token looks. torch keeps a megabyte of kernels for each new length.
-        row = tuple(torch.nn.functional.pad(part, (0, 0, 0, -length % PADDED)) for part in row)
-    query, key, value = row
+        rows = tuple(torch.nn.functional.pad(part, (0, 0, 0, -length % PADDED)) for part in rows)
+    query, key, value = rows
     mask, padded = None, query.shape[2]
     if window is not None and padded > window:  # a row that is longer than the window of its layer
         seen = torch.ones(padded, padded, dtype=torch.bool, device=query.device)

@@ -14,6 +14,9 @@ SECONDS = 900
 NEEDED = {"docs/mcp-tools.md": "mcp"}
 """Packages of extras, which `make setup` alone does not install, by the page whose blocks need them."""
 
+NIGHTLY = ("docs/agent-programs.md", "docs/own-algorithm.md", "training/README.md")
+"""Pages that train for two minutes each, whose features other tests run as well."""
+
 
 def name_page(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
@@ -21,7 +24,13 @@ def name_page(page: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(not block.reason for block in list_code(page))], ids=name_page
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.nightly if name_page(page) in NIGHTLY else ())
+        for page in PAGES
+        if any(not block.reason for block in list_code(page))
+    ],
+    ids=name_page,
 )
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
     """As a reader with an empty home would run them."""

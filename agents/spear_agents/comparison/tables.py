@@ -227,7 +227,7 @@ class _Responses(ProgressColumn):
 
 
 class EpisodeBar:
-    """A progress bar with the success so far, and with the turns, tokens and cost of this run.
+    """A progress bar with the wins so far, and with the turns, tokens and cost of this run.
 
     Turns show that long episodes advance, minutes before the first of them ends.
     """
@@ -246,8 +246,9 @@ class EpisodeBar:
             self._faults += trajectory.fault is not None
             self._played += trajectory.fault is None
             self._wins += trajectory.won
-        share = f"won {self._wins / self._played:.1%}" if self._played else ""
-        won = share + (f", {self._faults} faults" if self._faults else "")
+        # A count, not a share: those who win end first.
+        counts = ([f"{self._wins} won"] if self._played else []) + ([f"{self._faults} faults"] if self._faults else [])
+        won = ", ".join(counts)
         self._progress.update(self._bar, description=self._title, completed=done, total=total, won=won)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._running import run_spear
 from spear_agents.evaluation.records import read_history
+from spear_training.demo import FULL
 from spear_training.sft.samples import SampleReader
 
 BARS = (
@@ -49,7 +50,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if not policy.exists():
         _do(log, "warmstart", "spear/Sokoban-v1", "--out", str(policy))
     if not run.exists():
-        words = ("preset=demo", f"model.path={policy}", f"train.steps={STEPS}", "record.every=1", "record.episodes=128",
+        words = ("preset=demo", *FULL.training, f"model.path={policy}", f"train.steps={STEPS}", "record.every=1",
+                 "record.episodes=128",
                  "validation.at_start=false", "validation.every=null", "checkpoint.every=null")  # fmt: skip
         _do(log, "train", *words, "--out", str(run))
     rows = save(work / "tiny.npz", read_demo(run))

@@ -201,6 +201,16 @@ def test_the_latest_the_best_or_a_given_step_is_exported(tmp_path: Path) -> None
         assert json.loads((made.folder / "config.json").read_text()) == {"model_type": "qwen3", "dtype": "float32"}
 
 
+@pytest.mark.parametrize(("played", "dtype"), [("bfloat16", "bfloat16"), ("float32", "float32"), ("auto", "float32")])
+def test_an_exported_policy_computes_as_its_rollouts_did(tmp_path: Path, played: str, dtype: str) -> None:
+    run = tmp_path / "run"
+    save_policy(run, 1)
+    (run / "config.yaml").write_text(yaml.safe_dump({"rollout": {"dtype": played}}))
+    made = export_policy(run, tmp_path / "out")
+    assert made.dtype == dtype and json.loads((made.folder / "config.json").read_text())["dtype"] == dtype
+    assert made.dtypes == ("F32",), "for another training the weights keep their precision"
+
+
 def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     with pytest.raises(SpearError, match="a complete checkpoint yet"):

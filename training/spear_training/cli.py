@@ -343,4 +343,5 @@ def export(run: Path, out: Path, step: int | None, best: bool) -> None:
     if best and step is not None:
         raise click.UsageError("give --step or --best, not both")
     made = export_policy(run, out, step=step, best=best)
-    echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {', '.join(made.dtypes)})")
+    about = ", ".join(made.dtypes) + (f", computes in {made.dtype}" if made.dtype else "")
+    echo(f"policy of step {made.step}: {made.folder} ({made.parameters:,} parameters, {about})")

@@ -181,7 +181,6 @@ class VLLMEngine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-
         try:
             self._forget_prefixes()
             self.call_workers("release_memory")

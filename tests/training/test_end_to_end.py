@@ -117,6 +117,8 @@ def whole_run(sokoban_policy: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_run_trains_through_all_steps(whole_run: Path) -> None:
     steps = get_steps(whole_run)
     assert sorted(steps) == list(range(1, STEPS + 1))
+    policy = whole_run / "checkpoints" / f"global_step_{STEPS}" / "actor" / "huggingface"
+    assert json.loads((policy / "config.json").read_text())["dtype"] == "float32", "that of its rollouts"
     for step, metrics in steps.items():
         assert metrics["spear/gamma"] == pytest.approx(cosine_warmup(step, 4))
         assert metrics["spear/mu"] == pytest.approx(cosine_decay(step, 4))

@@ -79,7 +79,8 @@ def test_a_policy_learns_from_the_experts_episodes(tmp_path: Path) -> None:
         assert open_store(out / "samples")[index][0].tolist() == lines[index]["input_ids"]
     assert losses[0] == pytest.approx(measure_loss(policy, out, first), rel=1e-4)
 
-    # What it made loads and plays.
+    # What it made loads and plays, in the type it was trained in.
+    assert json.loads((out / "model" / "config.json").read_text())["dtype"] == "float32"
     evaluation = run_evaluation(
         EvalSettings(ENV, model=str(out / "model"), env_kwargs=KEYWORDS, history=0, tasks="8", temperature=0)
     )

@@ -32,6 +32,7 @@ from spear_training.run.compose import read_value
 from spear_training.run.computing import check_exchange, choose_attention, choose_dtype, count_threads, measure_weights
 from spear_training.run.config import AUTO, flatten
 from spear_training.run.launch import CONFIG_FILE, find_checkpoint, read_folder
+from spear_training.run.store import name_dtype
 from spear_training.run.supervise import LOG_FILE, Observer, die_with_parent, hold_run, supervise_training
 from spear_training.run.to_verl import find_verl
 from spear_training.run.training import RESUME_HINT, Reading, show_progress
@@ -306,16 +307,22 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
         console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")
         raise
-    made = out / "checkpoints" / f"global_step_{total}" / "huggingface"
+    _take_model(out / "checkpoints" / f"global_step_{total}" / "huggingface", out, config)
+    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
+    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
+    return out / MODEL
+
+
+def _take_model(made: Path, out: Path, config: DictConfig) -> None:
+    """Move the model of the last step out of its checkpoint. Raises SpearError if it is not there."""
     if not made.is_dir():
-        raise SpearError(f"the training ended before step {total}: see {out / LOG_FILE}")
+        raise SpearError(f"the training ended before its last step: see {out / LOG_FILE}")
+    if config.trainer.device == "cpu":
+        name_dtype(made, str(config.engine.mixed_precision.param_dtype))
     try:
         shutil.move(made, out / MODEL)
     except OSError as error:
         raise explain_unwritable(out / MODEL, error) from error
-    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
-    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
-    return out / MODEL
 
 
 def read_progress(history: list[dict[str, Any]]) -> Reading | None:

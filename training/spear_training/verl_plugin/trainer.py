@@ -41,7 +41,7 @@ from spear_training.run.checkpoints import (
 from spear_training.run.config import EnvironmentSettings, flatten
 from spear_training.run.environments import make_environment
 from spear_training.run.inputs import TASKS_FILE
-from spear_training.run.store import CheckpointStore, Uploads
+from spear_training.run.store import CheckpointStore, Uploads, name_dtype
 from spear_training.run.to_verl import read_node
 from spear_training.step.records import VALIDATIONS, EpisodeRecorder, Rollout
 from spear_training.step.state import SpearState

@@ -22,7 +22,9 @@ def merge_adapter(base: Path, adapter: Path, digest: str, out: Path) -> None:
     """Write the model ``base`` with a LoRA adapter added to its weights into the new folder ``out``.
 
     Every product is computed by itself, without a library of matrix products, whose order of sums depends on the
-    processor: the result is the same file everywhere.
+    processor: the result is the same file everywhere. Its weights are float32, and engines round them to the type in
+    the model's ``config.json``, bfloat16. Rounded already they would lie on the grid of that type, and hardly a step of
+    a training would change what its rollouts compute with.
 
     Args:
         digest: SHA-256 of the adapter's weights.
@@ -44,11 +46,11 @@ def merge_adapter(base: Path, adapter: Path, digest: str, out: Path) -> None:
         merged = weights[target].float()
         for rank in range(len(down)):
             merged = merged + up[:, rank, None] * down[rank] * scale
-        weights[target] = merged.to(weights[target].dtype)
+        weights[target] = merged
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(base, partial, ignore=shutil.ignore_patterns(WEIGHTS))
-    save_file(weights, partial / WEIGHTS, {"format": "pt"})
+    save_file({name: value.float() for name, value in weights.items()}, partial / WEIGHTS, {"format": "pt"})
     os.replace(partial, out)
 
 

@@ -142,13 +142,15 @@ def test_the_cold_start_is_what_peft_merges(adapted: tuple[Path, Path], tmp_path
     base, adapter = adapted
     digest = shorten_adapter(adapter, "tiny", tmp_path / "short")
     merge_adapter(base, tmp_path / "short", digest, tmp_path / "merged")
-    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", torch_dtype=torch.float32)
+    found = merged.state_dict()
     plain = transformers.AutoModelForCausalLM.from_pretrained(base, torch_dtype=torch.float32)
     start = {name: value.clone() for name, value in plain.state_dict().items()}
     expected = peft.PeftModel.from_pretrained(plain, tmp_path / "short").merge_and_unload().state_dict()
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name].float(), value.float(), rtol=2**-7, atol=1e-4)
+        assert found[name].dtype is torch.float32
+        torch.testing.assert_close(found[name], value.float(), rtol=1e-5, atol=1e-6)
     moved = [name for name, value in start.items() if not torch.equal(value, expected[name].float())]
     assert len(moved) == 14, "all matrices of both layers"
 

@@ -1,8 +1,8 @@
 """One update of the same rows by our engine, by verl's own and by plain transformers; and the demo's whole step.
 
-The arms take turns in one process with equal threads, micro-batches of as many tokens and the same GRPO loss; norms of
-gradients are compared. verl's engine pads, as it does wherever there is no flash-attention. The plain arms are the
-script that one would write without verl and Ray: padded batches, logits at all positions, ``generate`` turn by turn.
+The arms take turns in one process with equal threads, micro-batches of as many tokens and the same GRPO loss, and
+print the norms of their gradients. verl's engine pads, as it does wherever there is no flash-attention. The plain arms
+are the script that one would write without verl and Ray: padded batches, logits everywhere, ``generate`` by turns.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def merge_adapter(base: Path, adapter: Path, digest: str, out: Path) -> None:
 
     Every product is computed by itself, without a library of matrix products, whose order of sums depends on the
     processor: the result is the same file everywhere. Its weights are float32, and engines round them to the type in
-    the model's ``config.json``, bfloat16. Rounded already they would lie on the grid of that type, and hardly a step of
-    a training would change what its rollouts compute with.
+    the model's ``config.json``, bfloat16. Rounded already they would lie on the grid of that type, and a training would
+    change few of the weights that its rollouts compute with: in one of 20 steps a ninth.
 
     Args:
         digest: SHA-256 of the adapter's weights.

@@ -218,7 +218,9 @@ def _pack_numbers(
     """Write ``sizes[i]`` numbers from ``heads[i]`` on to ``data[places[i]:]``, each in ``widths[i]`` bits."""
     groups = -(-sizes // 8)
     padded = np.concatenate([numbers, np.zeros(8, numbers.dtype)]).astype(np.uint32)
-    for width in np.flatnonzero(np.bincount(widths)[1:]) + 1:  # np.unique imports numpy.ma, 2 MB of a process
+    for width in np.unique(widths):
+        if not width:
+            continue
         (chosen,) = np.nonzero(widths == width)
         # Eight numbers of w bits fill w bytes exactly, so that groups are packed side by side, a byte at a time.
         owner = np.repeat(chosen, groups[chosen])
@@ -299,7 +301,9 @@ def _unpack_numbers(
     if places.max() + 16 * widths.max() > len(data):
         raise ValueError("a block lies outside the data")
     made = np.zeros((len(places), BLOCK), np.int64)
-    for width in np.flatnonzero(np.bincount(widths)[1:]) + 1:
+    for width in np.unique(widths):
+        if not width:
+            continue
         (chosen,) = np.nonzero(widths == width)
         held = data[places[chosen, None] + np.arange(16 * width)].reshape(-1, width)
         made[chosen] = _unpack_groups(held.T, int(width)).T.reshape(-1, BLOCK)

@@ -341,9 +341,7 @@ def _split_by_product(source: GoalSource) -> dict[str, Sequence[int]]:
     total = len(source)
     share = min(max(total // 10, LEAST_SHARE), MOST_SHARE, total // 3)
     owners = source.owners()
-    counts = np.bincount(owners)
-    numbers = np.flatnonzero(counts)
-    counts = counts[numbers]
+    numbers, counts = np.unique(owners, return_counts=True)
 
     # An order that depends neither on the other products nor on the number of goals.
     def rank(i: int) -> bytes:

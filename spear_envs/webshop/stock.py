@@ -190,11 +190,7 @@ class Stock:
     """The N different products among some offers, of which the first of an ASIN counts."""
 
     def __init__(self, offers: Offers) -> None:
-        order = np.argsort(offers.asins, kind="stable")
-        names = offers.asins[order]
-        first = np.ones(len(names), dtype=bool)
-        first[1:] = names[1:] != names[:-1]
-        self.asins, self.firsts = names[first], order[first]
+        self.asins, self.firsts = np.unique(offers.asins, return_index=True)
         """S10 [N], ascending, and the place of each among the offers."""
         self._prices = offers.prices[self.firsts]
         self._choices = offers.choices[self.firsts]

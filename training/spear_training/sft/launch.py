@@ -307,16 +307,17 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
         step = max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
         console.print(f"stopped after step {step}; {RESUME_HINT} from the last checkpoint")
         raise
-    _take_model(out / "checkpoints" / f"global_step_{total}" / "huggingface", out, config)
+    _take_model(out, total, config)
     losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
     write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
     return out / MODEL
 
 
-def _take_model(made: Path, out: Path, config: DictConfig) -> None:
+def _take_model(out: Path, step: int, config: DictConfig) -> None:
     """Move the model of the last step out of its checkpoint. Raises SpearError if it is not there."""
+    made = out / "checkpoints" / f"global_step_{step}" / "huggingface"
     if not made.is_dir():
-        raise SpearError(f"the training ended before its last step: see {out / LOG_FILE}")
+        raise SpearError(f"the training ended before step {step}: see {out / LOG_FILE}")
     if config.trainer.device == "cpu":
         name_dtype(made, str(config.engine.mixed_precision.param_dtype))
     try:

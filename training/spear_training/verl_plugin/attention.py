@@ -117,7 +117,7 @@ def _attend_by_length(
 ) -> torch.Tensor:
     """Return the attention of query, key and value within rows [1, L, heads, width], rows of one length in one call.
 
-    A turn of a small room is 20 tokens, and an update has a thousand turns: one by one, calls would take most of it.
+    A turn of a small room is 20 tokens, and an update has a thousand turns: one by one, they take a third longer.
     Every row gets the very bits that it would get alone.
     """
     order = _order_by_length(bounds, parts[0].device)

@@ -384,12 +384,14 @@ def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool =
 
 
 def name_dtype(folder: Path, dtype: str) -> None:
-    """Have engines compute in ``dtype`` with the policy in ``folder``: they trust its config.json, where verl always
-    writes bfloat16.
+    """Have engines compute in ``dtype`` with the policy in ``folder``, if there is one: they trust its config.json,
+    where verl always writes bfloat16.
     """
-    settings = json.loads((folder / "config.json").read_text("utf-8"))
-    settings.pop("torch_dtype", None)
-    write_json(folder / "config.json", {**settings, "dtype": dtype})
+    path = folder / "config.json"
+    if path.is_file():
+        settings = json.loads(path.read_text("utf-8"))
+        settings.pop("torch_dtype", None)
+        write_json(path, {**settings, "dtype": dtype})
 
 
 def _find_played_type(run: Path) -> str | None:

@@ -381,8 +381,7 @@ class SpearTrainer(PPOTrainerSync):
         export, source = folder / "actor" / "huggingface", Path(self.config.actor_rollout_ref.model.path)
         if export.is_dir() and (source / IMAGE_PROCESSOR).is_file() and not (export / IMAGE_PROCESSOR).exists():
             shutil.copyfile(source / IMAGE_PROCESSOR, export / IMAGE_PROCESSOR)
-        if (export / "config.json").is_file():
-            name_dtype(export, self.run.rollout.dtype.value)
+        name_dtype(export, self.run.rollout.dtype.value)
         finish_checkpoint(folder)
         remove_old(Path(self.config.trainer.default_local_dir), self.config.trainer.get("max_actor_ckpt_to_keep"))
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.

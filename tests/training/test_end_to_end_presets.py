@@ -141,10 +141,24 @@ def test_a_preset_trains_on_four_ranks_of_two_nodes(two_nodes: str, tmp_path: Pa
     assert len(list(saved)) == 4, "a node has room for two ranks, so both have taken part"
 
 
-def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
-    out = tmp_path / "sokoban"
-    run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny", LOGGERS)
+def test_a_tiny_vision_policy_trains_on_pictures_and_tells_everything_everywhere(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from spear_agents.engines.hf import HFModel
     from spear_agents.evaluation.records import read_history
+    from spear_training.planning.cli import make_plan
+    from spear_training.run.store import export_policy
+
+    out = tmp_path / "sokoban"
+    words = ("preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl")
+    trained = run(out, *words, "checkpoint.every=2", LOGGERS)
+    assert trained[2]["replay/drawn"] > 0
+    made = export_policy(out, tmp_path / "policy")
+    before, after = (load_file(folder / "model.safetensors") for folder in (out / "policy", made.folder))
+    moved = {name for name in before if not before[name].equal(after[name])}
+    assert "visual.patch_embed.proj.weight" in moved, "no gradient reached the vision tower"
+    assert HFModel(made.folder).reader is not None, "the image processor is part of the export"
 
     steps = [record for record in read_history(out) if "training/global_step" in record]
     text = {name for record in steps for name, value in record.items() if value is not None}
@@ -153,8 +167,6 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
 
     log = (out / "train.log").read_text(errors="replace")
     (wandb,) = out.glob("wandb/offline-run-*/run-*.wandb")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     recorded = wandb.read_bytes()
@@ -162,9 +174,7 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
         assert name in log and name in events.Tags()["scalars"] and name.encode() in recorded, name
 
     # `spear plan` counts what is trained on.
-    request = compose(("preset=sokoban_qwen2.5_vl_3b", "model=tiny"))
-    from spear_training.planning.cli import make_plan
-
+    request = compose(words)
     names = ("rows/total", "tokens/prompt", "tokens/response", "tokens/written")
     rows = [sum(record[name] for record in steps) / 2 for name in names]
     turns = sum(record["turns/mean"] for record in steps) / 2
@@ -175,22 +185,6 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
     first = steps[0]
     mini_batch = request.config.train.mini_batch_size * request.config.rollout.group_size
     assert first["actor/optimizer_steps"] == count_minibatches(first["rows/trained"], mini_batch)
-
-
-def test_a_tiny_vision_policy_trains_on_pictures(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    from spear_agents.engines.hf import HFModel
-    from spear_training.run.store import export_policy
-
-    out = tmp_path / "run"
-    steps = run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl", "checkpoint.every=2")
-    assert steps[2]["replay/drawn"] > 0
-    made = export_policy(out, tmp_path / "policy")
-    before, after = (load_file(folder / "model.safetensors") for folder in (out / "policy", made.folder))
-    moved = {name for name in before if not before[name].equal(after[name])}
-    assert "visual.patch_embed.proj.weight" in moved, "no gradient reached the vision tower"
-    assert HFModel(made.folder).reader is not None, "the image processor is part of the export"
 
 
 SMALLER = (

@@ -138,6 +138,7 @@ def draw_learning(records: Mapping[str, Record], plan: Plan, path: Path) -> None
         curves.plot(range(1, len(mean) + 1), mean, ".", color=COLOURS[number + 1], alpha=0.35, markersize=4)
         curves.plot(range(1, len(mean) + 1), smooth(mean), color=COLOURS[number + 1], label=described.title)
     curves.set(xlabel="step", ylabel="won training games, %", ylim=(0, None))
+    curves.xaxis.get_major_locator().set_params(integer=True)
     titles = [COLD, *plan.arms]
     for number, arm in enumerate(titles):
         for place, panel in enumerate(plan.panels):
@@ -168,6 +169,7 @@ def draw_reasons(records: Mapping[str, Record], plan: Plan, path: Path) -> None:
                 mean = np.nanmean(np.nan_to_num(runs) if name == "replay/share" else runs, axis=0)
                 axis.plot(range(1, len(mean) + 1), mean, color=COLOURS[number + 1], label=described.title)
         axis.set_title(METRICS[name], fontsize=8)
+        axis.xaxis.get_major_locator().set_params(integer=True)
     _finish(figure, list(axes), path)
 
 

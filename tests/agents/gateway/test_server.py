@@ -151,6 +151,24 @@ def test_values_that_change_nothing_are_accepted_and_others_refused() -> None:
     assert len(played.turns) == len(_NEUTRAL)
 
 
+def test_half_a_character_in_a_call_arrives() -> None:
+    half = r'<tool_call>{"name": "act", "arguments": {"action": "\ud83d"}}</tool_call>'
+    paths = {
+        "/chat/completions": {**ASK, "tools": [TOOL]},
+        "/responses": {"model": "policy", "input": "hi", "tools": [{"type": "function", "name": "act"}]},
+        "/messages": {**ASK, "max_tokens": 400, "tools": [{"name": "act"}]},
+    }
+
+    async def play(task: AgentTask) -> None:
+        for path, body in paths.items():
+            for streams in (False, True):
+                answer = await asyncio.to_thread(post, task, {**body, "stream": streams}, path)
+                assert answer.status_code == 200 and "ud83d" in answer.text and answer.text.isascii()
+
+    (played,) = play_program(play, KeepingEngine(half), sampling=Sampling(max_tokens=400))
+    assert len(played.turns) == 6
+
+
 @pytest.mark.slow  # it imports both SDKs
 def test_streams_of_both_sdks_say_the_same() -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")

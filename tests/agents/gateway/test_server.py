@@ -213,6 +213,7 @@ def test_streams_of_both_sdks_say_the_same() -> None:
 
 WRONG: list[tuple[Any, int, str]] = [
     ({**ASK, "model": "gpt-x"}, 404, "is called 'policy', not 'gpt-x'"),
+    ({**ASK, "model": "x" * 100_000}, 404, "is called 'policy', not 'xxx"),
     ({**ASK, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "this address takes text"),
     ({**ASK, "frequency_penalty": 1}, 400, "frequency_penalty"),
     ({**ASK, "max_tokens": 0}, 400, "max_tokens"),
@@ -228,6 +229,7 @@ def test_wrong_requests_are_told_in_openai_s_form() -> None:
             reply = post(task, body)
             error = reply.json()["error"]
             assert reply.status_code == status and words in error["message"], (body, error)
+            assert len(error["message"]) < 3_000
             assert error["type"] == "invalid_request_error"
 
     engine = KeepingEngine()

@@ -345,7 +345,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
         Raises:
             UnknownTaskError: this split has no task of this id.
-            SpearError: an option is unknown, or they are no dictionary.
+            SpearError: an option is unknown, or the options are not a dictionary.
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)

@@ -204,7 +204,7 @@ def cut_native_thought(response: str, asked: str = "think") -> tuple[str | None,
 
 
 def mend_text(text: str) -> str:
-    """Replace each lone surrogate by ``?``: JSON can escape one, but UTF-8 cannot encode it and tokenizers refuse it."""
+    """Replace each lone surrogate by ``?``: JSON can escape one, but neither UTF-8 nor tokenizers take it."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 

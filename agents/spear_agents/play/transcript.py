@@ -31,8 +31,8 @@ _HEADS = {
 }
 """Marks before a name and its arguments as JSON, and what stands between: Mistral, DeepSeek, Kimi.
 
-Here and below blanks never meet blanks (``\\s*`` twice, with what may be missing between), which would be tried in every
-division: two thousand blanks took 15 seconds.
+No two ``\\s*`` have only what may be missing between them, here and below: blanks would be tried in every division, and
+two thousand took 15 seconds.
 """
 _FUNCTION = "<function="
 _MARKS = tuple(dict.fromkeys((*_LISTS, *_HEADS, _FUNCTION)))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spear_sandbox.web.listening import LARGE, find_foreign_name, find_stranger, is_loopback
 from spear_sandbox.web.serving import make_server, stop_on_signals
@@ -58,6 +59,22 @@ def check_sender(request: Request, *, token: str | None, local: bool, hosts: Col
     refused = refuse(request.headers, token=token, local=local, hosts=hosts)
     if refused is not None:
         raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
+
+
+class Gate:
+    """Middleware that refuses strangers, see :func:`refuse`; for ASGI applications of others."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
+        self._app = app
+        self._refuse = partial(refuse, token=token, local=local, hosts=hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or let it in."""
+        refused = self._refuse(Headers(scope=scope)) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+        else:
+            await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
 
 
 class BodyRoom:
@@ -111,46 +128,6 @@ class BodyRoom:
             clock.cancel()
             self._used -= sum(map(len, chunks))
         return b"".join(chunks)
-
-
-class Gate:
-    """Middleware that refuses strangers, see :func:`refuse`, and bodies that are too large or too slow.
-
-    For ASGI applications of others, which read any body whole.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str | None,
-        local: bool,
-        hosts: Collection[str] | None = None,
-        body_bytes: int = 16 << 20,
-    ) -> None:
-        self._app = app
-        self._check = partial(check_sender, token=token, local=local, hosts=hosts)
-        self._bodies = BodyRoom()
-        self._body_bytes = body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let it in."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            self._check(request)
-            body = await self._bodies.read(request, self._body_bytes, "send less at a time")
-        except HTTPException as error:
-            await write_json(error.status_code, {"detail": error.detail}, error.headers)(scope, receive, send)
-            return
-        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def replay() -> Message:
-            return next(parts, None) or await receive()
-
-        await self._app(scope, replay, send)
 
 
 async def work_for(request: Request, work: Awaitable[Result]) -> Result:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from spear_sandbox.web.answering import BodyRoom, Gate
+from spear_sandbox.web.answering import BodyRoom
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import ConnectionLimits, make_server
 from tests.commands import PATIENCE_S, wait_until
@@ -25,19 +25,16 @@ LIMIT = 1 << 20
 
 
 @contextlib.contextmanager
-def serve(
-    limits: ConnectionLimits | None = None, room: BodyRoom | None = None, *, gated: bool = False
-) -> Iterator[tuple[str, int]]:
-    """A service that tells how long a body is; ``gated`` it reads any body, behind a gate."""
+def serve(limits: ConnectionLimits | None = None, room: BodyRoom | None = None) -> Iterator[tuple[str, int]]:
+    """A service that tells how long a body is."""
     bodies = room or BodyRoom()
     app = FastAPI()
 
     async def tell_size(request: Request) -> dict[str, int]:
-        return {"size": len(await request.body() if gated else await bodies.read(request, LIMIT, "send less"))}
+        return {"size": len(await bodies.read(request, LIMIT, "send less"))}
 
-    app.api_route("/size", methods=["GET", "POST"])(tell_size)
-    served = Gate(app, token="s3cret", local=True, body_bytes=LIMIT) if gated else app
-    server = make_server(served, drain_s=1, limits=limits, lifespan="off", ws="none")
+    app.post("/size")(tell_size)
+    server = make_server(app, drain_s=1, limits=limits, lifespan="off", ws="none")
     listener = bind_socket("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
@@ -203,20 +200,3 @@ def test_the_limit_of_descriptors_is_raised() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (65_536 if hard < 0 else min(65_536, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_gate_bounds_the_bodies_of_an_application_that_does_not() -> None:
-    def send(address: tuple[str, int], method: str, body: Any, **headers: str) -> tuple[int, Any]:
-        url = f"http://127.0.0.1:{address[1]}/size"
-        answer = httpx.request(method, url, content=body, headers={"Authorization": "Bearer s3cret", **headers})
-        return answer.status_code, answer.json()
-
-    with serve(gated=True) as address:
-        assert send(address, "POST", b"x", Authorization="Bearer none")[0] == 401
-        assert send(address, "POST", b"x", Origin="http://evil.example")[0] == 403
-        assert send(address, "POST", bytes(LIMIT)) == (200, {"size": LIMIT})
-        assert send(address, "POST", iter([b"ab", b"c"])) == (200, {"size": 3}) == send(address, "GET", b"abc")
-        assert send(address, "GET", None) == (200, {"size": 0})
-        status, content = send(address, "POST", bytes(LIMIT + 1))
-        assert (status, content["detail"]) == (413, f"the body has more than {LIMIT} bytes: send less at a time.")
-        assert send(address, "POST", (bytes(1 << 16) for _ in range(17)))[0] == 413

@@ -60,11 +60,15 @@ class ErrorCode(str, Enum):
     """The session ended: it was idle for too long."""
 
 
+_SHOWN = 1000
+"""Characters of an error, which may repeat what the client sent."""
+
+
 class WireError(Exception):
     """A message that is answered with an error."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message[:_SHOWN])
         self.code = code
 
 
@@ -233,8 +237,6 @@ STATE_SCHEMA: dict[str, Any] = {
 }
 
 
-_SHOWN = 1000
-"""Characters of an error, which may repeat what the client sent."""
 MakeConversation = Callable[[str | None], Conversation]
 """Makes an environment for a split; None for the server's own."""
 
@@ -286,7 +288,7 @@ class SessionPool:
         try:
             return self._make(split)
         except SpearError as error:
-            raise WireError(ErrorCode.FACTORY_ERROR, str(error)[:_SHOWN]) from None
+            raise WireError(ErrorCode.FACTORY_ERROR, str(error)) from None
 
     def take_back(self, split: str | None, conversation: Conversation) -> None:
         """Keep an environment for the next session, unless enough are kept."""
@@ -369,7 +371,7 @@ class Session:
         try:
             return play()
         except SpearError as error:
-            raise WireError(ErrorCode.EXECUTION_ERROR, str(error)[:_SHOWN]) from None
+            raise WireError(ErrorCode.EXECUTION_ERROR, str(error)) from None
         except Exception as error:
             logger.exception("an environment failed")
             self._conversation = self._last = None  # its state is unknown

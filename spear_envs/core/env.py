@@ -345,7 +345,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
         Raises:
             UnknownTaskError: this split has no task of this id.
-            SpearError: an option is unknown.
+            SpearError: an option is unknown, or the options are not a dictionary.
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)
@@ -522,12 +522,12 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.episode = episode
 
     def _read_options(self, options: Mapping[str, Any] | None) -> str | None:
-        if not options:
-            return None
-        for key in options:
+        if not isinstance(options, (Mapping, type(None))):
+            raise SpearError(f"options={options!r:.80} is not valid: give a dictionary with a 'task' id, or None.")
+        for key in options or ():
             if key != "task":
                 raise SpearError(f"reset() does not take the option {key!r}: the only one is 'task', a task id.")
-        return options["task"]
+        return options["task"] if options else None
 
     def _reward_terms(self) -> dict[str, float]:
         episode = self.episode

@@ -203,6 +203,11 @@ def cut_native_thought(response: str, asked: str = "think") -> tuple[str | None,
     return (None, response) if "<think>" in head else (head.strip(), rest)
 
 
+def mend_text(text: str) -> str:
+    """Replace each lone surrogate by ``?``: JSON can escape one, but neither UTF-8 nor tokenizers take it."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
 def split_elements(text: str, name: str) -> tuple[list[str], list[str], bool]:
     """Split a text at the elements of a name, in linear time.
 

@@ -13,6 +13,7 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import mend_text
 from spear_envs.retrieval.retriever import (
     DEFAULT_TOPK,
     MAX_CHARACTERS,
@@ -61,5 +62,5 @@ def make_mcp_server(retriever: Retriever) -> MCPServer[Any]:
 
 def _show(document: dict[str, Any]) -> Passage:
     """Return a passage as the tool's answer has it: its first line is the title."""
-    title, _, text = document["contents"].partition("\n")
-    return Passage(id=str(document["id"]), title=title.strip().strip('"'), text=text)
+    title, _, text = mend_text(document["contents"]).partition("\n")
+    return Passage(id=mend_text(str(document["id"])), title=title.strip().strip('"'), text=text)

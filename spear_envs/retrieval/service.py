@@ -154,7 +154,8 @@ def read_request(raw: bytes, limits: RequestLimits) -> Asked:
     return Asked(queries, topk, body.return_scores, first)
 
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# One that is never closed extends to the end; else each escaped quote in it would begin another search to the end.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 
 
 def _count_separators(body: bytes) -> int:

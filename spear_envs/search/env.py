@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.env import ActionResult, Anchor, CommonKeywords, SpearEnv
 from spear_envs.core.errors import choose_member, require_whole
+from spear_envs.core.parsing import mend_text
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Criterion
 from spear_envs.core.tasks import Task, canonical_json
@@ -21,7 +22,6 @@ from spear_envs.search.grammar import (
     PeerSearchParser,
     ResponseKind,
     SearchParser,
-    mend_text,
     read_action,
     render_information,
     write_action,

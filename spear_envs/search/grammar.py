@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from spear_envs.core.parsing import ParsedResponse, ResponseFormat, cut_native_thought, split_elements
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat, cut_native_thought, mend_text, split_elements
 
 RESERVED_TAGS = ("think", "search", "answer", "information")
 """Names of the tags with a meaning: in lower case, without attributes."""
@@ -206,11 +206,6 @@ class PeerSearchParser(SearchParser):
                 return ParsedResponse(action, not problem, problem, kind=kind.value)
         problem = "There is neither a search nor an answer between its tags."
         return ParsedResponse("", False, problem, kind=ResponseKind.INVALID.value)
-
-
-def mend_text(text: str) -> str:
-    """Replace each lone surrogate by ``?``: JSON can escape one, but tokenizers refuse it."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def neutralize_tags(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -219,10 +220,10 @@ def parse_room(room: str) -> tuple[int, int]:
     Raises:
         LevelError: the text has another form.
     """
-    height, cross, width = str(room).lower().partition("x")
-    if not (cross and height.isdecimal() and width.isdecimal() and height.isascii() and width.isascii()):
+    found = re.fullmatch(r"([0-9]{1,3})x([0-9]{1,3})", str(room), re.IGNORECASE)
+    if found is None:
         raise LevelError(f'room={room!r}: write height and width as in room="6x6"')
-    return int(height), int(width)
+    return int(found[1]), int(found[2])
 
 
 def make_dice(*key: object) -> Callable[[], float]:

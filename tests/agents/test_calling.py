@@ -169,6 +169,32 @@ def test_reading_takes_linear_time() -> None:
     assert measure(10_000) < 30 * max(measure(1_000), 1e-3)
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "```",
+        "```json",
+        "<tool_call>",
+        "<tool_call>get<arg_key>",
+        "<tool_call>get<arg_key>a",
+        "<tool_call>get<arg_key>a</arg_key>",
+        "<function=get><parameter=a>b</parameter>",
+        "[TOOL_CALLS]get",
+        "[TOOL_CALLS]get[CALL_ID]1",
+        "<｜tool▁call▁begin｜>get",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get",
+        "<|tool_call_begin|>functions.get:0",
+    ],
+)
+@pytest.mark.parametrize("blank", [" ", "\n"])
+def test_blanks_without_end_take_linear_time(begin: str, blank: str) -> None:
+    written = f"{begin}{blank * 30_000}x"
+    start = time.process_time()
+    for form in CallForm:
+        assert read_calls(written, form, TOOLS) == (written, [])
+    assert time.process_time() - start < 1, "seconds; three blanks that meet would take hours"
+
+
 def test_the_form_is_read_off_the_chat_template() -> None:
     assert find_form("{% if tools %}<tool_call>{{ '\"parameters\"' }}") is CallForm.HERMES
     assert find_form('{"name": function name, "parameters": dictionary}') is CallForm.LLAMA

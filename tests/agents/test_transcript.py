@@ -103,6 +103,20 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 TOKENIZERS = {name: make_tokenizer(name) for name in TEMPLATES}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_half_a_character_in_a_call_is_asked_about_as_any_text(name: str) -> None:
+    transcript = Transcript(Chat(TOKENIZERS[name]))
+    call = {"type": "function", "function": {"name": "act", "arguments": {"action": "say \ud83d"}}}
+    messages = [
+        {"role": "user", "content": "hi \udc00"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "\ud800 said"},
+    ]
+    assert "? said" in TOKENIZERS[name].decode(transcript.ask(messages, [_TOOL]).ids)
+
+
 responses = st.sampled_from(["", " ", "\n", "<think>\nwhy\n</think>\n\n", "<think>t</think>"]).flatmap(
     lambda before: st.text("ab é<>/\n", max_size=6).map(lambda text: before + text)
 )

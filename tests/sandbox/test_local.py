@@ -108,6 +108,12 @@ open("big", "wb").truncate((16 << 20) + 1)
     assert dict(outcome.files) == {"out": bytes(range(256)), "a/b.txt": b"inside"}
 
 
+def test_a_program_that_closes_its_folder_has_run(pool: BlockingExecutor) -> None:
+    """A fault would be taken for the sandbox's own: trainers leave such episodes out."""
+    outcome = pool.run("import os; os.chmod('/tmp', 0); print(1)", fetch_files=["*.png", "main.py"])
+    assert (outcome.stdout, outcome.return_code, dict(outcome.files)) == ("1\n", 0, {})
+
+
 @pytest.mark.parametrize(
     ("given", "word"),
     [

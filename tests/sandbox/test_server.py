@@ -51,6 +51,12 @@ class TestAnswers:
                 assert reason in reply["message"]
             assert ask(running.url, {"code": "well"})[1]["status"] == "Success"
 
+    def test_an_unknown_language_is_named_in_short(self) -> None:
+        with run_scripted() as (running, _):
+            status, reply, _ = ask(running.url, {"code": "", "language": "\ud800" * 100_000})
+            assert (status, reply["status"]) == (200, "SandboxError")
+            assert "only" in reply["message"] and "python" in reply["message"] and len(reply["message"]) < 600
+
     def test_health_follows_the_executor(self) -> None:
         with run_scripted() as (running, executor):
             ask(running.url, {"code": '{"return_code": -9, "reason": "memory_limit"}'})

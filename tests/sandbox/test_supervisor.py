@@ -82,6 +82,7 @@ def test_fetched_files_are_regular_and_below_the_folder(tmp_path: Path) -> None:
         with open(folder / f"hole{number}", "wb") as file:
             file.truncate(10 << 20)
     assert len(dict(fetch_files(str(folder), ["hole*"]))) == 6, "64 MiB in all"
+    assert dict(fetch_files(str(folder / "missing"), ["*", "plain"])) == {}
 
 
 def test_memory_is_counted_once_when_it_is_counted_exactly() -> None:

@@ -160,7 +160,7 @@ def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]
 
 def split_numbers(name: str) -> list[tuple[int, str]]:
     """Return the key that sorts names by the numbers in them, 9 before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:

@@ -13,6 +13,8 @@ from spear_agents.engines.base import Ending, Served
 from spear_envs.core.errors import SpearError
 
 _MOST_SHOWN = 300
+_MOST_READ = 20_000
+"""Characters of an error that are searched for its reason: some expressions take quadratic time."""
 _ECHOES = frozenset({"input", "ctx", "url", "documentation_url"})
 """Keys of an error under which a server repeats the request."""
 _DEPTH = 8
@@ -241,7 +243,7 @@ def find_inner(data: dict[str, Any]) -> Refusal | None:
 
 def _read_status(error: Any) -> int:
     code = str(error.get("code")) if isinstance(error, dict) else ""
-    number = int(code) if code.isdigit() else 0
+    number = int(code) if code.isdecimal() and len(code) == 3 else 0
     return number if 400 <= number < 600 else 500
 
 
@@ -255,7 +257,7 @@ def _make_refusal(status: int, data: Any, content: bytes) -> Refusal:
         if isinstance(error.get("param"), str) and error["param"]:
             fields.append(error["param"])
     fields += [place[-1] for place in _list_places(data)]
-    text = " | ".join(texts) or content.decode("utf-8", "replace")
+    text = (" | ".join(texts) or content.decode("utf-8", "replace"))[:_MOST_READ]
     message = max(texts, key=_rank, default="") if texts else repr(text[:_MOST_SHOWN])
     return Refusal(status, text, message[:_MOST_SHOWN], code, tuple(fields))
 

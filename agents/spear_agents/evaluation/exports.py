@@ -24,6 +24,7 @@ from spear_agents.viewer.episodes import open_decoder
 from spear_envs.core import canonical_json
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env, require_harmless
+from spear_envs.core.parsing import mend_text
 from spear_envs.core.prompts import IMAGE
 from spear_envs.data.files import draft_file, write_text
 from spear_sandbox.console import echo
@@ -84,11 +85,6 @@ class Recorded:
                 raise SpearError(f"{trajectory.env_id} shows pictures, which messages cannot hold: set modality=text")
             said.append(Said(messages, mend_text(turn.response)))
         return said
-
-
-def mend_text(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @contextmanager

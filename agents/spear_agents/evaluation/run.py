@@ -196,7 +196,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
         if not tasks.bounded:
             raise SpearError(f"the split {tasks.split} has {len(tasks):,} generated tasks: ask for a number of them")
         return [task.id for task in tasks]
-    if selection.isdigit():
+    if selection.isdecimal():
         count = int(selection)
         if not 1 <= count <= len(tasks):
             raise SpearError(f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks")

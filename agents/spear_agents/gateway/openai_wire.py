@@ -239,7 +239,7 @@ def write_error(message: str, kind: str, code: str | None = None, param: str | N
 
 def write_named_event(data: Mapping[str, Any]) -> str:
     """Return an event of a stream, named after its type."""
-    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n"
 
 
 def name_call(answer: Completion, place: int) -> str:
@@ -284,4 +284,4 @@ def _frame(answer: Completion, request: ChatRequest, key: str, kind: str) -> dic
 
 
 def _event(data: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(data)}\n\n"

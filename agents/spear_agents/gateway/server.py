@@ -32,6 +32,8 @@ from spear_sandbox.web.serving import make_server
 LARGEST_BODY = 4 << 20
 """Bytes of a request: a million tokens have fewer."""
 MOST_MESSAGES = 10_000
+MOST_SHOWN = 2_000
+"""Characters of an error, which may repeat what the program sent."""
 DRAIN_S = 2
 _JSON = TypeAdapter(dict[str, Any])
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -69,7 +71,8 @@ def answering(write: Callable[[str, str, str | None], dict[str, Any]]) -> Callab
                 return await handler(*args, **keywords)
             except Exception as error:
                 refusal = _explain(error)
-                return write_json(refusal.status, write(refusal.message, refusal.kind, refusal.code), refusal.headers)
+                shown = refusal.message[:MOST_SHOWN]
+                return write_json(refusal.status, write(shown, refusal.kind, refusal.code), refusal.headers)
 
         return answer
 

@@ -280,7 +280,9 @@ def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
     for asked in names:
         found = [asked]
         if any(sign in asked for sign in "*?["):
-            found = sorted(fnmatch.filter(os.listdir(folder), asked))[:_FETCHED_BY_PATTERN]
+            found = []
+            with contextlib.suppress(OSError):  # the program may have closed the folder
+                found = sorted(fnmatch.filter(os.listdir(folder), asked))[:_FETCHED_BY_PATTERN]
         for name in found:
             content = None
             with contextlib.suppress(OSError, ValueError):

@@ -31,6 +31,7 @@ from spear_sandbox.service.cells import CellService, SessionOpener, SessionTable
 from spear_sandbox.service.wire import (
     ISOLATION_HEADER,
     LANGUAGE,
+    SHOWN_CHARACTERS,
     BadRequestError,
     RunRequest,
     read_request,
@@ -183,7 +184,7 @@ class RunService:
         del body
         if asked.language != LANGUAGE and asked.language not in self.languages:
             served = ", ".join(sorted({LANGUAGE, *self.languages}))
-            text = f"language {asked.language!a} is not served here: only {served}."
+            text = f"language {asked.language[:SHOWN_CHARACTERS]!a} is not served here: only {served}."
             return self._say(write_error(text, self._level()))
         # The place is given back only when the run is dead.
         return self._say(await work_for(request, self._work(asked)))

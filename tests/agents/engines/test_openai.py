@@ -228,6 +228,21 @@ def test_what_waiting_cannot_mend_stops_at_once(script: Script, status: int, bod
     assert len(script.requests) == 1
 
 
+@pytest.mark.parametrize("code", ["²", "4²9", "9" * 5_000, "４２９"])
+def test_a_code_that_is_no_status_is_a_fault_of_the_server(script: Script, code: str) -> None:
+    script.answers = [say({"error": {"message": "the model broke", "code": code}})]
+    with pytest.raises(EngineFault, match="the model broke"):
+        ask(script.server(tries=1))
+
+
+def test_a_huge_refusal_is_read_in_time(script: Script) -> None:
+    script.answers = [say({"error": {"message": "max" * 100_000}}, 400)]
+    start = time.process_time()
+    with pytest.raises(SpearError, match="maxmax"):
+        ask(script.server())
+    assert time.process_time() - start < 10, "seconds; each 'max' was once searched to the end"
+
+
 def test_a_fault_is_told_once(script: Script, caplog: pytest.LogCaptureFixture) -> None:
     script.answers = [say({}, 500)]
 

@@ -151,6 +151,24 @@ def test_values_that_change_nothing_are_accepted_and_others_refused() -> None:
     assert len(played.turns) == len(_NEUTRAL)
 
 
+def test_half_a_character_in_a_call_arrives() -> None:
+    half = r'<tool_call>{"name": "act", "arguments": {"action": "\ud83d"}}</tool_call>'
+    paths = {
+        "/chat/completions": {**ASK, "tools": [TOOL]},
+        "/responses": {"model": "policy", "input": "hi", "tools": [{"type": "function", "name": "act"}]},
+        "/messages": {**ASK, "max_tokens": 400, "tools": [{"name": "act"}]},
+    }
+
+    async def play(task: AgentTask) -> None:
+        for path, body in paths.items():
+            for streams in (False, True):
+                answer = await asyncio.to_thread(post, task, {**body, "stream": streams}, path)
+                assert answer.status_code == 200 and "ud83d" in answer.text and answer.text.isascii()
+
+    (played,) = play_program(play, KeepingEngine(half), sampling=Sampling(max_tokens=400))
+    assert len(played.turns) == 6
+
+
 @pytest.mark.slow  # it imports both SDKs
 def test_streams_of_both_sdks_say_the_same() -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
@@ -195,6 +213,7 @@ def test_streams_of_both_sdks_say_the_same() -> None:
 
 WRONG: list[tuple[Any, int, str]] = [
     ({**ASK, "model": "gpt-x"}, 404, "is called 'policy', not 'gpt-x'"),
+    ({**ASK, "model": "x" * 100_000}, 404, "is called 'policy', not 'xxx"),
     ({**ASK, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "this address takes text"),
     ({**ASK, "frequency_penalty": 1}, 400, "frequency_penalty"),
     ({**ASK, "max_tokens": 0}, 400, "max_tokens"),
@@ -210,6 +229,7 @@ def test_wrong_requests_are_told_in_openai_s_form() -> None:
             reply = post(task, body)
             error = reply.json()["error"]
             assert reply.status_code == status and words in error["message"], (body, error)
+            assert len(error["message"]) < 3_000
             assert error["type"] == "invalid_request_error"
 
     engine = KeepingEngine()

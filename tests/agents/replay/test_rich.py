@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,13 @@ def test_nothing_of_a_hostile_text_acts(browser: Chromium, tmp_path: Path) -> No
     assert found["slowest"] < 5_000, "milliseconds of a text"
     assert browser.evaluate("typeof window.owned") == "undefined"
     assert browser.console == []
+
+
+def test_an_open_formula_is_searched_in_linear_time(tmp_path: Path) -> None:
+    write(tmp_path, {"observation": "$" + "=" * 100_000, "response": "go"})
+    start = time.process_time()
+    export_page(Run(tmp_path), tmp_path / "page.html")
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(

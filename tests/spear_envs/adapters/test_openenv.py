@@ -103,6 +103,8 @@ def test_what_is_wrong_is_said_and_the_session_goes_on(running: Running) -> None
             assert player.fail("reset", **data)["code"] == "VALIDATION_ERROR"
         assert player.fail("reset", split="tset")["code"] == "FACTORY_ERROR"
         assert len(player.fail("reset", split="x" * 100_000)["message"]) < 2000
+        for text in ({"type": "x" * 100_000}, {"type": "step", "data": {"y" * 100_000: 1}}, {"type": ["z" * 100_000]}):
+            assert len(player.send(json.dumps(text))["data"]["message"]) < 2000
         assert player.fail("reset", task="corridor/train/99999")["code"] == "EXECUTION_ERROR"
         assert "the split has" in player.fail("reset", index=10**9)["message"]
         assert "send reset first" in player.fail("step", response="x")["message"]

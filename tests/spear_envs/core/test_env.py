@@ -180,6 +180,9 @@ def test_reset_options() -> None:
         env.reset(options={"task": "corridor/test/00001"})
     with pytest.raises(SpearError, match="'task'"):
         env.reset(options={"tasks": ["corridor/train/00007"]})
+    for options in (["task"], "task", 5, 0, ("task", "corridor/train/00007")):
+        with pytest.raises(SpearError, match="give a dictionary"):
+            env.reset(options=options)  # type: ignore[arg-type]
     assert env.task.id == "corridor/train/00007" and not env.done  # a refused reset changes nothing
 
 

@@ -93,6 +93,23 @@ def test_over_http_with_a_token() -> None:
         asyncio.run(go(running.url))
 
 
+def test_half_a_character_of_a_corpus_is_replaced() -> None:
+    class Halved(Retriever):
+        fingerprint = "halved"
+
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            return [[Passage(rb'{"id": "\udc00", "contents": "\"Half \ud83d\"\nand \ud800."}', 1.0)]]
+
+        def describe(self) -> dict[str, Any]:
+            return {"kind": "halved"}
+
+    async def go() -> None:
+        async with Client(make_mcp_server(Halved())) as client:
+            assert read(await call(client, query="a")) == [("?", '"Half ?"\nand ?.')]
+
+    asyncio.run(go())
+
+
 def test_a_fault_is_an_error_of_the_tool() -> None:
     class Broken(Retriever):
         fingerprint = "broken"

@@ -9,6 +9,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -129,6 +130,13 @@ class TestBodies:
         sentence = str(caught.value)
         assert all(word in sentence for word in words), sentence
         assert sentence.endswith(".") and "\n" not in sentence and len(sentence) < 300
+
+    @pytest.mark.parametrize("end", [b"", b'"', b"\\"])
+    def test_a_text_that_is_never_closed_is_refused_in_linear_time(self, end: bytes) -> None:
+        start = time.process_time()
+        with pytest.raises(BadRequestError, match=r"not JSON|commas"):
+            read(b'{"query": "' + b"," * 600_000 + b'\\"' * 200_000 + end)
+        assert time.process_time() - start < 2, "seconds; a search from each quote would take an hour"
 
     @pytest.mark.parametrize(
         ("body", "queries", "words"),

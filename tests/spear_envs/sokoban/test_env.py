@@ -208,6 +208,8 @@ def test_a_state_brings_everything_back(before: list[str], after: list[str]) -> 
     [
         ({"room": "4x4"}, "between 5 and 10"),
         ({"room": "big"}, 'room="6x6"'),
+        ({"room": f"6x{'6' * 5_000}"}, 'room="6x6"'),
+        ({"room": "²x²"}, 'room="6x6"'),
         ({"boxes": 9}, "between 1 and 4"),
         ({"boxes": 1.5}, "whole number"),
         ({"shortest": 5, "longest": 2}, "shortest <= longest"),

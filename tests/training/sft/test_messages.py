@@ -115,6 +115,8 @@ def test_retool_is_learnt_as_published_and_as_the_authors_prepare_it(name: str, 
         "<code>print(1)</code> <answer>1</answer>",
         "<code>print(1)</code> <code>print(2)</code> <interpreter>2</interpreter> <answer>1</answer>",
         "<answer>1</answer> or 2",
+        "<code></code>" * 5_000,  # whose tags were once paired in every way
+        "<code></code><interpreter>" * 2_000,
     ],
 )
 def test_a_solution_of_another_form_is_said(solution: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Records of episodes as rows, and the metrics of a step."""
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -226,3 +227,9 @@ def test_groups_of_one_outcome_are_counted_whatever_else_their_episodes_earned()
 )
 def test_a_row_is_incomplete_without_a_whole_action_after_its_thoughts(text: str, expected: bool) -> None:
     assert is_incomplete(text) == expected
+
+
+def test_a_policy_that_repeats_itself_is_filtered_in_linear_time() -> None:
+    start = time.process_time()
+    assert is_incomplete("<action>" * 50_000)
+    assert time.process_time() - start < 1

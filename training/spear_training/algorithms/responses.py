@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import numpy as np
@@ -18,12 +17,9 @@ def is_unreadable(text: str) -> bool:
     return any(mark in text for mark in UNREADABLE)
 
 
-_ACTION = re.compile(r"<action>.*?</action>", re.DOTALL)
-
-
 def is_incomplete(text: str) -> bool:
     """Return whether a response lacks a whole ``<action>`` after its last ``</think>``, as the authors' code asks."""
-    return _ACTION.search(text.rpartition("</think>")[2]) is None
+    return "</action>" not in text.rpartition("</think>")[2].partition("<action>")[2]
 
 
 def has_repetition(token_ids: npt.ArrayLike, *, ngram: int = 20, times: int = 10) -> bool:

@@ -28,7 +28,7 @@ _UNREAD = (
 _EXAMPLE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 _QUESTION = "*user question:*"
 """Text before the problem in a prompt of ReTool-SFT."""
-_CALL = re.compile(r"(.*?)<code>(.*?)</code>(.*?)<interpreter>(.*?)</interpreter>", re.DOTALL)
+_CALL_TAGS = ("<code>", "</code>", "<interpreter>", "</interpreter>")
 _ANSWER = re.compile(r"(.*?)<answer>(.*?)</answer>\s*", re.DOTALL)
 _FENCE = re.compile(r"```python(.*?)```", re.DOTALL)
 
@@ -69,8 +69,8 @@ def unfold_solution(record: Mapping[str, Any]) -> Mapping[str, Any]:
     problem = asked.partition(_QUESTION)[2].replace("<answer>", "").replace("</answer>", "").strip()
     unfolded: list[dict[str, Any]] = [{"role": "user", "content": problem}]
     at = 0
-    while found := _CALL.match(said, at):
-        text, code, between, output = found.groups()
+    while len(parts := _split_call(said[at:])) > len(_CALL_TAGS):
+        text, code, between, output, rest = parts
         if "<code>" in between:
             break
         fenced = _FENCE.search(code)
@@ -79,13 +79,21 @@ def unfold_solution(record: Mapping[str, Any]) -> Mapping[str, Any]:
             {"role": "assistant", "content": text.strip(), "tool_calls": [{"type": "function", "function": call}]}
         )
         unfolded.append({"role": "tool", "content": output.strip()})
-        at = found.end()
+        at = len(said) - len(rest)
     answer = _ANSWER.fullmatch(said, at)
     if answer is None or "<code>" in answer[1]:
         rest = " ".join(said[at:].split())[:60]
         raise SpearError(f"its prompt is ReTool's, but {rest!r} is neither <code> with its output nor an <answer>")
     unfolded.append({"role": "assistant", "content": (answer[1] + answer[2]).strip()})
     return {**record, "messages": unfolded, "tools": [TOOLS[0].schema()]}
+
+
+def _split_call(text: str) -> list[str]:
+    """Split a text at the first call's tags, in linear time; fewer parts if one of them is missing."""
+    parts = [text]
+    for tag in _CALL_TAGS:
+        parts[-1:] = parts[-1].split(tag, 1)
+    return parts
 
 
 def _find(message: Any, name: str) -> Any:

@@ -197,7 +197,7 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             # A line may be empty, torn by a kill, or something else.
             with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):
                 record = json.loads(line)
-                step, data = int(record["step"]), dict(record["data"])
+                step, data = int(record["step"]), {**record["data"]}
                 launch.setdefault(step, {}).update(data)
         if launch:
             # A resumed launch validates at its checkpoint's step first; that is not a new training step.

@@ -161,7 +161,7 @@ function drawPair([a, b]) {
     make("div", { class: "chips" }, chip("A", a.name), chip("B", b.name), make("span", { class: "soft" }, `${total} episodes of the same task and seed. Whether they differ by more than chance: spear compare.`)),
     ORDER_OF_KINDS.map((kind) => make("details", { class: "kind", open: kind.startsWith("only") && kinds[kind].length < 60 },
       make("summary", {}, `Won by ${kind}: ${kinds[kind].length}`),
-      make("ul", {}, kinds[kind].slice(0, 500).map(([one, other]) => make("li", {}, make("button", { class: "quiet", onclick: () => openPair(one, other) }, `${one.task}${one.seed ? `, seed ${one.seed}` : ""}`), make("span", { class: "soft" }, ` ${nameRow(one)}`)))))),
+      make("ul", {}, kinds[kind].slice(0, 500).map(([one, other]) => make("li", {}, make("button", { class: "quiet", onclick: () => openPair(one, other) }, `${one.task}${one.seed === "0" ? "" : `, seed ${one.seed}`}`), make("span", { class: "soft" }, ` ${nameRow(one)}`)))))),
     make("div", { id: "beside" }));
 }
 

@@ -180,7 +180,7 @@ class Server:
         parts = _split_url(self.base_url)
         if parts.query or "@" in (parts.netloc or self.base_url):
             raise SpearError(f"the address may not have a user, password or query: set {self.key_variable} for the key")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
             raise SpearError(f"{self.base_url!r} is not an address: give one such as http://127.0.0.1:8000/v1")
         if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0:
             raise SpearError("the server's limit and tries must be at least 1 and its timeout above 0 seconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
@@ -196,7 +197,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
         if not tasks.bounded:
             raise SpearError(f"the split {tasks.split} has {len(tasks):,} generated tasks: ask for a number of them")
         return [task.id for task in tasks]
-    if selection.isdigit():
+    if re.fullmatch(r"[0-9]{1,18}", selection):
         count = int(selection)
         if not 1 <= count <= len(tasks):
             raise SpearError(f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks")
@@ -228,7 +229,7 @@ class Prepared:
 
 def prepare(settings: EvalSettings) -> Prepared:
     """Look at the environment of ``settings``. Raises SpearError for what does not exist or is not available."""
-    split = settings.split or find_splits(settings.env_id)[-1]
+    split = find_splits(settings.env_id)[-1] if settings.split is None else settings.split
     with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
         settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")

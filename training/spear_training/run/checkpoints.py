@@ -217,7 +217,7 @@ def list_whole(checkpoints: Path) -> list[int]:
     return sorted(
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
-        if folder.name.removeprefix("global_step_").isdigit()  # a user's copy has another name
+        if folder.name.removeprefix("global_step_").isdecimal()  # a user's copy has another name
         and is_finished(folder)
         and any(folder.glob("**/model*"))  # verl removes the weights of old checkpoints and leaves the rest
     )

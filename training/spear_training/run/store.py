@@ -195,7 +195,7 @@ class CheckpointStore:
         for path in found:
             place, _, name = str(path)[len(self._root) :].lstrip("/").partition("/")
             number = place.removeprefix(PREFIX)
-            if place.startswith(PREFIX) and number.isdigit() and name:
+            if place.startswith(PREFIX) and number.isdecimal() and name:
                 steps.setdefault(int(number), []).append(name)
         return steps
 

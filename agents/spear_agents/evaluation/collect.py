@@ -113,7 +113,7 @@ def collect_episodes(
     nothing was won.
     """
     require_replaceable(out)  # now, not after the episodes
-    split = find_splits(settings.env_id)[0] if settings.split is None else settings.split
+    split = settings.split or find_splits(settings.env_id)[0]
     tasks = settings.tasks
     with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
         if tasks == "all" and not env.tasks.bounded:

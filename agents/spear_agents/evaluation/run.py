@@ -229,7 +229,7 @@ class Prepared:
 
 def prepare(settings: EvalSettings) -> Prepared:
     """Look at the environment of ``settings``. Raises SpearError for what does not exist or is not available."""
-    split = find_splits(settings.env_id)[-1] if settings.split is None else settings.split
+    split = settings.split or find_splits(settings.env_id)[-1]
     with closing(make_env(settings.env_id, split, settings.env_kwargs)) as env:
         settings = settings.resolve(split, env.templates)
         template = choose_template(env, settings.template or "")

@@ -67,7 +67,7 @@ class Game:
         self.out = Path(out)
         self.seed = seed
         self._kwargs = dict(env_kwargs or {})
-        self._split = find_splits(env_id)[-1] if split is None else split
+        self._split = split or find_splits(env_id)[-1]
         self.recorded = 0
         with ExitStack() as stack:  # closes what was opened if anything fails
             self._env = stack.enter_context(closing(make_env(env_id, self._split, self._kwargs)))

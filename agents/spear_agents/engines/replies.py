@@ -14,6 +14,8 @@ from spear_envs.core.errors import SpearError
 from spear_sandbox.errors import show_text
 
 _MOST_SHOWN = 300
+_MOST_SEARCHED = 1 << 13
+"""Characters at either end of a failure's text that are searched: the patterns take quadratic time in its words."""
 _ECHOES = frozenset({"input", "ctx", "url", "documentation_url"})
 """Keys of an error under which a server repeats the request."""
 _DEPTH = 8
@@ -257,6 +259,8 @@ def _make_refusal(status: int, data: Any, content: bytes) -> Refusal:
             fields.append(error["param"])
     fields += [place[-1] for place in _list_places(data)]
     text = " | ".join(texts) or content.decode("utf-8", "replace")
+    if len(text) > 2 * _MOST_SEARCHED:
+        text = f"{text[:_MOST_SEARCHED]} … {text[-_MOST_SEARCHED:]}"
     message = max(texts, key=_rank, default="") if texts else repr(text[:_MOST_SHOWN])
     # The message goes into records, and servers repeat the key that they refuse.
     return Refusal(status, text, show_text(message)[:_MOST_SHOWN], code, tuple(fields))

@@ -37,7 +37,7 @@ from spear_sandbox.web.serving import ConnectionLimits, make_server, stop_on_sig
 _LIBRARIES = ("tablesort.min.js", "tablesort.number.min.js", "marked.umd.js")
 _SCRIPTS = ("curves.js", "runs.js", "search.js", "rich.js", "play.js", "page.js")
 _KATEX = "katex.min.js"
-_LATEX = re.compile(r"\\[(\[]|\$[^$]*[\\^={}][^$]*\$|\$[A-Za-z]\$")
+_LATEX = re.compile(r"\\[(\[]|\$[^$\\^={}]*[\\^={}][^$]*\$|\$[A-Za-z]\$")
 """Matches whatever the page might take for LaTeX, and more."""
 _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 

@@ -382,6 +382,14 @@ def test_an_answer_with_values_of_other_types_is_a_bad_reply(script: Script, ans
     assert caught.value.kind is EngineFaultKind.BAD_REPLY
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("word", ["max", "stream", "tokens ", "exceed"])
+def test_a_long_refusal_is_read_in_no_time(script: Script, word: str) -> None:
+    script.answers = [refuse(word * 500_000)]
+    with pytest.raises((SpearError, ContextExceededError)):
+        ask(script.server(tries=1))
+
+
 def test_numbers_that_a_record_cannot_hold_are_no_token_ids(script: Script) -> None:
     script.answers = [say(complete(choice={"token_ids": [True], "logprobs": None}))]
     found = play(script.server())

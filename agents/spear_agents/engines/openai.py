@@ -119,7 +119,7 @@ def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         return parts if parts.port != 0 else urlsplit("")
-    except ValueError:  # brackets without an end, or a port that is no number
+    except ValueError:  # brackets without an end, or a port that is not a number
         return urlsplit("")
 
 

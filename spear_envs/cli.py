@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -236,10 +236,15 @@ def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise click.UsageError(f"{pair!r} is not KEY=VALUE: write, for instance, boxes=2.")
         try:
-            keywords[key] = json.loads(value)
+            keywords[key] = json.loads(value, parse_constant=refuse_constant)
         except (ValueError, RecursionError):
             keywords[key] = value
     return keywords
+
+
+def refuse_constant(word: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which JSON does not have: a record with NaN never equals itself."""
+    raise ValueError(f"{word} is not JSON")
 
 
 def import_modules(modules: tuple[str, ...]) -> None:

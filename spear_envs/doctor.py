@@ -113,7 +113,8 @@ def doctor(names: tuple[str, ...], as_json: bool) -> None:
     checks = list_checks()
     for name in names:
         if name not in checks:
-            raise click.UsageError(f"There is no check {name!r}.{suggest_name(name, list(checks))}")
+            near = suggest_name(name, list(checks)) or f" There are {', '.join(checks)}."
+            raise click.UsageError(f"There is no check {name!r}.{near}")
     findings = [finding for name in names or checks for finding in examine(checks[name])]
     problems = sum(finding.verdict is Verdict.PROBLEM for finding in findings)
     if as_json:

@@ -1,6 +1,7 @@
 """``spear eval`` as a command, what a server charged for, and the metrics that a training left."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from spear_agents.cli import evaluate
 from spear_agents.comparison.significance import compare
 from spear_agents.engines.base import Finish, Served
 from spear_agents.evaluation.records import METRICS_FOLDER, measure_metrics, read_history, sum_usage
-from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
+from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory, TrajectoryWriter, Turn
 from spear_envs.core import ActionResult, EnvFault
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
+from tests.agents.test_trajectory import make_trajectory
 
 SOKOBAN = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
 SERVED = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", "--model", "m"]
@@ -177,8 +179,63 @@ def test_several_runs_are_each_compared_with_the_first(tmp_path: Path) -> None:
     assert last["adjusted_p"] == pytest.approx(2 * pair["judgement"]["permutation_p"])
     back = CliRunner().invoke(compare, [outs[2], outs[0], outs[1]]).output
     assert "a, b: worse than c." in back
-    for refused in (outs[:1], [*outs, "--pair", *outs[:2]]):
-        assert CliRunner().invoke(compare, refused).exit_code == 2
+    twice = f"{tmp_path}/./a"
+    for refused in (outs[:1], [*outs, "--pair", *outs[:2]], [outs[0], twice], [*outs, twice]):
+        done = CliRunner().invoke(compare, refused)
+        assert done.exit_code == 2 and (twice not in refused or f"{tmp_path}/a is given twice" in done.output)
+
+
+def write_outcomes(folder: Path, shares: list[float], **changes: Any) -> str:
+    """A run of ten episodes of each task, of which a share is won."""
+    with TrajectoryWriter(folder / "episodes.jsonl") as writer:
+        for task, share in enumerate(shares):
+            for seed in range(10):
+                won = seed < round(10 * share)
+                stop, terms = (StopReason.WON, {}) if won else (StopReason.FAILED, {})
+                kept = {"task_id": f"t/{task}", "seed": seed, "won": won, "stop": stop, "reward_terms": terms}
+                writer.write(make_trajectory(count=1, **(kept | changes)))
+    (folder / "settings.json").write_text("{}")
+    return str(folder)
+
+
+def test_differences_that_cancel_out_ask_for_no_tasks_and_pairs(tmp_path: Path) -> None:
+    pytest.importorskip("scipy", reason="needs the extra 'stats'")
+    shares = [(0.0, 0.1), (0.0, 0.2), (0.9, 0.6)]
+    assert math.fsum(after - before for before, after in shares) != 0, "the rounding of floats"
+    old = write_outcomes(tmp_path / "old", [before for before, _ in shares])
+    new = write_outcomes(tmp_path / "new", [after for _, after in shares])
+    found = json.loads(CliRunner().invoke(compare, [old, new, "--json"]).output)
+    assert found["judgement"]["tasks_needed"] is None and "would be needed" not in " ".join(found["sentences"])
+    pairs = [
+        (write_outcomes(tmp_path / f"old{i}", [before]), write_outcomes(tmp_path / f"new{i}", [after]))
+        for i, (before, after) in enumerate(shares)
+    ]
+    words = [*pairs[0], *(word for pair in pairs[1:] for word in ("--pair", *pair))]
+    done = CliRunner().invoke(compare, words)
+    assert done.exit_code == 0, done.exception
+    assert "+0.0 points may well be chance" in done.output and "would be needed" not in done.output
+
+
+def test_of_several_runs_the_one_of_other_tasks_is_named(tmp_path: Path) -> None:
+    runs = [write_outcomes(tmp_path / name, [0.5]) for name in ("a", "b")]
+    runs.append(write_outcomes(tmp_path / "c", [0.5], fingerprint="g"))
+    done = CliRunner().invoke(compare, runs)
+    assert isinstance(done.exception, SpearError) and str(done.exception).startswith("a and c: ")
+
+
+@pytest.mark.parametrize("score", [1e308, float("nan")])
+def test_a_score_that_is_none_is_one_error(tmp_path: Path, score: float) -> None:
+    runs = [write_outcomes(tmp_path / name, [0.5], score=score) for name in ("a", "b")]
+    done = CliRunner().invoke(compare, [*runs, "--metric", "score"])
+    assert isinstance(done.exception, SpearError) and "score" in str(done.exception)
+
+
+@pytest.mark.parametrize("settings", [{"fingerprint": "f"}, {"fingerprint": "f", "env_id": 5}, {"fingerprint": 5}, []])
+def test_edited_settings_are_read_or_one_error(tmp_path: Path, settings: object) -> None:
+    runs = [write_outcomes(tmp_path / name, [0.5]) for name in ("a", "b")]
+    (tmp_path / "b" / "settings.json").write_text(json.dumps(settings))
+    done = CliRunner().invoke(compare, runs)
+    assert done.exit_code == 0 or (isinstance(done.exception, SpearError) and "settings.json" in str(done.exception))
 
 
 def steps(*numbers: int, **data: Any) -> list[tuple[int, dict[str, Any]]]:

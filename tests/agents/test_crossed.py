@@ -50,6 +50,8 @@ def test_the_number_of_pairs_is_that_of_the_t_test() -> None:
     assert count_pairs(2.0, 1.0) == 34
     assert count_pairs(2.0, -2.0) == 10
     assert count_pairs(0.0, 1.0) == 2
+    many = (1.96 + 0.8416) ** 2 * 1e8  # the formula of the normal distribution, to which t comes close
+    assert count_pairs(1.0, 1e-4) == pytest.approx(many, rel=1e-3)
     with pytest.raises(ValueError, match="not 0"):
         count_pairs(1.0, 0.0)
 

@@ -51,8 +51,11 @@ def test_tasks_are_chosen_by_number_and_by_id(settings: EvalSettings) -> None:
 
     assert names("2") == ["corridor/test/000", "corridor/test/001"]
     assert names("corridor/test/002, corridor/test/000,corridor/test/002") == ["corridor/test/002", "corridor/test/000"]
-    with pytest.raises(UnknownTaskError, match="nope"):
-        names("nope")
+    for wrong in ("nope", "\u00b2", "9" * 5000, ""):
+        with pytest.raises(UnknownTaskError, match=f"task '{wrong[:10]}"):
+            names(wrong)
+    with pytest.raises(SpearError, match="template ''"):
+        run_evaluation(replace(settings, template=""))
     for wrong in ("0", "4"):
         with pytest.raises(SpearError, match="has 3 tasks"):
             names(wrong)

@@ -105,6 +105,12 @@ def test_subtasks_are_apart_in_natural_order_and_faults_left_out() -> None:
     assert parts["broken"].to_json()["success"] is None
 
 
+def test_names_with_other_digits_have_an_order_too() -> None:
+    names = ["a02", "a10", "a" + "9" * 5000, "a5\u00b2", "a\u0663"]
+    _, parts = summarise([episode(name, True, name) for name in names])
+    assert list(parts) == ["a02", "a\u0663", "a5\u00b2", "a10", "a" + "9" * 5000]
+
+
 def test_format_and_action_are_counted_by_turn() -> None:
     good = episode("a", True)
     bad = replace(

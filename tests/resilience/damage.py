@@ -14,7 +14,7 @@ json_values = st.recursive(
     | st.integers(-(2**70), 2**70)
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["1e999", "\ud800", "\x00", "../../x", "[" * 2000]),
+    | st.sampled_from([10**400, 1e308, "1e999", "\ud800", "\x00", "../../x", "[" * 2000]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=5,
 )

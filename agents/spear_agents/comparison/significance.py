@@ -94,12 +94,18 @@ def count_pairs(deviation: float, difference: float) -> int:
         raise ValueError(f"a deviation of {deviation} and a difference of {difference}: give >= 0, and not 0")
     from scipy.stats import nct, t
 
-    for pairs in range(2, 1_000_000):
+    def suffice(pairs: int) -> bool:
         shift = abs(difference) / deviation * math.sqrt(pairs) if deviation else math.inf
         limit = t.ppf(0.5 + CONFIDENCE / 2, pairs - 1)
-        if math.isinf(shift) or nct.sf(limit, pairs - 1, shift) >= POWER:
-            return pairs
-    raise ValueError(f"a difference of {difference} is lost in a deviation of {deviation}")
+        return math.isinf(shift) or nct.sf(limit, pairs - 1, shift) >= POWER
+
+    low, high = 1, 2
+    while not suffice(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffice(middle) else (middle, high)
+    return high
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,10 @@ def compare_pairs(
     )
 
 
+_ROUNDING = 1e-12
+"""Largest mean of differences of shares that may be 0, but for the rounding of floats."""
+_SHOWN = 0.05
+"""Least difference in points that is not shown as 0.0."""
 ALPHA = 0.05
 POWER = 0.8
 RESAMPLES = 10_000
@@ -196,7 +206,9 @@ def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
     spread = stdev(steps) if count > 1 else None
     factor = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
     mean = fmean(steps)
-    needed = max(2, math.ceil((factor * spread / mean) ** 2)) if spread is not None and mean else None
+    needed = None
+    if spread is not None and abs(mean) > _ROUNDING:
+        needed = max(2, math.ceil((factor * spread / mean) ** 2))
     return Judgement(
         sign_p=compute_sign_p(comparison.gained, comparison.lost),
         permutation_p=permutation_p,
@@ -263,7 +275,7 @@ def _count_units(sizes: Sequence[float]) -> list[int] | None:
 
 def explain_comparison(comparison: Comparison, judgement: Judgement, before: str, after: str) -> list[str]:
     """Explain the figures in sentences."""
-    points = 100 * comparison.difference.mean
+    points = round(100 * comparison.difference.mean, 9) + 0.0  # -0.0 becomes 0.0
     count = len(comparison.steps)
     p = f"p = {judgement.permutation_p:.2g}"
     sentences = []
@@ -284,7 +296,7 @@ def explain_comparison(comparison: Comparison, judgement: Judgement, before: str
         sentences.append(
             f"These {count} tasks show a true difference of {100 * judgement.detectable:.1f} points 4 times in 5."
         )
-    if not judgement.significant and judgement.tasks_needed is not None:
+    if not judgement.significant and judgement.tasks_needed is not None and abs(points) >= _SHOWN:
         sentences.append(
             f"To show a true difference of {abs(points):.1f} points that often, about {judgement.tasks_needed:,} tasks "
             "would be needed."
@@ -334,6 +346,8 @@ def compare(runs: Sequence[Path], more: Sequence[tuple[Path, Path]], metric: str
     """
     if len(runs) < 2 or (more and len(runs) > 2):
         raise click.UsageError(f"{len(runs)} runs: give two or more, or exactly two with --pair")
+    if twice := next((run for place, run in enumerate(runs) if run.resolve() in map(Path.resolve, runs[:place])), None):
+        raise click.UsageError(f"{twice} is given twice: each run must be another folder")
     if more:
         _compare_seeds([(runs[0], runs[1]), *more], Metric(metric), as_json)
         return
@@ -363,7 +377,12 @@ def _compare_many(folders: Sequence[Path], metric: Metric, seed: int, as_json: b
     """Compare each run with the first."""
     names = name_runs(*folders)
     base, *others = (read_last(folder / EPISODES) for folder in folders)
-    found = [compare_trajectories(base, run, metric) for run in others]
+    found = []
+    for name, run in zip(names[1:], others, strict=True):
+        try:
+            found.append(compare_trajectories(base, run, metric))
+        except SpearError as error:
+            raise SpearError(f"{names[0]} and {name}: {error}") from error
     judged = [judge_comparison(each, seed) for each in found]
     adjusted = adjust_p([each.permutation_p for each in judged])
     sentences = explain_many(names, found, adjusted) + explain_panels([read_settings(folder) for folder in folders])
@@ -438,7 +457,7 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
 
 def explain_pairs(found: CrossedComparison) -> list[str]:
     """Explain the figures of several pairs in sentences."""
-    difference, points = found.difference, 100 * found.difference.mean
+    difference, points = found.difference, round(100 * found.difference.mean, 9) + 0.0
     if difference.low > 0 or difference.high < 0:
         better = "The second" if points > 0 else "The first"
         text = f"{better} way of training is better by {abs(points):.1f} points, over seeds and tasks."
@@ -448,7 +467,7 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
             text += " The interval over tasks alone leaves 0 out, but it describes these runs only."
     sentences = [text]
     deviation = stdev(found.by_seed)
-    if deviation and points:
+    if deviation and abs(points) >= _SHOWN:
         pairs = count_pairs(deviation, difference.mean)
         sentences.append(
             f"The pairs deviate by {100 * deviation:.1f} points; to show a true difference of {abs(points):.1f} points"

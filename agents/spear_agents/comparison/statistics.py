@@ -15,6 +15,8 @@ from spear_agents.play.trajectory import StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
 
 _Z95 = 1.959963984540054
+_DIGITS = 4000
+"""Characters of a name's number that sort it; Python reads no longer ones."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]
 
 def split_numbers(name: str) -> list[tuple[int, str]]:
     """Return the key that sorts names by the numbers in them, 9 before 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    parts = (part[:_DIGITS] for part in re.split(r"(\d+)", name))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
@@ -171,7 +174,7 @@ def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
         stops[trajectory.stop.value] += 1
     return Part(
         success=estimate_mean(list(average_by_task(valid).values())) if valid else None,
-        score=fmean(t.score for t in valid) if valid else 0.0,
+        score=_average([t.score for t in valid]) if valid else 0.0,
         turns=len(turns) / len(valid) if valid else 0.0,
         format_ok=fmean(turn.format_ok for turn in turns) if turns else 0.0,
         action_ok=fmean(turn.action_ok for turn in turns) if turns else 0.0,
@@ -229,7 +232,15 @@ def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.
     for trajectory in trajectories:
         if trajectory.stop is not StopReason.FAULT:
             values[trajectory.task_id].append(metric.of(trajectory))
-    return {task: fmean(found) for task, found in values.items()}
+    return {task: _average(found) for task, found in values.items()}
+
+
+def _average(values: Sequence[float]) -> float:
+    """Return the mean, NaN if it is none, as of infinities and of the largest floats."""
+    try:
+        return fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def estimate_pass_at(samples: int, won: int, k: int) -> float:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
@@ -72,8 +72,13 @@ _REACH_S = 2.0
 _CONNECT_S = 10.0
 _PATH = "/chat/completions"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_OWN_HEADERS = ("content-type", "content-length", "host", "transfer-encoding", "connection")
+_OWN_HEADERS = (
+    *("content-type", "content-length", "host", "transfer-encoding", "connection"),
+    "x-stainless-retry-count",  # the client counts its tries in it
+)
 _VERSION = re.compile(r"[A-Za-z0-9.-]+")
+_LONGEST_WAIT = 40
+"""Characters of a server's Retry-After in a message; a date has 29."""
 _LONGEST_NOTE = 500
 """Characters of a call in the record."""
 _SHORTEST_SECRET = 8
@@ -109,9 +114,18 @@ class ServerKind(str, Enum):
     """vLLM: also top_k, stop strings that stay part of the text, token ids and log-probabilities."""
 
 
+def _split_url(url: str) -> SplitResult:
+    """Return the parts of an address; none of what is not one."""
+    try:
+        parts = urlsplit(url)
+        return parts if parts.port != 0 else urlsplit("")
+    except ValueError:  # brackets without an end, or a port that is not a number
+        return urlsplit("")
+
+
 def choose_kind(base_url: str) -> ServerKind:
     """Return the kind of server at an address, as far as the address tells."""
-    host = urlsplit(base_url).hostname or ""
+    host = _split_url(base_url).hostname or ""
     return ServerKind.OPENAI if host.endswith(_OPENAI_HOSTS) else ServerKind.COMPATIBLE
 
 
@@ -161,18 +175,22 @@ class Server:
     """Further headers of each request. Records have only their names."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SpearError(f"{self.base_url!r} is not an address: give one such as http://127.0.0.1:8000/v1")
-        if parts.username or parts.password or parts.query:
+        if not self.key_variable.isidentifier():
+            raise SpearError(f"--key-variable is the name of a variable, such as {KEY_VARIABLE}, not the key itself")
+        parts = _split_url(self.base_url)
+        if parts.query or "@" in (parts.netloc or self.base_url):
             raise SpearError(f"the address may not have a user, password or query: set {self.key_variable} for the key")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
+            raise SpearError(f"{self.base_url!r} is not an address: give one such as http://127.0.0.1:8000/v1")
         if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0:
             raise SpearError("the server's limit and tries must be at least 1 and its timeout above 0 seconds")
         if self.api_version is not None and not _VERSION.fullmatch(self.api_version):
             raise SpearError(f"--api-version {self.api_version!r} is not a version of Azure's API, such as 2024-10-21")
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
-                raise SpearError(f"--header {name!r} is not the name of a header that can be set")
+                # Of "Authorization: Bearer SECRET=" the name alone may be shown.
+                shown = re.split(r"[:\s]", name)[0]
+                raise SpearError(f"--header {shown!r} is not the name of a header that can be set: give NAME=VALUE")
             if not (value.isascii() and value.isprintable()):
                 raise SpearError(f"the value of --header {name} has characters that are not valid in a header")
         for name in self.extra_body:
@@ -203,7 +221,7 @@ def require_reachable(server: Server) -> None:
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((host, port), timeout=_REACH_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError for a host that cannot be a name
         raise SpearError(f"{server.base_url} cannot be reached ({error}): give another --base-url") from None
 
 
@@ -278,12 +296,15 @@ class OpenAIEngine:
         if find_spec("openai") is None:
             raise SpearError("servers need openai's client: pip install 'spear-agents[api]'")
         if server.key_variable != KEY_VARIABLE and not _read_key(server.key_variable):
-            raise SpearError(f"the variable {server.key_variable} is not set: it should hold the server's key")
+            # A word in small letters may be the key itself.
+            shown = server.key_variable if server.key_variable.isupper() else "named by --key-variable"
+            raise SpearError(f"the variable {shown} is not set: it should hold the server's key")
         if server.api_version is not None and not _read_key(server.key_variable):
             raise SpearError(f"Azure needs a key: set the variable {server.key_variable}, or name another")
         for name, value in server.headers.items():
-            if len(value) >= _SHORTEST_SECRET:
-                hide_secret(value, name)
+            for secret in (value, *value.split()):  # of "Bearer SECRET" servers repeat the second word
+                if len(secret) >= _SHORTEST_SECRET:
+                    hide_secret(secret, name)
         self.server = server
         self._template_kwargs = dict(template_kwargs or {})
         if self._template_kwargs and server.kind is not ServerKind.VLLM:
@@ -371,7 +392,7 @@ class OpenAIEngine:
                     return Reply("", False, Served(ending=Ending.FILTER, note=found.message)), tries
                 kind = EngineFaultKind.OVERLOADED if found.status == 429 else EngineFaultKind.SERVER_ERROR
                 asks = error.response.headers.get("retry-after")
-                wait = f" It asks to wait {asks} s" if asks else ""
+                wait = f" It asks to wait {asks[:_LONGEST_WAIT]} s" if asks else ""
                 self._fail(kind, f"it answered {found.status}: {found.message}{wait}")
             except openai.APITimeoutError:
                 self._fail(EngineFaultKind.TIMEOUT, f"no complete answer within {self.server.timeout_s:g} s")
@@ -480,6 +501,8 @@ class OpenAIEngine:
             found = error.refusal
         except BadReplyError as error:
             found = error
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            found = BadReplyError(f"the answer has values of other types ({type(error).__name__})")
         response.extensions[_READ] = found
         is_passing = isinstance(found, BadReplyError) or found.will_pass
         if response.status_code == 200:

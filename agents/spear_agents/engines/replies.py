@@ -11,10 +11,11 @@ from typing import Any
 
 from spear_agents.engines.base import Ending, Served
 from spear_envs.core.errors import SpearError
+from spear_sandbox.errors import show_text
 
 _MOST_SHOWN = 300
-_MOST_READ = 20_000
-"""Characters of an error that are searched for its reason: some expressions take quadratic time."""
+_MOST_SEARCHED = 1 << 13
+"""Characters at either end of a failure's text that are searched: the patterns take quadratic time in its words."""
 _ECHOES = frozenset({"input", "ctx", "url", "documentation_url"})
 """Keys of an error under which a server repeats the request."""
 _DEPTH = 8
@@ -257,9 +258,12 @@ def _make_refusal(status: int, data: Any, content: bytes) -> Refusal:
         if isinstance(error.get("param"), str) and error["param"]:
             fields.append(error["param"])
     fields += [place[-1] for place in _list_places(data)]
-    text = (" | ".join(texts) or content.decode("utf-8", "replace"))[:_MOST_READ]
+    text = " | ".join(texts) or content.decode("utf-8", "replace")
+    if len(text) > 2 * _MOST_SEARCHED:
+        text = f"{text[:_MOST_SEARCHED]} … {text[-_MOST_SEARCHED:]}"
     message = max(texts, key=_rank, default="") if texts else repr(text[:_MOST_SHOWN])
-    return Refusal(status, text, message[:_MOST_SHOWN], code, tuple(fields))
+    # The message goes into records, and servers repeat the key that they refuse.
+    return Refusal(status, text, show_text(message)[:_MOST_SHOWN], code, tuple(fields))
 
 
 def _rank(text: str) -> tuple[bool, int]:
@@ -482,10 +486,19 @@ def _read_events(content: bytes) -> Iterator[dict[str, Any] | None]:
 
 
 def _append(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Append the texts and lists of a piece to those that came before."""
+    """Append the texts and lists of a piece to those that came before, and those of a call to the same call."""
     for key, value in piece.items():
         old = whole.get(key)
-        if isinstance(value, dict):
+        if key == "tool_calls" and isinstance(value, list):
+            calls = whole[key] = [*(old or [])]
+            for part in value:
+                numbers = [call.get("index") for call in calls]
+                place = part.get("index")
+                if place is not None and place in numbers:
+                    _append(calls[numbers.index(place)], part)
+                else:
+                    calls.append(part)
+        elif isinstance(value, dict):
             _append(whole.setdefault(key, {}), value)
         elif isinstance(value, str) and isinstance(old, str) and key != "role":
             whole[key] = old + value
@@ -504,7 +517,7 @@ def _read_object(content: bytes) -> dict[str, Any] | None:
 
 
 def _shorten(content: bytes) -> str:
-    return repr(content[:_SHOWN].decode("utf-8", "replace"))
+    return repr(show_text(content[: 2 * _SHOWN].decode("utf-8", "replace"))[:_SHOWN])
 
 
 def _read_count(usage: Mapping[str, Any], key: str) -> int | None:
@@ -513,7 +526,7 @@ def _read_count(usage: Mapping[str, Any], key: str) -> int | None:
 
 
 def _read_ids(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item <= _MOST_TOKENS for item in value):
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= _MOST_TOKENS for item in value):
         return None
     return tuple(value)
 

@@ -14,7 +14,7 @@ from spear_agents.engines.vllm_options import VLLMOptions
 from spear_agents.evaluation.baselines import Method
 from spear_agents.evaluation.settings import CONCURRENCY, EngineKind, EvalSettings
 from spear_agents.model_files import resolve_model
-from spear_envs.cli import read_keywords
+from spear_envs.cli import read_keywords, refuse_constant
 from spear_envs.completion import SPLIT
 from spear_envs.core.errors import SpearError
 from spear_sandbox.console import take_options
@@ -184,7 +184,7 @@ def _read_object(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -193,11 +193,15 @@ def _read_object(text: str | None) -> dict[str, Any]:
 
 
 def _read_headers(pairs: Sequence[str]) -> dict[str, str]:
-    """Read the headers of ``--header``. Raises SpearError, which shows no value, for one without a value."""
-    headers = dict(pair.partition("=")[::2] for pair in pairs)
+    """Read the headers of ``--header``. Raises SpearError, which shows no value, for one without a value or twice."""
     if any("=" not in pair for pair in pairs):
         raise SpearError("--header is NAME=VALUE")
-    return {name.strip(): value.strip() for name, value in headers.items()}
+    headers: dict[str, str] = {}
+    for name, _, value in (pair.partition("=") for pair in pairs):
+        if name.strip().lower() in map(str.lower, headers):
+            raise SpearError(f"--header {name.strip()} is given twice: a request has each header once")
+        headers[name.strip()] = value.strip()
+    return headers
 
 
 def _make_server(served: dict[str, Any], model: str | None, price: str | None, no_seed: bool) -> Server:

@@ -197,7 +197,7 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             # A line may be empty, torn by a kill, or something else.
             with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):
                 record = json.loads(line)
-                step, data = int(record["step"]), dict(record["data"])
+                step, data = int(record["step"]), {**record["data"]}
                 launch.setdefault(step, {}).update(data)
         if launch:
             # A resumed launch validates at its checkpoint's step first; that is not a new training step.
@@ -210,6 +210,8 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
 
 
 EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
+_TASK_SET = ("env_id", "fingerprint")
+"""Settings that say of which tasks a folder's episodes are."""
 PROGRESS = "progress.json"
 """There while an evaluation runs: how many episodes it plays, and how many it had at its start."""
 
@@ -321,7 +323,10 @@ def read_settings(out: Path) -> dict[str, Any]:
     """Read the settings of a folder. Raises SpearError if they cannot be read."""
     path = out / SETTINGS
     try:
-        return dict(json.loads(read_regular(path)))
+        found = {**json.loads(read_regular(path))}
+        if not all(isinstance(found.get(name, ""), str) for name in _TASK_SET):
+            raise TypeError(f"{_TASK_SET} are texts")
+        return found
     except (OSError, ValueError, RecursionError, TypeError) as error:
         if not path.exists():
             found = "does not exist" if not out.is_dir() else f"does not contain {SETTINGS}"
@@ -336,7 +341,8 @@ def read_last(path: Path) -> list[Trajectory]:
     """
     last: dict[Key, Trajectory] = {}
     named = read_settings(path.parent)
-    own = read_own(path, named["env_id"], named["fingerprint"]) if "fingerprint" in named else read_trajectories(path)
+    is_named = all(name in named for name in _TASK_SET)
+    own = read_own(path, *(named[name] for name in _TASK_SET)) if is_named else read_trajectories(path)
     for trajectory in own:
         key = trajectory.task_id, trajectory.seed
         if key not in last or trajectory.stop is not StopReason.FAULT or last[key].stop is StopReason.FAULT:

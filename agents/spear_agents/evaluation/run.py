@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
@@ -196,7 +197,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
         if not tasks.bounded:
             raise SpearError(f"the split {tasks.split} has {len(tasks):,} generated tasks: ask for a number of them")
         return [task.id for task in tasks]
-    if selection.isdecimal():
+    if re.fullmatch(r"[0-9]{1,18}", selection):
         count = int(selection)
         if not 1 <= count <= len(tasks):
             raise SpearError(f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks")

@@ -203,7 +203,7 @@ class EvalSettings:
                 "--native-tools has prompts of its own: leave --method, --layout, --template and --agent out"
             )
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
-            raise SpearError("trials must be 1 or more, and more than 1 only with --method reflexion")
+            raise SpearError(f"trials={self.trials}: give 1 or more, and more than 1 only with --method reflexion")
 
     @property
     def in_conversation(self) -> bool:
@@ -220,7 +220,7 @@ class EvalSettings:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
         model = resolve_model(self.model) if self.engine.has_folder and self.model else self.model
         template = self.template
-        if not template:  # tiny models of words are trained with compact
+        if template is None:  # tiny models of words are trained with compact
             is_tiny = self.engine.has_folder and self.method is Method.PLAIN and has_words(str(model))
             preferred = "compact" if is_tiny else "default"
             template = preferred if preferred in templates else next(iter(templates))

@@ -289,7 +289,7 @@ class Trajectory:
             "layout": Layout(data.pop("layout")),
             "stop": StopReason(data.pop("stop")),
             "tokens": tokens,
-            "memory": tuple(data.pop("memory", ())),
+            "memory": _read_texts(data.pop("memory", ())),
             "steps": _read_steps(data.pop("steps", None)),
             "criteria": tuple(map(_read_criterion, data.pop("criteria", ()))),
             "reflected": _read_served(data.pop("reflected", None)),
@@ -363,6 +363,12 @@ def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
     if not set(map(type, numbers)) <= kinds:
         raise TypeError("a list of numbers holds something else")
     return numbers
+
+
+def _read_texts(written: Sequence[Any]) -> tuple[str, ...]:
+    if isinstance(written, str) or not all(isinstance(text, str) for text in written):
+        raise TypeError("a list of texts holds something else")
+    return tuple(written)
 
 
 def _spell(response: str, finish: Finish) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None 
         raise SpearError("the tokenizer of these tokens is unknown: give --tokenizer DIR")
     for place in (Path(), folder, *folder.resolve().parents):
         path = place / str(wanted) / "tokenizer.json"
-        if path.is_file():
+        if os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
             return _read_tokenizer(path)
     raise SpearError(f"{wanted} does not contain tokenizer.json: give --tokenizer DIR")
 
@@ -133,7 +134,13 @@ def describe_response(response: str) -> dict[str, str]:
 
 def finite(value: Any) -> float | None:
     """Return a number that JSON can hold, or None."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, picture: str | None) -> dict[str, Any]:

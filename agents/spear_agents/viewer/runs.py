@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import threading
@@ -74,7 +73,10 @@ def describe_sources(
 def _format_date(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # a file may be of the year 10000
+        return None
 
 
 def _describe(
@@ -128,12 +130,14 @@ def _describe_part(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return round(sum(known), 6) if known else None
+    return finite(round(sum(known), 6)) if known else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return round(fmean(known), 4) if known else None
+    with suppress(OverflowError):  # of values near the largest
+        return round(fmean(known), 4) if known else None
+    return None
 
 
 LONGEST_PAUSE = 120.0
@@ -279,7 +283,7 @@ class Run:
         for source in sources:
             try:
                 found = json.loads(read_regular(source.path.parent / PROGRESS))
-                planned, before = int(found["planned"]), int(found["before"])
+                planned, before = int(float(found["planned"])), int(float(found["before"]))  # JSON has larger integers
                 began = (source.path.parent / PROGRESS).stat().st_mtime
             except (OSError, *_MALFORMED):
                 continue
@@ -338,7 +342,10 @@ class Run:
     def _name(self, path: Path) -> str:
         if self.path.is_file():
             return self.path.name
-        return path.parent.relative_to(self.path).as_posix().removeprefix(".") or self.title
+        name = path.parent.relative_to(self.path).as_posix()
+        if name == ".":
+            return self.title
+        return f"./{name}" if name == self.title else name
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -360,25 +367,26 @@ def _read_entry(entry: Entry) -> Trajectory:
 
 
 def _scan(source: Source) -> list[Entry]:
-    """Read entries of complete lines after ``source.size``, and advance it."""
-    entries = []
+    """Read entries of complete lines after ``source.size``, and advance it unless one of them is malformed."""
+    entries, size = [], source.size
     try:
         with open_regular(source.path) as file:
-            file.seek(source.size)
+            file.seek(size)
             for line in iter(lambda: file.readline(MOST_LINE), b""):
                 if len(line) == MOST_LINE:
-                    raise SpearError(f"{source.path}, byte {source.size}: more than {MOST_LINE >> 20} MiB in a line")
+                    raise SpearError(f"{source.path}, byte {size}: more than {MOST_LINE >> 20} MiB in a line")
                 if not line.endswith(b"\n"):
                     break
                 try:
                     row = _describe_row(Trajectory.from_json(line.decode("ascii")), source)
                 except _MALFORMED as error:
                     text = f"{type(error).__name__}: {error}"[:SHOWN]
-                    raise SpearError(f"{source.path}, byte {source.size}: not a trajectory ({text})") from error
-                entries.append(Entry(source, source.size, len(line), row))
-                source.size += len(line)
+                    raise SpearError(f"{source.path}, byte {size}: not a trajectory ({text})") from error
+                entries.append(Entry(source, size, len(line), row))
+                size += len(line)
     except OSError as error:
         raise SpearError(f"{source.path} cannot be read: {error.strerror}") from error
+    source.size = size
     return entries
 
 
@@ -402,9 +410,9 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "trial": int(trajectory.trial),
         "step": None if trajectory.step is None else int(trajectory.step),
         "person": source.settings.get("engine") == "person",
-        "seed": int(trajectory.seed),
+        "seed": str(trajectory.seed),  # JavaScript would round a large one
         "tokens": usage.prompt_tokens + usage.completion_tokens,
-        "cost": usage.cost,
+        "cost": finite(usage.cost),
         "seconds": finite(trajectory.seconds),
     }
 
@@ -415,4 +423,5 @@ def _name_job(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _round(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
+    number = finite(value)
+    return None if number is None else round(number, 4)

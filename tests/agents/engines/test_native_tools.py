@@ -88,6 +88,28 @@ def test_a_call_that_cannot_be_played_is_a_malformed_response(
     assert not turn.format_ok and turn.served is not None and note in turn.served.note
 
 
+def test_a_call_that_comes_in_pieces_is_joined(script: Script, tmp_path: Path) -> None:
+    def answer(handler: Handler) -> None:
+        function = handler.server.script.requests[-1]["tools"][0]["function"]
+        arguments = json.dumps({n: kind["enum"][1] for n, kind in function["parameters"]["properties"].items()})
+        named = {"id": "1", "type": "function", "function": {"name": function["name"], "arguments": ""}}
+        parts: list[dict[str, Any]] = [
+            {"index": 0, **named},
+            {"index": 1, **named},
+            {"index": 0, "function": {"arguments": arguments[:3]}},
+            {"index": 1, "function": {"arguments": "{"}},
+            {"index": 0, "function": {"arguments": arguments[3:]}},
+        ]
+        pieces = [{"choices": [{"delta": {"tool_calls": [part]}}]} for part in parts]
+        pieces.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+        say("".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces).encode())(handler)
+
+    (episode,) = play(script, tmp_path, answer)
+    turn = episode.turns[0]
+    assert turn.format_ok and turn.action == "down"
+    assert turn.served is not None and "1 more, not played" in turn.served.note
+
+
 def test_text_without_a_call_is_read_as_ever_and_a_refused_field_left_out(script: Script, tmp_path: Path) -> None:
     text = say(complete("<think>x</think><action>up</action>"))
     refusal = say({"error": {"message": "Unsupported parameter", "param": "parallel_tool_calls"}}, 400)

@@ -376,6 +376,43 @@ def test_a_stream_is_asked_for_where_it_is_demanded(script: Script) -> None:
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        b'data: {"choices": {"a": 1}}\n\n',
+        b'data: {"choices": ["x"]}\n\n',
+        b'data: {"choices": [{"delta": "x", "finish_reason": "stop"}]}\n\n',
+        b'data: {"choices": [{"delta": {"tool_calls": ["x"]}, "finish_reason": "stop"}]}\n\n',
+        json.dumps(complete(choice={"message": {"content": [{"type": []}]}})).encode(),
+        json.dumps({"error": {"code": "\u00b2"}}).encode(),
+        json.dumps(complete(choice={"message": {"content": "x"}}))[:-20].encode(),
+        b'{"choices": []}',
+        b'{"choices": null}',
+        b'{"choices": [{"message": null}]}',
+    ],
+)
+def test_an_answer_with_values_of_other_types_is_a_bad_reply(script: Script, answer: bytes) -> None:
+    script.answers = [say(answer)]
+    with pytest.raises(EngineFault) as caught:
+        ask(script.server(tries=1))
+    assert caught.value.kind is EngineFaultKind.BAD_REPLY
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("word", ["max", "stream", "tokens ", "exceed"])
+def test_a_long_refusal_is_read_in_no_time(script: Script, word: str) -> None:
+    script.answers = [refuse(word * 500_000)]
+    with pytest.raises((SpearError, ContextExceededError)):
+        ask(script.server(tries=1))
+
+
+def test_numbers_that_a_record_cannot_hold_are_no_token_ids(script: Script) -> None:
+    script.answers = [say(complete(choice={"token_ids": [True], "logprobs": None}))]
+    found = play(script.server())
+    assert found.turns[0].served is not None and found.turns[0].served.token_ids is None
+    assert Trajectory.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
     ("content", "text"),
     [
         ([{"type": "text", "text": "u"}, {"type": "text", "text": "p"}], "up"),

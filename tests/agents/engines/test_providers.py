@@ -15,7 +15,7 @@ from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose
 from spear_agents.shortcuts import load
 from spear_envs.core.errors import SpearError
 from spear_sandbox.errors import show_text
-from tests.agents.chat_server import Handler, Script, complete, say
+from tests.agents.chat_server import Answer, Handler, Script, complete, say
 
 pytest.importorskip("openai")
 SECRET = "sesame-open-4711"
@@ -74,6 +74,29 @@ def test_a_secret_is_not_shown_by_an_error(script: Script) -> None:
     assert SECRET not in repr(script.server(headers={"X-Team": SECRET}))
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        say({"error": {"message": f"{'x ' * 143}token {SECRET} is unknown"}}, 500),
+        say(f"no token {SECRET}".encode(), 503),
+        say({"error": {"message": f"the content management policy forbids {SECRET}"}}, 400),
+        say(f"{SECRET} is not JSON".encode()),
+    ],
+)
+@pytest.mark.parametrize("how", ["key", "header"])
+def test_a_secret_that_a_server_repeats_is_not_recorded(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, how: str
+) -> None:
+    monkeypatch.setenv("MY_ACCESS", SECRET)
+    options = ("--key-variable", "MY_ACCESS") if how == "key" else ("--header", f"Authorization=Bearer {SECRET}")
+    script.answers = [answer]
+    done = spear_eval(script, *options, "--tries", "1", "--out", str(tmp_path))
+    assert script.headers[0]["authorization"] == f"Bearer {SECRET}"
+    written = [path.read_text("utf-8") for path in tmp_path.iterdir() if path.is_file()]
+    assert any("[MY_ACC" in text or "[Author" in text for text in written), "the record says what was hidden"
+    assert SECRET[:8] not in "".join(written) + str(done.exception)
+
+
 def answer_as_azure(handler: Handler) -> None:
     """Checks what Azure does: the deployment's path, the version and the key in a header of its own."""
     address = urlsplit(handler.path)
@@ -124,6 +147,12 @@ def test_variables_of_the_chat_template_go_to_vllm_alone(script: Script) -> None
         (["--header", "X-Team"], "NAME=VALUE"),
         (["--header", "Content-Length=3"], "Content-Length"),
         (["--header", "a b=c"], "header"),
+        (["--header", "X-Team=a", "--header", "x-team=b"], "twice"),
+        (["--header", "X-Stainless-Retry-Count=x"], "X-Stainless-Retry-Count"),
+        (["--extra-body", '{"a": NaN}'], "JSON"),
+        (["--base-url", "http://[::1/v1"], "[::1"),
+        (["--base-url", "http://127.0.0.1:99999/v1"], "99999"),
+        (["--base-url", f"http://{'x' * 70}.org/v1"], "cannot be reached"),
         (["--header", "X-Team=\u00fc"], "X-Team"),
         (["--api-version", "a/b"], "version"),
     ],
@@ -132,6 +161,22 @@ def test_wrong_values_are_named(script: Script, options: list[str], word: str) -
     done = spear_eval(script, *options)
     assert isinstance(done.exception, SpearError) and word in str(done.exception)
     assert not script.requests
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--header", f"Authorization: Bearer {SECRET}=="],
+        ["--key-variable", f"sk-{SECRET}"],
+        ["--key-variable", SECRET.replace("-", "_")],
+        ["--base-url", f"me:{SECRET}@127.0.0.1/v1"],
+        ["--base-url", f"http://me:{SECRET}@127.0.0.1/v1"],
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_shown(script: Script, options: list[str]) -> None:
+    done = spear_eval(script, *options)
+    assert isinstance(done.exception, SpearError) and not script.requests
+    assert SECRET[:6] not in f"{done.exception}{done.output}" and "sesame_open" not in str(done.exception)
 
 
 @pytest.mark.parametrize(

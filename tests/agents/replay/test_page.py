@@ -16,6 +16,7 @@ from spear_agents.viewer.server import export_page, render_page
 from tests.agents.replay.chromium import Chromium
 from tests.agents.replay.conftest import HOSTILE, serve, write_hostile
 from tests.agents.test_cli import train, write_launch
+from tests.agents.test_trajectory import make_trajectory
 
 SOKOBAN = "spear/Sokoban-v1"
 
@@ -237,6 +238,26 @@ def test_a_page_of_a_run_that_goes_on_takes_up_what_comes(browser: Chromium, tmp
         assert f'"env": "{SOKOBAN}"' in raw and '"image"' not in raw
 
 
+def test_a_page_opened_too_early_or_on_a_damaged_run_takes_up_what_comes(browser: Chromium, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.touch()
+    with serve(Run(tmp_path)) as server:
+        browser.open(server.address)
+        browser.evaluate("watchRun()")
+        browser.wait("data.mark")
+        line = make_trajectory().to_json()
+        path.write_text(f"{line}\n")
+        browser.evaluate("watchRun()")
+        browser.wait("state.view === 'episodes' && document.querySelector('.row')")
+        path.write_text(f"{line}\n{{}}\n")
+        browser.open(server.address)
+        assert "not a trajectory" in text_of(browser, "#progress")
+        path.write_text(f"{line}\n{line}\n")
+        browser.evaluate("watchRun()")
+        browser.wait("state.view === 'episodes' && state.rows.length === 2")
+        assert text_of(browser, "#progress") == ""
+
+
 def test_actions_are_completed_in_the_browser(browser: Chromium, tmp_path: Path) -> None:
     stage = Stage(lambda: Game("spear/ALFWorld-v0", tmp_path))
     with serve(Run(tmp_path), stage) as server:
@@ -261,6 +282,8 @@ def test_curves_are_drawn_for_all_metrics(browser: Chromium, tmp_path: Path) -> 
                 "constant": 3.0,
                 "zero": 0,
                 "tiny": 1e-9 * i,
+                "least": 5e-324,
+                "most": 1.7e308,
                 "nan": float("nan"),
             },
             **{"almost": 0.1 + 0.2 if i % 2 else 0.3},
@@ -273,7 +296,7 @@ def test_curves_are_drawn_for_all_metrics(browser: Chromium, tmp_path: Path) -> 
     browser.open(f"file://{tmp_path}/page.html")
     assert count(browser, ".grid:not(.small) .chart") == 2
     assert set(browser.evaluate("[...document.querySelectorAll('.small figcaption')].map((x) => x.textContent)")) == {
-        "almost", "constant", "tiny", "training/global_step", "zero",
+        "almost", "constant", "least", "most", "tiny", "training/global_step", "zero",
     }  # fmt: skip
     assert not browser.evaluate("document.querySelector('#curves').innerHTML.includes('NaN')")
     assert "training rollouts 1" in text_of(browser, ".legend")
@@ -339,6 +362,7 @@ def test_runs_are_sorted_and_filtered(table: Chromium) -> None:
     table.press("/")
     table.type("tiny levels")
     assert table.evaluate(NAMES) == ["c"] and "1 of 3 runs" in text_of(table, ".above")
+    table.evaluate("filters.said = 'zebra'; searchTranscripts()")
     table.evaluate("document.querySelector('.runs tbody tr:not([hidden]) th button').click()")
     assert text_of(table, "#count").startswith("12 of 36") and table.evaluate("filters.source") == "c"
 
@@ -399,5 +423,8 @@ def test_an_address_keeps_the_filters_and_filters_leave_what_fits(page: Chromium
     ):
         page.evaluate(f"openEpisode(0); location.hash = {address!r}")  # the episode is still being read
         page.wait(f"document.querySelector('#count').textContent.startsWith({shown!r})")
+    page.evaluate("location.hash = 'f.env=elsewhere'")
+    page.wait("document.querySelector('#count').textContent.startsWith('0 of 5')")
+    assert page.evaluate("[...document.querySelectorAll('#filters select')].map((one) => one.value)")[1] == "elsewhere"
     page.evaluate("location.hash = 'task=nowhere'")
     page.wait("document.getElementById('detail').textContent.includes('No episode of nowhere')")

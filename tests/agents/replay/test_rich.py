@@ -197,6 +197,12 @@ def test_an_open_formula_is_searched_in_linear_time(tmp_path: Path) -> None:
     assert time.process_time() - start < 3
 
 
+def test_a_text_of_empty_lines_is_looked_through_once(page: Chromium) -> None:
+    texts = "Array.from({ length: 20 }, () => isRich('\\n'.repeat(19_999) + 'x'))"
+    script = f"(() => {{ const start = performance.now(); {texts}; return performance.now() - start; }})()"
+    assert page.evaluate(script) < 3_000, "milliseconds; it took ten seconds while each line looked at those after it"
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("$x$", 1), (r"\(x\)", 1), (r"\[x\]", 1), ("$$a=b$$", 1), (r"$\alpha$", 1), ("$a^2$ is $b_{1}$", 2),
@@ -241,5 +247,20 @@ def test_filters_and_a_search_lead_to_an_episode_that_fits(browser: Chromium, tm
     browser.press("\\")
     browser.type("blue")
     browser.wait("state.body.turns[0].said === 'a blue door' && state.shown.length === 1")
+    overtaken = """(async () => {
+      const real = unpack;
+      let release;
+      const gate = new Promise((done) => { release = done; });
+      unpack = async (id) => { await gate; return real(id); };
+      const slow = searchTranscripts();
+      filters.said = "";
+      await searchTranscripts();
+      release();
+      await slow;
+      unpack = real;
+      applyFilters();
+      return state.shown.length;
+    })()"""
+    assert browser.evaluate(overtaken) == 2
     browser.evaluate("filters.said = ''; filters.source = 'a'; buildFilters(); searchTranscripts()")
     browser.wait("state.body.turns[0].said === 'a red door'")

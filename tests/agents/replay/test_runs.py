@@ -140,3 +140,75 @@ def test_the_count_goes_when_the_evaluation_ends(tmp_path: Path) -> None:
     settings = EvalSettings(env_id="spear/Sokoban-v1", engine=EngineKind.RANDOM, env_kwargs=kwargs, tasks="3")
     run_evaluation(settings, tmp_path, observer=look)
     assert seen == [{"planned": 3, "before": 0}] * 3 and not (tmp_path / PROGRESS).exists()
+
+
+HUGE = 10**400
+SERVED = {"model": "m", "prompt_tokens": 1, "completion_tokens": 1, "tries": 1}
+
+
+def write_lines(path: Path, *lines: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="ascii")
+
+
+@pytest.mark.parametrize("number", [HUGE, 1e308, math.nan, math.inf])
+def test_numbers_that_json_or_a_sum_cannot_hold_are_left_out(tmp_path: Path, number: float) -> None:
+    plain = json.loads(make_trajectory().to_json())
+    turn = plain["turns"][0] | {"served": SERVED | {"cost": number}}
+    odd = {"reward": number, "score": number, "seconds": number, "turns": [turn]}
+    write_lines(tmp_path / "a" / "episodes.jsonl", plain | odd, plain | odd | {"task_id": "t/1"})
+    write_lines(tmp_path / "b" / "metrics" / "0.jsonl", {"step": 1, "data": {"x": number, "y": 1}})
+    run = Run(tmp_path)
+    summary = run.summarise()
+    json.dumps([summary, run.read_episode(0)], allow_nan=False)
+    (source,) = summary["sources"]
+    assert (source["cost"], source["seconds"], source["parts"][0]["reward"]) == (None, None, None)
+    assert source["parts"][0]["success"]["mean"] == 1.0
+    assert summary["trainings"][0]["metrics"]["y"] == [1.0]
+
+
+def test_odd_values_beside_the_episodes_are_left_out(tmp_path: Path) -> None:
+    line = json.loads(make_trajectory().to_json())
+    write_lines(tmp_path / "a" / "episodes.jsonl", line)
+    (tmp_path / "a" / "settings.json").write_text(json.dumps({"model": "x" * 5000, "env_kwargs": [1]}))
+    (tmp_path / "a" / PROGRESS).write_text(json.dumps({"planned": HUGE, "before": 0}))
+    pairs = {"step": 1, "data": [[1, 2], ["y", 3]]}
+    write_lines(tmp_path / "b" / "metrics" / "0.jsonl", pairs, {"step": 2, "data": {"y": 4}})
+    run = Run(tmp_path)
+    assert "tokenizer.json" in run.read_episode(0)["notes"][0]
+    assert run.describe_progress() == []
+    assert [one["metrics"] for one in run.read_trainings()] == [{"y": [4.0]}]
+    write_lines(tmp_path / "c" / "episodes.jsonl", line | {"memory": [math.nan]})
+    with pytest.raises(SpearError, match="not a trajectory"):
+        Run(tmp_path / "c")
+
+
+def test_a_large_seed_keeps_its_digits(tmp_path: Path) -> None:
+    seeds = [20_261_128_000_000_000 + number for number in (0, 1)]
+    write(tmp_path / "episodes.jsonl", *(make_trajectory(seed=seed) for seed in seeds))
+    assert [row["seed"] for row in Run(tmp_path).rows()] == list(map(str, seeds)), "a browser would round them"
+
+
+def test_a_folder_named_as_the_run_is_a_source_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "episodes.jsonl", make_trajectory())
+    write(tmp_path / "a" / "a" / "episodes.jsonl", make_trajectory())
+    write(tmp_path / "a" / "b" / "episodes.jsonl", make_trajectory())
+    assert [row["source"] for row in Run(tmp_path / "a").rows()] == ["a", "./a", "b"]
+
+
+def test_episodes_before_a_malformed_line_are_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    write(path, make_trajectory(task_id="one"))
+    run = Run(tmp_path)
+    good = [make_trajectory(task_id=name).to_json() + "\n" for name in ("two", "three")]
+    with path.open("r+", encoding="ascii") as file:
+        file.seek(0, os.SEEK_END)
+        end = file.tell()
+        file.write(good[0] + "{}\n")
+        file.flush()
+        with pytest.raises(SpearError, match="not a trajectory"):
+            run.refresh()
+        file.seek(end)
+        file.write("".join(good))
+    run.refresh()
+    assert [row["task"] for row in run.rows()] == ["one", "two", "three"]

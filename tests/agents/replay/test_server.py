@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_agents import viewer
+from spear_agents.play.trajectory import TrajectoryWriter
 from spear_agents.viewer.runs import Run
 from spear_agents.viewer.server import (
     CONNECTIONS,
@@ -38,6 +40,7 @@ from spear_agents.viewer.server import (
 )
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE, serve
+from tests.agents.test_trajectory import make_trajectory
 
 LIBRARIES = Path(viewer.__file__).parent / "page" / "vendor"
 
@@ -136,6 +139,15 @@ def test_nothing_of_a_hostile_episode_stands_in_the_page_as_it_was_written(sokob
     assert "window.owned" in text  # the list has it, as data
     assert "<script>window" not in text and "<img" not in text and "<svg" not in text
     assert text.count("</script>") == 1 + 5 + 2, "data, five episodes, the libraries and our script"
+
+
+@pytest.mark.timeout(60)
+def test_a_long_text_with_one_dollar_is_exported_in_no_time(tmp_path: Path) -> None:
+    turn = replace(make_trajectory().turns[0], observation="$" + "=" * 300_000)
+    with TrajectoryWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(make_trajectory(turns=(turn,)))
+    assert export_page(Run(tmp_path), tmp_path / "page.html") > 0
+    assert 'id="katex"' not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_policy_allows_these_scripts_and_this_style_alone() -> None:

@@ -3,6 +3,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const SMOOTH = 5; // steps; the success of one step swings with the luck of its tasks
+const LARGEST = 1e300; // an axis reaches twice as far
+const SMALLEST = 1e-300; // a tenth of it still has a tenth
 const LARGE = { width: 360, height: 190, left: 40, right: 8, top: 8, bottom: 20 };
 const SMALL = { ...LARGE, width: 240, height: 120 };
 
@@ -50,7 +52,7 @@ function drawTrainings(chosen) {
 }
 
 function readLine(training, key, label, colour) {
-  const points = (training.metrics[key] || []).map((value, at) => [training.steps[at], value]).filter(([, value]) => value !== null);
+  const points = (training.metrics[key] || []).map((value, at) => [training.steps[at], value]).filter(([, value]) => value !== null && Math.abs(value) < LARGEST);
   return { label, points, steps: training.steps, colour: `var(--c${colour % COLOURS})`, smooth: key === "success/all" };
 }
 
@@ -67,7 +69,7 @@ function drawChart(title, lines, frame) {
   let [y0, y1] = extent(all.map(([, value]) => value));
   if (y0 > 0 && y0 < 0.5 * y1) y0 = 0;
   const size = Math.max(Math.abs(y0), Math.abs(y1));
-  if (y1 - y0 <= 1e-9 * size) [y0, y1] = size === 0 ? [0, 1] : [Math.min(0, 2 * y0), Math.max(0, 2 * y0)];
+  if (y1 - y0 <= 1e-9 * size || size < SMALLEST) [y0, y1] = size < SMALLEST ? [0, 1] : [Math.min(0, 2 * y0), Math.max(0, 2 * y0)];
   const ticks = findTicks(y0, y1);
   y0 = Math.min(y0, ticks[0]);
   y1 = Math.max(y1, ticks[ticks.length - 1]);

@@ -62,8 +62,10 @@ const ORDERS = {
 function buildFilters() {
   const change = (key) => (event) => { filters[key] = event.target.value; applyFilters(); };
   const choose = (key, label, wide) => {
-    const values = [...new Set(state.rows.map((row) => row[key]))].filter((value) => value !== null).sort(key === "step" ? (a, b) => a - b : undefined);
-    if (values.length < 2) return null;
+    const present = state.rows.map((row) => row[key]).filter((value) => value !== null).map(String);
+    // A value that no episode has may stand in an address: it is listed, so that it can be taken back.
+    const values = [...new Set(filters[key] ? [...present, filters[key]] : present)].sort(key === "step" ? (a, b) => a - b : undefined);
+    if (values.length < 2 && !filters[key]) return null;
     const named = values.map((value) => make("option", { value }, key === "stop" ? words(value) : key === "step" ? `Step ${value}` : value));
     const select = make("select", { class: wide, "aria-label": label, onchange: change(key) }, make("option", { value: "" }, label), named);
     select.value = filters[key];
@@ -182,7 +184,7 @@ function readAddress() {
   buildFilters();
   state.found = null;
   applyFilters();
-  if (filters.said) searchTranscripts();
+  if (filters.said) searchTranscripts().catch(showProblem);
   const row = findEpisode(address);
   if (row) openEpisode(row.i, Number(address.get("turn") || 0));
   else if (address.has("task")) {
@@ -372,7 +374,7 @@ function onKey(event) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  const everywhere = { "?": showHelp, o: () => showView("runs"), e: () => showView("episodes"), c: () => showView("curves"), r: reload };
+  const everywhere = { "?": showHelp, o: () => showView("runs"), e: () => showView("episodes"), c: () => showView("curves"), r: () => reload().catch(showProblem) };
   const action = everywhere[event.key] || (state.view === "episodes" ? ACTIONS[event.key] : state.view === "runs" && event.key === "/" ? () => $("runs-filter").focus() : state.view === "play" ? playKey(event.key) : null);
   if (!action) return;
   event.preventDefault();
@@ -431,8 +433,11 @@ async function reload() {
   buildFilters();
   takeRows(data.episodes);
   if (filters.said) await searchTranscripts();
-  showView(state.view);
+  showView(state.view || firstView());
 }
+
+// None while nothing has been played or measured.
+const firstView = () => (data.play ? "play" : data.sources.length > 1 ? "runs" : state.rows.length ? "episodes" : data.trainings.length ? "curves" : "");
 
 function showTip(event) {
   const text = event.target.dataset ? event.target.dataset.tip : undefined;
@@ -453,12 +458,19 @@ async function start() {
   document.addEventListener("mouseover", showTip);
   $("list").addEventListener("scroll", () => requestAnimationFrame(drawRows), { passive: true });
   addEventListener("resize", drawRows);
-  if (data.token) Object.assign(data, await ask("/api/run"));
+  if (data.token) {
+    try {
+      Object.assign(data, await ask("/api/run"));
+    } catch (error) { // a damaged file of the run: read again as soon as it is mended
+      Object.assign(data, { episodes: [], sources: [], trainings: [], panels: [], mark: "" });
+      showProblem(error);
+    }
+  }
   $("title").textContent = data.title;
   state.rows = data.episodes;
   buildFilters();
   $("detail").replaceChildren(make("p", { class: "empty" }, "Choose an episode: ", make("kbd", {}, "j"), " is the first, ", make("kbd", {}, "?"), " shows all keys."));
-  showView(data.play ? "play" : data.sources.length > 1 ? "runs" : state.rows.length ? "episodes" : "curves");
+  showView(firstView());
   takeRows(data.episodes);
   if (data.play) startPlay();
   addEventListener("hashchange", readAddress);

@@ -4,7 +4,7 @@
 
 const LONGEST_RICH = 20000; // characters; a longer text is shown as it was written
 const LONGEST_TEX = 2000;
-const MARKS = /^ {0,3}(?:#{1,6} |[-*+] |\d{1,3}[.)] |```|~~~)|\*\*\S|`[^`\n]+`|^\s*\|.*\|\s*$/m;
+const MARKS = /^ {0,3}(?:#{1,6} |[-*+] |\d{1,3}[.)] |```|~~~)|\*\*\S|`[^`\n]+`|^[ \t]*\|.*\|[ \t]*$/m;
 const MATH = new RegExp(String.raw`^(?:\$\$((?:[^$\\]|\\[^]){1,${LONGEST_TEX}}?)\$\$|\\\[([^]{1,${LONGEST_TEX}}?)\\\]|\\\(([^]{1,${LONGEST_TEX}}?)\\\)|\$(?!\s)((?:[^$\\\n]|\\.){1,500}?)(?<!\s)\$(?!\d))`);
 const MATH_START = /\$|\\[[(]/;
 

@@ -117,7 +117,8 @@ function bar(success) {
 }
 
 function showPart(source, part) {
-  Object.assign(filters, { text: "", source: source.source, step: source.step === null ? "" : String(source.step), subtask: part.name === "all" ? "" : part.name, env: "", stop: "", won: "", low: "", high: "" });
+  state.found = null;
+  Object.assign(filters, { text: "", said: "", source: source.source, step: source.step === null ? "" : String(source.step), subtask: part.name === "all" ? "" : part.name, env: "", stop: "", won: "", low: "", high: "" });
   showView("episodes");
   buildFilters();
   applyFilters();
@@ -161,7 +162,7 @@ function drawPair([a, b]) {
     make("div", { class: "chips" }, chip("A", a.name), chip("B", b.name), make("span", { class: "soft" }, `${total} episodes of the same task and seed. Whether they differ by more than chance: spear compare.`)),
     ORDER_OF_KINDS.map((kind) => make("details", { class: "kind", open: kind.startsWith("only") && kinds[kind].length < 60 },
       make("summary", {}, `Won by ${kind}: ${kinds[kind].length}`),
-      make("ul", {}, kinds[kind].slice(0, 500).map(([one, other]) => make("li", {}, make("button", { class: "quiet", onclick: () => openPair(one, other) }, `${one.task}${one.seed ? `, seed ${one.seed}` : ""}`), make("span", { class: "soft" }, ` ${nameRow(one)}`)))))),
+      make("ul", {}, kinds[kind].slice(0, 500).map(([one, other]) => make("li", {}, make("button", { class: "quiet", onclick: () => openPair(one, other).catch(showProblem) }, `${one.task}${one.seed === "0" ? "" : `, seed ${one.seed}`}`), make("span", { class: "soft" }, ` ${nameRow(one)}`)))))),
     make("div", { id: "beside" }));
 }
 

@@ -6,25 +6,26 @@ const LIVE_SECONDS = 4;
 // Episodes in which a response, an observation or a reflection has all the words; null where nothing is asked for.
 async function searchTranscripts() {
   const text = filters.said.trim();
-  if (!text) state.found = null;
-  else if (data.token) state.found = new Set((await ask("/api/search", { text })).episodes);
-  else {
+  let found = null;
+  if (text && data.token) found = new Set((await ask("/api/search", { text })).episodes);
+  else if (text) {
     const parts = text.toLowerCase().split(/\s+/);
-    const found = new Set();
+    found = new Set();
     for (const row of state.rows) {
       const said = transcript(await unpack(`e${row.i}`)).toLowerCase();
       if (parts.every((part) => said.includes(part))) found.add(row.i);
     }
-    state.found = found;
   }
-  if (text === filters.said.trim()) applyFilters();
+  if (text !== filters.said.trim()) return; // something else is asked for meanwhile
+  state.found = found;
+  applyFilters();
 }
 
 // As one types, after a pause: a server reads all episodes.
 let pause = 0;
 function searchSoon() {
   clearTimeout(pause);
-  pause = setTimeout(searchTranscripts, 300);
+  pause = setTimeout(() => searchTranscripts().catch(showProblem), 300);
 }
 
 const transcript = (body) => [...body.turns.flatMap((turn) => [turn.observation, turn.thought, turn.said]), body.final_observation, body.reflection].join("\n");
@@ -44,12 +45,17 @@ function drawRaw(body) {
   return make("details", { class: "raw" }, make("summary", {}, "JSON"), copyButton("Copy JSON", () => text), longText(text, 20000));
 }
 
+// A TypeError is a server that was stopped: what is on the page stays.
+function showProblem(error) {
+  if (!(error instanceof TypeError)) $("progress").textContent = error.message;
+}
+
 async function watchRun() {
   if (document.hidden || $("help").open || document.activeElement.matches(TYPED)) return;
   try {
     const { mark, progress } = await ask("/api/mark");
-    $("progress").textContent = progress.join(" · ");
     if (data.mark !== undefined && mark !== data.mark) await reload();
     data.mark = mark;
-  } catch { /* the server was stopped: what is on the page stays */ }
+    $("progress").textContent = progress.join(" · ");
+  } catch (error) { showProblem(error); }
 }

@@ -22,6 +22,7 @@ from spear_agents.evaluation.panels import OFFICIAL, digest_panel, panel, rescor
 from spear_agents.evaluation.records import EPISODES, SETTINGS
 from spear_agents.shortcuts import evaluate as run
 from spear_agents.viewer.runs import Run
+from spear_agents.viewer.server import view
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import read_yaml_text
 from tests.resilience.damage import EXAMPLES, damaged
@@ -283,6 +284,19 @@ def test_consent_is_given_on_the_command_line(here: Path, played: Path) -> None:
     assert CliRunner().invoke(rescore, [str(folder), "--trust"], catch_exceptions=False).exit_code == 0
     plain = copy_run(played, here / "plain")
     assert CliRunner().invoke(rescore, [str(plain)], catch_exceptions=False).exit_code == 0, "words and numbers"
+
+
+def test_pictures_are_drawn_of_nothing_that_a_folder_names(here: Path, played: Path) -> None:
+    shown = Run(played).read_episode(0)
+    assert shown["turns"][0]["image"] and not shown["notes"]
+    folder = copy_run(played, here / "run", env_kwargs={"modality": "text", "levels": str(here)})
+    refused = Run(folder).read_episode(0)
+    assert refused["turns"][0]["image"] is None and "--trust" in refused["notes"][0]
+    assert "--trust" not in Run(folder, trust=True).read_episode(0)["notes"][0], "the folder is read, and has no levels"
+    page = here / "page.html"
+    assert (
+        CliRunner().invoke(view, [str(folder), "--trust", "--export", str(page)], catch_exceptions=False).exit_code == 0
+    )
 
 
 def make_pipe(path: Path) -> None:

@@ -18,6 +18,7 @@ from spear_agents.evaluation.baselines import Method
 from spear_agents.play.trajectory import TokenKind, Trajectory, Turn
 from spear_agents.viewer.gif import replay_frames
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import require_harmless
 from spear_envs.data.files import read_regular
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -79,16 +80,17 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
 
 
 def describe_episode(
-    trajectory: Trajectory, settings: Mapping[str, Any], open_model: Callable[[], Decoder]
+    trajectory: Trajectory, settings: Mapping[str, Any], open_model: Callable[[], Decoder], *, trust: bool = False
 ) -> dict[str, Any]:
     """Describe an episode for the page, without NaN and infinities, which JSON does not have.
 
     Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why. Of the
     evaluation's ``settings``, ``env_kwargs`` and ``split`` are used. ``open_model`` returns the decoder of the model's
-    tokens, and raises SpearError if there is none.
+    tokens, and raises SpearError if there is none. With ``trust`` the environment that draws
+    pictures may read what the settings name, see :func:`~spear_envs.core.making.require_harmless`.
     """
     notes: list[str] = []
-    pictures = _draw(trajectory, settings, notes)
+    pictures = _draw(trajectory, settings, notes, trust)
     is_text = trajectory.tokens is TokenKind.BYTES
     model: Decoder | None = None
     if not is_text or any(turn.served and turn.served.token_ids for turn in trajectory.turns):
@@ -207,7 +209,7 @@ def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
         return False
 
 
-def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
+def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str], trust: bool) -> list[str]:
     """Return data URLs of pictures before each response and after the last; empty if the environment does not draw."""
     if trajectory.began is not None:
         notes.append(
@@ -223,11 +225,14 @@ def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str])
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
         if not getattr(creator, "draws", False):
             return []
+        keywords, split = settings.get("env_kwargs") or {}, settings.get("split")
+        if not trust:
+            require_harmless(trajectory.env_id, {**keywords, "split": split}, "the run")
         frames = replay_frames(
             trajectory.env_id,
-            settings.get("env_kwargs") or {},
+            keywords,
             trajectory,
-            split=settings.get("split"),
+            split=split,
             method=settings.get("method") or Method.PLAIN,
         )
         return [encode_picture(frame) for frame in frames]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -182,13 +183,14 @@ class Run:
     """The episodes and metrics of a folder, and of folders below it, or of one JSON-lines file. Thread-safe.
 
     Lines of another environment or other tasks than the settings of their folder name are shown as a source of their
-    own. ``tokenizer`` is its folder if the one in the settings is gone. Raises SpearError if there is nothing to show,
-    or for a line that is not an episode.
+    own. ``tokenizer`` is its folder if the one in the settings is gone; with ``trust`` pictures are drawn whatever the
+    settings name. Raises SpearError if there is nothing to show, or for a line that is not an episode.
     """
 
-    def __init__(self, path: str | Path, tokenizer: Path | None = None) -> None:
+    def __init__(self, path: str | Path, tokenizer: Path | None = None, *, trust: bool = False) -> None:
         self.path = Path(path)
         self._tokenizer = tokenizer
+        self._trust = trust
         self._sources: dict[Path, Source] = {}
         self._entries: list[Entry] = []
         self._lock = threading.Lock()
@@ -242,8 +244,9 @@ class Run:
                 raise IndexError(number)
             entry = self._entries[number]
         source, trajectory = entry.source, _read_entry(entry)
+        open_model = partial(self._open_decoder, source)
         try:
-            return {"i": number, **describe_episode(trajectory, source.settings, lambda: self._open_decoder(source))}
+            return {"i": number, **describe_episode(trajectory, source.settings, open_model, trust=self._trust)}
         except _MALFORMED as error:
             raise SpearError(f"{source.path}, byte {entry.offset}: a value is of another type ({error})") from error
 

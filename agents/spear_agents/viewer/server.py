@@ -24,6 +24,7 @@ from typing import Any
 
 import click
 
+from spear_agents.evaluation.options import TRUST
 from spear_agents.viewer.play import Game, Stage
 from spear_agents.viewer.runs import Run
 from spear_envs.cli import read_keywords
@@ -300,9 +301,10 @@ def _write(status: HTTPStatus, value: Any) -> tuple[HTTPStatus, str, bytes]:
 @click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--export", type=click.Path(path_type=Path), help="Write one HTML file that needs no server, and stop.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the tokenizer, if the model has moved.")
+@TRUST
 @click.option("--port", type=int, default=PORT, help="0 takes a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in the browser.")
-def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, open_browser: bool) -> None:
+def view(path: Path, export: Path | None, tokenizer: Path | None, trust: bool, port: int, open_browser: bool) -> None:
     """Show RUN: episodes of spear eval and spear play, curves of spear train.
 
     RUN is a folder, including folders below it, or one JSON-lines file of episodes.
@@ -311,7 +313,7 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
       spear view runs/first --open
       spear view runs/first --export first.html
     """
-    run = Run(path, tokenizer)
+    run = Run(path, tokenizer, trust=trust)
     if export is not None:
         count = len(run.rows())
         with click.progressbar(length=count, label="episodes") as bar:
@@ -361,7 +363,7 @@ def play(
     if browser:
         stage = Stage(open_game)
         try:
-            with PageServer(Run(folder), stage, port) as server:
+            with PageServer(Run(folder, trust=True), stage, port) as server:
                 _serve(server, open_browser)
         finally:
             stage.close()

@@ -270,6 +270,9 @@ WRONG = {
     "did you mean trainer.v1": ("preset=demo", "model=tiny", "verl.trainer.v1.foo=1"),
     "did you mean optimizer.lr": ("preset=demo", "optimizer.lrr=1"),
     "does not exist": ("preset=demo", "model.path=nowhere"),
+    "raise train.tokens_per_gpu": ("preset=demo", "model.path=nowhere", "train.tokens_per_gpu=1"),
+    "needs the package clearml": ("preset=demo", "model.path=nowhere", "log.to=[clearml]"),
+    "would train without SPEAR": ("preset=demo", "model.path=nowhere", "verl.trainer.v1.trainer_mode=sync"),
 }
 
 

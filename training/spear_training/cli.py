@@ -109,7 +109,9 @@ def train(
         from spear_training.run.compose import compose
         from spear_training.run.to_verl import check_keys
 
-        check_keys(compose(words).config)  # a misspelt word is answered before torch is imported, which takes seconds
+        config = compose(words).config  # wrong words are answered before torch is imported, which takes seconds
+        config.check_together()
+        check_keys(config)
         from spear_training.run.training import run_training
 
         run_training(words, out, Console())

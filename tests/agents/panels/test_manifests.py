@@ -101,7 +101,7 @@ def test_an_edited_manifest_is_refused(change: Change, tmp_path: Path) -> None:
             read_panel(path)
     with pytest.raises(SpearError, match="stands twice"):
         read_panel(change(lambda written: written["tasks"].append(written["tasks"][3])))
-    with pytest.raises(SpearError, match="temperature is 1.0, not 0.4"):
+    with pytest.raises(SpearError, match="temperature is"):
         read_panel(change(lambda written: written["protocol"].update(temperature=0.4)))
 
 

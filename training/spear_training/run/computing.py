@@ -18,7 +18,7 @@ from spear_agents.engines.vision import has_vision
 from spear_agents.engines.vllm_options import VLLMOptions, check_cpu_heads
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.doctor import Finding, Verdict
-from spear_training.run.config import AUTO, ModelSettings, RolloutEngine, RolloutSettings
+from spear_training.run.config import AUTO, LOGGERS, LogSettings, ModelSettings, RolloutEngine, RolloutSettings
 
 FLASH = "flash_attention_2"
 SDPA = "sdpa"
@@ -175,6 +175,14 @@ def _check_model(path: Path, longest: int) -> None:
     limit = config.get("max_position_embeddings")
     if limit is not None and longest > limit:
         raise SpearError(f"a row may have {longest} tokens (prompt and response), and {path} takes {limit}")
+
+
+def require_loggers(log: LogSettings) -> None:
+    """Raise SpearError if a logger's package is not installed here."""
+    for name in log.to:
+        module = LOGGERS[name]
+        if module is not None and find_spec(module) is None:
+            raise SpearError(f"log.to={name} needs the package {module}: install it, or take console and file")
 
 
 def require_engine(engine: RolloutEngine) -> None:

@@ -43,6 +43,7 @@ from spear_training.run.computing import (
     measure_weights,
     read_threads,
     require_engine,
+    require_loggers,
 )
 from spear_training.run.config import AUTO, LEVELS, Resume, RolloutEngine, RolloutType, RunConfig, flatten
 from spear_training.run.custom_reward import load_custom_reward
@@ -104,6 +105,7 @@ def prepare_training(request: Request, out: Path, console: Console | None = None
     """
     config, given = request.config, request.given
     config.check_together()
+    require_loggers(config.log)
     if config.checkpoint.store is not None:  # before a model is fetched
         store = CheckpointStore(config.checkpoint.store)
         store.check()

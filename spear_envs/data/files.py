@@ -167,7 +167,9 @@ def require_replaceable(path: Path) -> None:
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
     """Make the error for a file or folder that cannot be written."""
-    return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
+    reasons = error.args[0] if isinstance(error, shutil.Error) and error.args else None
+    why = reasons[0][-1] if isinstance(reasons, list) else error.strerror  # of a whole tree: source, target, reason
+    return SpearError(f"{path} cannot be written ({why or error}): choose another folder or free the disk")
 
 
 @contextmanager

@@ -41,6 +41,10 @@ CONFIDENCE = 0.95
 POWER = 0.8
 
 
+ROUNDED = 1e-20
+"""Variance of a mean of values in [-1, 1] below which they differ by rounding alone, as means of equal thirds do."""
+
+
 def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     """Return the mean of a table [seeds, tasks], with the interval of a two-way random-effects model.
 
@@ -63,7 +67,7 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     of_rest = float((rest**2).sum()) / ((seeds - 1) * (tasks - 1))
     size = seeds * tasks
     variance = (max(0.0, of_seeds - of_rest) + max(0.0, of_tasks - of_rest) + of_rest) / size
-    if not variance:
+    if variance < ROUNDED:
         return estimate_difference(table.mean(0).tolist())
     squares = of_seeds**2 / (seeds - 1) + of_tasks**2 / (tasks - 1) + of_rest**2 / ((seeds - 1) * (tasks - 1))
     freedom = max(1.0, max(of_seeds + of_tasks - of_rest, 0.0) ** 2 / squares)

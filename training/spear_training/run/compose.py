@@ -139,12 +139,12 @@ def compose(words: Sequence[str]) -> Request:
         above += _read_choice(*one, of_preset) if isinstance(one, tuple) else [one]
     merged = _lay(_merge(*layers), _merge(*above))
     merged = _lay(_lay(merged, _reduce(chosen, merged)), _merge(*given))
-    _check_plain(merged)
+    check_plain(merged)
     own = frozenset(key for one in (*files, *given) for key, _ in flatten(one))
     return Request(RunConfig.from_mapping(merged), chosen, own)
 
 
-def _check_plain(value: Any, key: str = "", depth: int = 0) -> None:
+def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
     """Raise SpearError for values that a configuration cannot hold: deep ones, dates, bytes, references, not a number.
 
     A run with NaN could not be resumed: it differs from itself.
@@ -157,10 +157,10 @@ def _check_plain(value: Any, key: str = "", depth: int = 0) -> None:
         raise SpearError(f"{key}={value!r} must be a text of UTF-8 without the character 0")
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _check_plain(inner, f"{key}.{name}" if key else str(name), depth + 1)
+            check_plain(inner, f"{key}.{name}" if key else str(name), depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            _check_plain(inner, key, depth + 1)
+            check_plain(inner, key, depth + 1)
     elif value is not None and not isinstance(value, bool | int | float | str):
         raise SpearError(f"{key}={value!r} must be a number, a text, true, false, null, a list or a mapping")
     elif isinstance(value, float) and not math.isfinite(value):

@@ -449,7 +449,7 @@ class RunConfig(Record):
     log: LogSettings = field(default_factory=LogSettings)
     record: RecordSettings = field(default_factory=RecordSettings)
     seed: int = number(0, at_least=0, at_most=2**63 - 1)
-    """Seed of everything random."""
+    """Seed of everything random."""  # torch takes 64 bits with a sign
     deterministic: bool = True
     """Whether requests are batched in a canonical order, so that the same seed gives the same run on a CPU."""
     verl: Mapping[str, Any] = Field(default_factory=dict)

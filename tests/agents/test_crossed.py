@@ -69,7 +69,9 @@ def test_the_number_of_pairs_is_that_of_the_t_test() -> None:
     # statsmodels' TTestPower().solve_power(0.5, alpha=0.05, power=0.8) is 33.4.
     assert count_pairs(2.0, 1.0) == 34
     assert count_pairs(2.0, -2.0) == 10
-    assert count_pairs(0.0, 1.0) == 2
+    assert count_pairs(0.0, 1.0) == count_pairs(1e-17, 0.5) == 2, "also where seeds differ by rounding alone"
+    assert count_pairs(0.1, 0.0005) == pytest.approx((0.1 / 0.0005 * (1.959964 + 0.841621)) ** 2, rel=1e-3)
+    assert count_pairs(0.1, 1e-6) is None
     with pytest.raises(ValueError, match="not 0"):
         count_pairs(1.0, 0.0)
 

@@ -1,9 +1,9 @@
 """Checkpoints on disk, and ``spear prove-gpu`` at small sizes."""
 
 import json
-import shutil
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any

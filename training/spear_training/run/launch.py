@@ -36,6 +36,7 @@ from spear_training.run.checkpoints import (
 from spear_training.run.compose import Request, read_config
 from spear_training.run.computing import (
     TINY,
+    check_lengths,
     check_rollouts,
     check_sequence_parallel,
     choose_attention,
@@ -258,6 +259,8 @@ def check_training(config: RunConfig) -> EnvironmentFacts:
     Raises SpearError if a setting is not supported by this model or environment, or the environment cannot be made.
     """
     check_rollouts(config.rollout, Path(str(config.model.path)))
+    if config.on_cpu and not config.model.is_made:
+        check_lengths(Path(str(config.model.path)), config.longest_row)
     check_taken_keywords(config.model.chat_options)
     branches = config.branch.share > 0
     # Before the model, which may come from the hub: missing data is found in seconds, without a network.

@@ -157,7 +157,7 @@ def test_a_word_that_is_not_understood_names_the_nearest(word: str, expected: st
         ("verl.actor_rollout_ref.actor.optim.lr=.nan", "verl.actor_rollout_ref.actor.optim.lr=nan must be a finite"),
         ("optimizer.betas=[0.9]", "optimizer.betas"),
         ("optimizer.betas=[false, 0.9]", "optimizer.betas: must be a list, each a number (it is [False, 0.9])"),
-        ("optimizer.betas=['0.9', 0.9]", "optimizer.betas: must be a list, each a number"),
+        ("optimizer.betas=[half, 0.9]", "optimizer.betas"),
         ("rollout.correction.rollout_is_threshold=true", "rollout_is_threshold: must be a number or a text"),
         ("rollout.max_prompt_length=text", "rollout.max_prompt_length: must be a whole number (it is 'text')"),
         ("seed=010", "seed: must be a whole number (it is '010')"),

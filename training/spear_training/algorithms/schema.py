@@ -72,7 +72,7 @@ class Record:
             if not isinstance(value, (list, tuple)):
                 raise ValueError("must be a list")
             inner = get_args(kind)[0]
-            if inner in (int, float) and any(isinstance(one, (bool, str)) for one in value):
+            if inner in (int, float) and any(isinstance(one, bool) for one in value):  # YAML 1.1 reads 1e-3 as a text
                 raise ValueError(f"must be a list, each {_KINDS[inner]}")
         if isinstance(value, bool) and float in get_args(kind):
             raise ValueError("must be a number or a text")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +25,6 @@ from benchmarks.real_model.records import (
     describe_code,
     make_evaluation,
     read_plan,
-    read_record,
     read_records,
     read_steps,
     write_record,
@@ -34,20 +35,23 @@ from spear_agents.evaluation.run import SUMMARY
 from spear_agents.model_files import resolve_model
 from spear_agents.models import digest_model
 from spear_envs.core import SpearError
-from spear_envs.data.files import hold_lock
+from spear_envs.data.files import hold_lock, write_text
 from spear_sandbox.console import echo, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "real-model-results.md"
 PICTURES = {"real-model-learning.png": draw_learning, "real-model-reasons.png": draw_reasons}
 ENV_ID = "spear/ALFWorld-v0"
+FOLDER = click.Path(path_type=Path, file_okay=False)
 OUT = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("runs/real-model"),
     show_default=True,
     help="Folder of trainings and evaluations.",
 )
+PURPOSE = "purpose.txt"
+"""File of a folder: what its trainings are for, and of which plan they are."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,13 +73,8 @@ def run(out: Path, most: int | None) -> None:
     """
     plan = read_plan()
     signal.signal(signal.SIGTERM, _interrupt)
-    out.mkdir(parents=True, exist_ok=True)
-
-    def refuse() -> NoReturn:
-        raise SpearError(f"Another call works in {out}: wait for it, or give another --out.")
-
     try:
-        with hold_lock(out, refuse):
+        with _hold_folder(out, f"runs of plan {plan.digest}"):
             start = _start_cold(plan, out)
             if not (RECORDS / f"{COLD}.json").exists():
                 write_record(_make_record(plan, out, COLD, COLD, 0, start))
@@ -86,6 +85,24 @@ def run(out: Path, most: int | None) -> None:
                 shutil.rmtree(out / name / "run" / "checkpoints", ignore_errors=True)
     except KeyboardInterrupt:
         raise click.ClickException("Interrupted; what has finished is kept, and the same command resumes.") from None
+
+
+@contextmanager
+def _hold_folder(out: Path, purpose: str) -> Iterator[None]:
+    """Make and lock a folder. Raises SpearError if another call works in it, or it has other trainings: of another
+    plan, or those that a repetition is to be compared with.
+    """
+
+    def refuse() -> NoReturn:
+        raise SpearError(f"Another call works in {out}: wait for it, or give another --out.")
+
+    out.mkdir(parents=True, exist_ok=True)
+    with hold_lock(out, refuse):
+        path = out / PURPOSE
+        if path.exists() and (found := path.read_text("utf-8")) != purpose:
+            raise SpearError(f"{out} has {found}, not {purpose}: give another --out.")
+        write_text(path, purpose)
+        yield
 
 
 def _interrupt(*_: Any) -> None:
@@ -137,7 +154,8 @@ def _train(plan: Plan, out: Path, name: str, arm: str, seed: int) -> Path:
 def _make_record(plan: Plan, out: Path, name: str, arm: str, seed: int, policy: Path) -> Record:
     """Play all panels with a policy and describe its training."""
     steps = {} if arm == COLD else read_steps(out / name / "run")
-    evaluations = {panel: _evaluate(plan, out / name, panel, policy) for panel in plan.panels}
+    digest = digest_model(policy)
+    evaluations = {panel: _evaluate(plan, out / name, panel, policy, digest) for panel in plan.panels}
     return Record(
         run=name,
         arm=arm,
@@ -145,19 +163,19 @@ def _make_record(plan: Plan, out: Path, name: str, arm: str, seed: int, policy: 
         plan=plan.digest,
         code=describe_code(),
         processor=str(describe_hardware()["cpu"]),
-        model_digest=digest_model(policy),
+        model_digest=digest,
         steps=steps,
         evaluations=evaluations,
     )
 
 
-def _evaluate(plan: Plan, folder: Path, panel: str, policy: Path) -> Evaluation:
+def _evaluate(plan: Plan, folder: Path, panel: str, policy: Path, digest: str) -> Evaluation:
     out = folder / f"eval-{panel}"
     if not (out / SUMMARY).exists():
         echo(f"{folder.name}: {plan.panels[panel]['title']}")
         words = (*plan.panels[panel]["options"], "--engine", "vllm", "--model", str(policy), "--out", str(out))
         _do(folder / "log.txt", "eval", *words)
-    return make_evaluation(out)
+    return make_evaluation(out, digest)
 
 
 def _do(log: Path, *words: str) -> None:
@@ -198,8 +216,8 @@ def verify(write: bool) -> None:
 
 @real_model.command()
 @click.argument("name", metavar="RUN")
-@OUT
-def replay(name: str, out: Path) -> None:
+@click.option("--out", type=FOLDER, help="Folder of the training and its evaluations; default: runs/real-model-RUN.")
+def replay(name: str, out: Path | None) -> None:
     """Train and play RUN of the plan again, and compare every game with its record.
 
     On the same processor every game ends as recorded; on another one rounding changes some tokens, and success must be
@@ -208,14 +226,17 @@ def replay(name: str, out: Path) -> None:
     \b
       python -m benchmarks.real_model replay grpo-0 --out runs/again
     """
-    plan = read_plan()
-    arms = {COLD: (COLD, 0)} | {run: (arm, seed) for run, arm, seed in plan.list_runs()}
-    if name not in arms:
-        raise SpearError(f"There is no run {name!r}: the plan has {', '.join(arms)}.")
-    recorded, (arm, seed) = read_record(RECORDS / f"{name}.json"), arms[name]
-    start = _start_cold(plan, out)
-    policy = start if arm == COLD else _train(plan, out, name, arm, seed)
-    again = _make_record(plan, out, name, arm, seed, policy)
+    plan, out = read_plan(), out or Path(f"runs/real-model-{name}")
+    records, runs = read_records(plan), plan.find_runs()
+    if name not in runs:
+        raise SpearError(f"There is no run {name!r}: the plan has {', '.join(runs)}.")
+    if name not in records:
+        raise SpearError(f"There is no record of {name} yet, only of {', '.join(records) or 'nothing'}.")
+    recorded, (arm, seed) = records[name], runs[name]
+    with _hold_folder(out, f"a repetition of {name} of plan {plan.digest}"):
+        start = _start_cold(plan, out)
+        policy = start if arm == COLD else _train(plan, out, name, arm, seed)
+        again = _make_record(plan, out, name, arm, seed, policy)
     outside = []
     for panel, before in recorded.evaluations.items():
         now = again.evaluations[panel]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 import spear_envs
+from spear_agents.evaluation.panels import read_panel
 from spear_agents.evaluation.records import EPISODES, read_history, read_last, read_settings
 from spear_agents.evaluation.settings import PlayedPanel
 from spear_agents.play.trajectory import StopReason, Trajectory
@@ -20,6 +22,8 @@ from spear_envs.data.files import read_regular, write_text
 
 PLAN = Path(__file__).parent / "plan.yaml"
 RECORDS = Path(__file__).parents[1] / "results" / "real_model"
+PANELS = Path(__file__).parents[2] / "panels"
+"""Manifests of the panels, with every game."""
 COLD = "cold-start"
 """The run that is only evaluated."""
 METRICS = {
@@ -62,6 +66,10 @@ class Plan:
         for seed in range(self.seeds):
             for arm in self.arms:
                 yield f"{arm}-{seed}", arm, seed
+
+    def find_runs(self) -> dict[str, tuple[str, int]]:
+        """Return arm and seed of every run by name, those of the cold start first."""
+        return {COLD: (COLD, 0)} | {name: (arm, seed) for name, arm, seed in self.list_runs()}
 
 
 def read_plan(path: Path = PLAN) -> Plan:
@@ -119,13 +127,15 @@ def digest_record(record: Record) -> str:
     return hashlib.sha256(canonical_json(plain).encode()).hexdigest()
 
 
-def make_evaluation(folder: Path) -> Evaluation:
-    """Read a finished ``spear eval --out``.
+def make_evaluation(folder: Path, model_digest: str) -> Evaluation:
+    """Read a finished ``spear eval --out`` of the model with this digest.
 
     Raises:
-        SpearError: it was not played on a panel, or a fault cut a game short.
+        SpearError: it is of another model, was not played on a panel, or a fault cut a game short.
     """
     settings = read_settings(folder)
+    if settings.get("model_digest") != model_digest:
+        raise SpearError(f"{folder} was played by another model than the one beside it: remove it, to play again.")
     played = PlayedPanel.read(settings)
     episodes = read_last(folder / EPISODES)
     faults = [each.task_id for each in episodes if each.stop is StopReason.FAULT]
@@ -150,12 +160,8 @@ def _round(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def write_record(record: Record, folder: Path = RECORDS) -> Path:
-    """Write a record with its digest, a line for each game.
-
-    Raises:
-        SpearError: the file cannot be written.
-    """
+def format_record(record: Record) -> str:
+    """Write a record with its digest as JSON, a line for each game. Raises ValueError for values that JSON lacks."""
     plain = asdict(record) | {"digest": digest_record(record)}
     evaluations = plain.pop("evaluations")
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in plain.items()]
@@ -167,9 +173,18 @@ def write_record(record: Record, folder: Path = RECORDS) -> Path:
         head = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in each.items())
         parts.append(f'    {json.dumps(name)}: {{{head}, "games": {{\n{games}\n    }}}}')
     lines.append('  "evaluations": {\n' + ",\n".join(parts) + "\n  }")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_record(record: Record, folder: Path = RECORDS) -> Path:
+    """Write a record as :func:`format_record` does.
+
+    Raises:
+        SpearError: the file cannot be written.
+    """
     path = folder / f"{record.run}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_text(path, format_record(record))
     return path
 
 
@@ -177,19 +192,21 @@ def read_record(path: Path) -> Record:
     """Read a record.
 
     Raises:
-        SpearError: it cannot be read, or its digest does not fit.
+        SpearError: it cannot be read, or is not what :func:`format_record` writes, its digest included.
     """
     try:
-        plain = json.loads(read_regular(path))
+        text = read_regular(path).decode("utf-8")
+        plain = json.loads(text)
         evaluations = {
             name: Evaluation(**{**each, "games": {task: Game(*game) for task, game in each["games"].items()}})
             for name, each in plain.pop("evaluations").items()
         }
         record = Record(**plain, evaluations=evaluations)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        written = format_record(record)
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise SpearError(f"{path} is not a record of this benchmark ({type(error).__name__}).") from error
-    if digest_record(record) != record.digest:
-        raise SpearError(f"{path} was edited: its digest does not fit. Restore it from the repository.")
+    if written != text:  # also two values of one name, of which readers see the last
+        raise SpearError(f"{path} was edited: its text or digest does not fit. Restore it from the repository.")
     return record
 
 
@@ -197,19 +214,45 @@ def read_records(plan: Plan, folder: Path = RECORDS) -> dict[str, Record]:
     """Read all records of a plan by run.
 
     Raises:
-        SpearError: one was edited, or is of another plan.
+        SpearError: one was edited, is of another plan or run, lacks a game of a panel, or two are of one model.
     """
     records = {path.stem: read_record(path) for path in sorted(folder.glob("*.json"))}
+    runs = plan.find_runs()
     for name, record in records.items():
-        if record.run != name or record.plan != plan.digest:
+        if runs.get(name) != (record.arm, record.seed) or (record.run, record.plan) != (name, plan.digest):
             raise SpearError(
-                f"{folder / name}.json is of run {record.run!r} and plan {record.plan[:12]}, not this one."
+                f"{folder / name}.json is of run {record.run!r}, arm {record.arm!r}, seed {record.seed!r} and plan"
+                f" {record.plan!s:.12}: the plan {plan.digest:.12} has no such run of this name."
             )
-    for panel in plan.panels:
-        lists = {tuple(record.evaluations[panel].games) for record in records.values() if panel in record.evaluations}
-        if len(lists) > 1:
-            raise SpearError(f"the records of panel {panel} have different games: play all on one list.")
+        if fault := _find_fault(plan, record):
+            raise SpearError(f"{folder / name}.json {fault}: it is not a run of this plan.")
+    models = Counter(record.model_digest for record in records.values())
+    twice = [name for name, record in records.items() if models[record.model_digest] > 1]
+    if twice:
+        raise SpearError(f"the records {', '.join(twice)} are of one model: each training makes its own.")
+    if len({len(values) for record in records.values() for values in record.steps.values()}) > 1:
+        raise SpearError(f"the trainings in {folder} have different numbers of steps: the plan has one.")
     return records
+
+
+def _find_fault(plan: Plan, record: Record) -> str | None:
+    """Return what a record lacks or has too much; None for a whole one."""
+    if record.steps.keys() != (set() if record.arm == COLD else METRICS.keys()):
+        return f"has the metrics {', '.join(record.steps) or 'of no step'}"
+    if record.evaluations.keys() != plan.panels.keys():
+        return f"has the panels {', '.join(record.evaluations)} instead of {', '.join(plan.panels)}"
+    for name, found in record.evaluations.items():
+        options = plan.panels[name]["options"]
+        panel = options[options.index("--panel") + 1]
+        _, written = read_panel(PANELS / f"{panel}.json")
+        if found.panel.partition(" with ")[0] != panel or found.fingerprint != written["fingerprint"]:
+            return f"was played on the panel {found.panel!r} where the plan has {panel}"
+        if list(found.games) != [task["id"] for task in written["tasks"]]:
+            return f"has other games of the panel {name} than {panel}.json, or in another order"
+        for task, (won, turns, valid, distinct) in found.games.items():
+            if won not in (0, 1) or not (0 <= valid <= turns and 0 <= distinct <= turns):
+                return f"has impossible numbers for {task}"
+    return None
 
 
 def describe_code() -> str:

@@ -79,9 +79,15 @@ def read_yaml_text(path: str | os.PathLike[str]) -> str:
     Raises OSError as :func:`read_regular` does, UnicodeDecodeError, or yaml.YAMLError for one that is not YAML or would
     grow beyond a hundred thousand values.
     """
+    text = read_regular(path, _YAML_BYTES).decode("utf-8")
+    require_few_values(text)
+    return text
+
+
+def require_few_values(text: str) -> None:
+    """Raise yaml.YAMLError for YAML whose aliases stand for more than a hundred thousand values, or for themselves."""
     import yaml
 
-    text = read_regular(path, _YAML_BYTES).decode("utf-8")
     sizes: dict[int, int] = {}
 
     def measure(node: Any) -> int:
@@ -95,7 +101,6 @@ def read_yaml_text(path: str | os.PathLike[str]) -> str:
     # The faster loader in C ends the process for deep nesting; without an asterisk there are no aliases.
     if "*" in text and measure(yaml.compose(text, Loader=yaml.SafeLoader)) > _YAML_VALUES:
         raise yaml.YAMLError(f"its aliases stand for more than {_YAML_VALUES} values")
-    return text
 
 
 def data_folder() -> Path:
@@ -162,7 +167,9 @@ def require_replaceable(path: Path) -> None:
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
     """Make the error for a file or folder that cannot be written."""
-    return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
+    reasons = error.args[0] if isinstance(error, shutil.Error) and error.args else None
+    why = reasons[0][-1] if isinstance(reasons, list) else error.strerror  # of a whole tree: source, target, reason
+    return SpearError(f"{path} cannot be written ({why or error}): choose another folder or free the disk")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """``spear eval`` of a model behind a server, and ``spear compare`` of what it left."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,12 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     assert found["by_seed"][1] == 0.0 and len(found["pairs"]) == 2
     twice = CliRunner().invoke(compare, [*pairs[:3], *pairs[:2]]).exception
     assert isinstance(twice, SpearError) and "a pair is given twice" in str(twice)
+    for name in ("a", "b"):  # of models, and copied
+        path = tmp_path / name / "settings.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_digest": name}))
+        shutil.copytree(tmp_path / name, tmp_path / f"{name}2")
+    copied = [*pairs[:3], str(tmp_path / "a2"), str(tmp_path / "b2")]
+    assert "a pair is given twice" in str(CliRunner().invoke(compare, copied).exception)
     assert "x>=0" in CliRunner().invoke(compare, [*pairs[:2], "--seed", "-1"]).output
 
 

@@ -16,6 +16,7 @@ from benchmarks.real_model.records import (
     Game,
     Plan,
     Record,
+    make_evaluation,
     read_plan,
     read_record,
     read_records,
@@ -24,11 +25,21 @@ from benchmarks.real_model.records import (
 from benchmarks.real_model.start import merge_adapter, shorten_adapter
 from spear_envs.core import SpearError
 
-PANELS = ("small", "unseen", "unseen-paper")
+PANELS = {"small": "alfworld-small", "unseen": "alfworld-unseen", "unseen-paper": "alfworld-unseen-paper"}
+MANIFESTS = {
+    name: json.loads((Path(__file__).resolve().parents[2] / "panels" / f"{panel}.json").read_text())
+    for name, panel in PANELS.items()
+}
+
+
+def make_evaluation_of(name: str, won: list[int]) -> Evaluation:
+    """All games of a panel, every four of them won as ``won`` says."""
+    tasks = [task["id"] for task in MANIFESTS[name]["tasks"]]
+    games = {task: Game(won[place % len(won)], 10, 5, 4) for place, task in enumerate(tasks)}
+    return Evaluation(f"{PANELS[name]} with x=1", "p", MANIFESTS[name]["fingerprint"], games)
 
 
 def make_record(plan: Plan, run: str, won: list[int]) -> Record:
-    games = {f"task/{number}": Game(each, 10, 5, 4) for number, each in enumerate(won)}
     arm, _, seed = run.rpartition("-")
     cold = run == COLD
     return Record(
@@ -38,9 +49,9 @@ def make_record(plan: Plan, run: str, won: list[int]) -> Record:
         plan=plan.digest,
         code="0",
         processor="x",
-        model_digest="d",
+        model_digest=f"of {run}",
         steps={} if cold else {name: [0.5, None] for name in METRICS},
-        evaluations={name: Evaluation(name, "p", "f", games) for name in PANELS},
+        evaluations={name: make_evaluation_of(name, won) for name in PANELS},
     )
 
 
@@ -51,7 +62,7 @@ def plan() -> Plan:
 
 @pytest.fixture
 def folder(plan: Plan, tmp_path: Path) -> Path:
-    """A cold start that wins one of four games, GRPO two, SPEAR three and two."""
+    """A cold start that wins one of every four games, GRPO two, SPEAR three and two."""
     for run, won in (
         (COLD, [1, 0, 0, 0]),
         ("grpo-0", [1, 1, 0, 0]),
@@ -84,9 +95,21 @@ def test_a_part_of_the_seeds_concludes_nothing(plan: Plan, folder: Path) -> None
     assert "SPEAR − GRPO | +25.0 |" in make_tables(read_records(plan, folder), plan)
 
 
+GAME = "alfworld/embedded-small/valid_unseen/00001"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
-    [('"task/1": [1,', '"task/1": [0,', "edited"), ('"seed": 0', '"seed": 1', "edited"), ("{", "", "not a record")],
+    [
+        (f'{GAME}": [1,', f'{GAME}": [0,', "edited"),
+        (f'"{GAME}": [1,', f'"{GAME}": [0, 10, 5, 4],\n"{GAME}": [1,', "edited"),
+        ("[0.5,", "[0.5000000000000001,", "edited"),
+        ("[0.5,", "[0.50,", "edited"),
+        ("[0.5,", "[NaN,", "not a record"),
+        ('"seed": 0', '"seed": 1', "edited"),
+        ("{", "", "not a record"),
+        ("{", "[" * 100_000, "not a record"),
+    ],
 )
 def test_an_edited_record_is_refused(plan: Plan, folder: Path, old: str, new: str, word: str) -> None:
     path = folder / "grpo-0.json"
@@ -100,9 +123,58 @@ def test_an_edited_record_is_refused(plan: Plan, folder: Path, old: str, new: st
 def test_records_of_another_plan_or_other_games_are_refused(plan: Plan, folder: Path) -> None:
     with pytest.raises(SpearError, match="plan"):
         read_records(replace(plan, digest="0"), folder)
-    write_record(make_record(plan, "spear-1", [1, 1, 0, 0, 0]), folder)
-    with pytest.raises(SpearError, match="different games"):
+    record = make_record(plan, "spear-1", [1, 1, 0, 0])
+    small = record.evaluations["small"]
+    games = dict(small.games)
+    order = dict(sorted(games.items(), reverse=True))
+    lost = {task: game for task, game in games.items() if game.won}
+    for changed, word in (
+        (replace(small, games=lost), "other games"),
+        (replace(small, games=order), "another order"),
+        (replace(small, games={**games, GAME: Game(2, 10, 5, 4)}), "impossible"),
+        (replace(small, games={**games, GAME: Game(1, 10, 11, 4)}), "impossible"),
+        (replace(small, fingerprint="f"), "was played on"),
+        (record.evaluations["unseen"], "was played on"),
+    ):
+        write_record(replace(record, evaluations={**record.evaluations, "small": changed}), folder)
+        with pytest.raises(SpearError, match=word):
+            read_records(plan, folder)
+    write_record(replace(record, evaluations={"small": small}), folder)
+    with pytest.raises(SpearError, match="has the panels small instead of"):
         read_records(plan, folder)
+
+
+def test_mixed_records_are_refused(plan: Plan, folder: Path) -> None:
+    record = make_record(plan, "spear-1", [1, 1, 0, 0])
+    steps = {name: [0.5] for name in METRICS}
+    for changed, word in (
+        (replace(record, arm="grpo"), "no such run"),
+        (replace(record, seed=0), "no such run"),
+        (replace(record, model_digest="of spear-0"), "spear-0, spear-1 are of one model"),
+        (replace(record, steps=steps), "different numbers of steps"),
+        (replace(record, steps={}), "has the metrics of no step"),
+    ):
+        write_record(changed, folder)
+        with pytest.raises(SpearError, match=word):
+            read_records(plan, folder)
+    write_record(record, folder)
+    (folder / "grpo-1.json").rename(folder / "grpo-2.json")
+    with pytest.raises(SpearError, match="no such run"):
+        read_records(plan, folder)
+
+
+def test_a_folder_has_trainings_of_one_plan_for_one_purpose(tmp_path: Path) -> None:
+    (tmp_path / "purpose.txt").write_text("runs of plan 0")
+    for command in (("run",), ("replay", COLD)):
+        refused = CliRunner().invoke(real_model, [*command, "--out", str(tmp_path)])
+        assert isinstance(refused.exception, SpearError) and "has runs of plan 0" in str(refused.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["purpose.txt"]
+
+
+def test_games_of_another_model_are_not_recorded(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(json.dumps({"model_digest": "of another"}))
+    with pytest.raises(SpearError, match="another model"):
+        make_evaluation(tmp_path, "of this")
 
 
 def test_the_published_figures_are_those_of_the_records() -> None:
@@ -115,7 +187,7 @@ def test_the_published_figures_are_those_of_the_records() -> None:
 def test_the_plan_is_the_registered_one() -> None:
     plan = read_plan()
     assert [run for run, _, _ in plan.list_runs()][:3] == ["grpo-0", "spear-0", "grpo-1"]
-    assert tuple(plan.panels) == PANELS and json.loads(json.dumps(plan.primary))["half_width"] == 6
+    assert tuple(plan.panels) == tuple(PANELS) and json.loads(json.dumps(plan.primary))["half_width"] == 6
 
 
 @pytest.fixture

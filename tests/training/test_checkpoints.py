@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,12 @@ def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None
     (checkpoints / "global_step_3" / "data.pt").unlink()
     check_files(checkpoints / BEST)
     assert keep_best(save_small_checkpoint(tmp_path, 5), "score", 0.1), "by another metric"
+    best = tmp_path / "checkpoints" / "best"
+    shutil.rmtree(best)
+    best.write_text("in the way")
+    with pytest.raises(SpearError, match="cannot be written"):
+        keep_best(save_small_checkpoint(tmp_path, 6), "score", 0.2)
+    assert not list(best.parent.glob(".best*"))
 
 
 def read(out: Path) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """``spear train`` and its neighbours: mistakes, listings, exports, completion, and earlier folders."""
 
 import json
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("omegaconf", reason="needs the extra 'train'")
 
+import numpy as np
 import torch
 import yaml
 from omegaconf import OmegaConf
@@ -21,7 +23,7 @@ from safetensors.torch import save_file
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from spear_training.run import training as runs
-from spear_training.run.checkpoints import finish_checkpoint, keep_best
+from spear_training.run.checkpoints import FORMAT, finish_checkpoint, keep_best, read_state, write_state
 from spear_training.run.compose import compose
 from spear_training.run.config import RunConfig
 from spear_training.run.launch import read_run
@@ -236,6 +238,48 @@ def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+@pytest.mark.parametrize("content", ["[]", "null", '"a"', "{", "[" * 100_000])
+def test_a_checkpoint_with_a_damaged_configuration_is_one_error(tmp_path: Path, content: str) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    folder = save_policy(run, 2)
+    (folder / "actor" / "huggingface" / "config.json").write_text(content)
+    finish_checkpoint(folder)
+    with pytest.raises(SpearError, match=f"the policy in {folder} cannot be read"):
+        export_policy(run, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("content", ["[" * 5_000, "rollout: [1]", "rollout: {dtype: [a]}", "- 1"])
+def test_the_type_of_the_weights_stands_in_for_a_run_without_one(tmp_path: Path, content: str) -> None:
+    save_policy(tmp_path / "run", 1)
+    (tmp_path / "run" / "config.yaml").write_text(content)
+    assert export_policy(tmp_path / "run", tmp_path / "out").dtype == "float32"
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file can grow beyond 100 kB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    folder = save_policy(run, 2)
+    (folder / "actor" / "huggingface" / "big.json").write_bytes(b"x" * 200_000)
+    finish_checkpoint(folder)
+    write_state(tmp_path / "state", {"format": FORMAT, "a": np.zeros(3)})
+    request.getfixturevalue("full_disk")
+    with pytest.raises(SpearError, match="File too large"):
+        export_policy(run, out)
+    with pytest.raises(SpearError, match=r"cannot be written .*File too large"):
+        write_state(tmp_path / "state", {"format": FORMAT, "a": np.zeros(100_000)})
+    assert read_state(tmp_path / "state")["a"].shape == (3,)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "state"]
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -270,6 +314,9 @@ WRONG = {
     "did you mean trainer.v1": ("preset=demo", "model=tiny", "verl.trainer.v1.foo=1"),
     "did you mean optimizer.lr": ("preset=demo", "optimizer.lrr=1"),
     "does not exist": ("preset=demo", "model.path=nowhere"),
+    "raise train.tokens_per_gpu": ("preset=demo", "model.path=nowhere", "train.tokens_per_gpu=1"),
+    "needs the package clearml": ("preset=demo", "model.path=nowhere", "log.to=[clearml]"),
+    "would train without SPEAR": ("preset=demo", "model.path=nowhere", "verl.trainer.v1.trainer_mode=sync"),
 }
 
 

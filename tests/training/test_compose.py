@@ -128,6 +128,7 @@ def test_every_choice_composes(group: str) -> None:
         ("~train.steps", "KEY=VALUE"),
         ("log.to=[console", "cannot be read as YAML"),
         ("model.chat_options={a: !!bool x}", "cannot be read as YAML"),
+        ("env.kwargs=&a {b: *a}", "cannot be read as YAML: its aliases"),
         ("preset=alfword", "there is no preset 'alfword'; did you mean alfworld?"),
         ("nothing.yaml", "nothing.yaml cannot be read"),
         ("log.run=${seed}", "a reference ${...} is not resolved"),
@@ -150,8 +151,22 @@ def test_a_word_that_is_not_understood_names_the_nearest(word: str, expected: st
         ("sil.warmup_steps=-1", "sil.warmup_steps: input should be greater than or equal to 0 (it is -1)"),
         ("sil.warmup_steps=many", "sil.warmup_steps: must be a whole number (it is 'many')"),
         ("rollout.group_size=true", "rollout.group_size: must be a whole number"),
-        ("optimizer.lr=.nan", "optimizer.lr: input should be a finite number"),
+        ("optimizer.lr=.nan", "optimizer.lr=nan must be a finite number"),
+        ("optimizer.lr=1e400", "optimizer.lr=inf must be a finite number"),
+        ("env.kwargs.a=[-.inf]", "env.kwargs.a=-inf must be a finite number"),
+        ("verl.actor_rollout_ref.actor.optim.lr=.nan", "verl.actor_rollout_ref.actor.optim.lr=nan must be a finite"),
         ("optimizer.betas=[0.9]", "optimizer.betas"),
+        ("optimizer.betas=[false, 0.9]", "optimizer.betas: must be a list, each a number (it is [False, 0.9])"),
+        ("optimizer.betas=[half, 0.9]", "optimizer.betas"),
+        ("rollout.correction.rollout_is_threshold=true", "rollout_is_threshold: must be a number or a text"),
+        ("rollout.max_prompt_length=text", "rollout.max_prompt_length: must be a whole number (it is 'text')"),
+        ("seed=010", "seed: must be a whole number (it is '010')"),
+        (f"seed={2**63}", "seed: input should be less than or equal to 9223372036854775807"),
+        ("env.id=null", "env.id: input should be a valid string (it is None)"),
+        ("log.to=[console, nowhere]", "log.to='nowhere' is not a logger: take some of console, file, tensorboard"),
+        ("sil.gamma_options={value: text}", "sil.gamma=cosine has no option 'value'"),
+        ('log.run="\\ud800"', "must be a text of UTF-8"),
+        ('model.path="a\\0b"', "without the character 0"),
         ("optimizer.betas=[0.9, 1.0]", "two numbers from 0 to below 1"),
         ("deterministic=maybe", "deterministic: input should be a valid boolean"),
         ("env.kwargs=3", "env.kwargs"),
@@ -162,6 +177,20 @@ def test_a_word_that_is_not_understood_names_the_nearest(word: str, expected: st
 def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(word: str, expected: str) -> None:
     message = fail(word)
     assert expected in message and message.startswith(word.partition(".")[0].partition("=")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("constant", "{value: text}", "sil.gamma=constant: its option value must be a number, not 'text'"),
+        ("constant", "{value: true}", "must be a number, not True"),
+        ("constant", "{value: -1}", "sil.gamma=constant gave -1: a weight is a finite number of 0 or more"),
+        ("entropy", "{low: .nan}", "sil.gamma_options.low=nan must be a finite number"),
+        ("success", "{target: null}", "must be a number, not None"),
+    ],
+)
+def test_a_schedule_that_would_fail_in_a_step_is_answered(name: str, options: str, expected: str) -> None:
+    assert expected in fail(f"sil.gamma={name}", f"sil.gamma_options={options}")
 
 
 @pytest.mark.parametrize(

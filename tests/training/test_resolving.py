@@ -174,13 +174,25 @@ def test_vllm_plays_with_a_model_that_it_takes(tmp_path: Path) -> None:
     [
         ({"head_dim": 16}, "heads of .* are 16 wide.*spear warmstart"),
         ({"head_dim": None, "hidden_size": 96, "num_attention_heads": 4}, "are 24 wide"),
-        ({"max_position_embeddings": 64}, "a row may have 70 tokens .* takes 64"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "reads pictures: take transformers"),
     ],
 )
 def test_a_model_that_vllm_does_not_take_is_refused(tmp_path: Path, model: dict[str, Any], message: str) -> None:
     with pytest.raises(SpearError, match=message):
         check(*VLLM_CPU, f"model.path={save_model(tmp_path / 'm', **model)}")
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm_cpu"])
+def test_rows_longer_than_the_model_s_context_are_refused(tmp_path: Path, engine: str) -> None:
+    words = (*VLLM_CPU, f"rollout.engine={engine}")
+    check(*words, f"model.path={save_model(tmp_path / 'just', max_position_embeddings=70)}")
+    for name, sizes in (
+        ("short", {"max_position_embeddings": 69}),
+        ("part", {"text_config": {"max_position_embeddings": 69}}),
+    ):
+        model = save_model(tmp_path / name, **sizes)
+        with pytest.raises(SpearError, match=r"a row may have 70 tokens .* takes 69"):
+            check(*words, f"model.path={model}")
 
 
 @pytest.mark.parametrize(

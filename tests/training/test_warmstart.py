@@ -48,6 +48,7 @@ from spear_training.warmstart.policy import (  # noqa: E402
     rename_words,
 )
 from spear_training.warmstart.rows import ExpertRow  # noqa: E402
+from spear_training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy  # noqa: E402
 
 ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 BOARD = sokoban.CompactBoardTemplate()
@@ -345,6 +346,15 @@ def test_the_picture_decides_too(model: HFModel) -> None:
     response = model.generate_batch([first])[0].token_ids
     seen, other = (model.log_probs(first.prompt_ids, response, images=r.images) for r in (first, second))
     assert seen != other
+
+
+def test_a_vision_policy_that_is_cut_short_leaves_no_folder(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_tiny_vision_policy(TinyVisionSettings(episodes=4, steps=2, batch=2), tmp_path / "policy", stop)
+    assert not list(tmp_path.iterdir()), "a resumed training would take it for a trained one"
 
 
 def test_another_vision_family_and_a_folder_without_a_processor_are_refused(tmp_path: Path) -> None:

@@ -264,7 +264,8 @@ def _name_kind(cls: type[Record], name: str, found: Any) -> str:
     for rule in found.metadata:
         for attribute, word in limits.items():
             if hasattr(rule, attribute):
-                text += f" {word} {getattr(rule, attribute):g}"
+                bound = getattr(rule, attribute)
+                text += f" {word} {bound if isinstance(bound, int) else format(bound, 'g')}"
     return text + (" or null" if "None" in str(found.annotation) else "")
 
 

@@ -49,6 +49,8 @@ class Word(click.ParamType):
 
 
 WORD = Word()
+SEED = click.IntRange(0, 2**63 - 1)
+"""A seed, as the setting of that name: torch takes 64 bits with a sign."""
 
 
 class TrainCommand(click.Command):
@@ -109,7 +111,9 @@ def train(
         from spear_training.run.compose import compose
         from spear_training.run.to_verl import check_keys
 
-        check_keys(compose(words).config)  # a misspelt word is answered before torch is imported, which takes seconds
+        config = compose(words).config  # wrong words are answered before torch is imported, which takes seconds
+        config.check_together()
+        check_keys(config)
         from spear_training.run.training import run_training
 
         run_training(words, out, Console())
@@ -167,7 +171,7 @@ def _print_composed(words: Sequence[str], out: Path, *, verl: bool) -> None:
     envvar="SPEAR_DEMO_STEPS",
     help="Training steps; by default 60, or 4 with --quick.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the training.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the training.")
 def demo(out: Path | None, quick: bool, steps: int | None, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 
@@ -202,7 +206,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--keep-lost", is_flag=True, help="Learn from lost episodes too.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the order of the samples.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the order of the samples.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16"]),
@@ -267,7 +271,7 @@ def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options
 @click.option("--valid-split", type=SPLIT, help="Split on which the result is measured.")
 @click.option("--panel-tasks", type=int, help="Number of its leading tasks to play; 0 for none.")
 @click.option("--target", type=Number(0, 1), help="Continue training below this success on them.")
-@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--seed", type=SEED, default=0)
 @click.option("--threads", type=click.IntRange(1), default=1, help="Compute threads.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
 def warmstart(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,6 +42,10 @@ CONFIDENCE = 0.95
 POWER = 0.8
 
 
+ROUNDED = 1e-20
+"""Variance of a mean of values in [-1, 1] below which they differ by rounding alone, as means of equal thirds do."""
+
+
 def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     """Return the mean of a table [seeds, tasks], with the interval of a two-way random-effects model.
 
@@ -63,7 +68,7 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     of_rest = float((rest**2).sum()) / ((seeds - 1) * (tasks - 1))
     size = seeds * tasks
     variance = (max(0.0, of_seeds - of_rest) + max(0.0, of_tasks - of_rest) + of_rest) / size
-    if not variance:
+    if variance < ROUNDED:
         return estimate_difference(table.mean(0).tolist())
     squares = of_seeds**2 / (seeds - 1) + of_tasks**2 / (tasks - 1) + of_rest**2 / ((seeds - 1) * (tasks - 1))
     freedom = max(1.0, max(of_seeds + of_tasks - of_rest, 0.0) ** 2 / squares)
@@ -84,28 +89,32 @@ def _quantile(freedom: float) -> float:
     return float(t.ppf(0.5 + CONFIDENCE / 2, freedom))
 
 
-def count_pairs(deviation: float, difference: float) -> int:
+MOST_PAIRS = 2**20
+"""Pairs of runs beyond which their number tells nothing more."""
+
+
+def count_pairs(deviation: float, difference: float) -> int | None:
     """Return the number of pairs of runs that detect a true difference with 80 % power in a two-sided t test at 5 %.
 
-    ``deviation`` is that of the difference between the runs of a pair, ``difference`` the true mean difference. Raises
-    ValueError for a difference of 0 or a negative deviation.
+    ``deviation`` is that of the difference between the runs of a pair, ``difference`` the true mean difference. None if
+    :data:`MOST_PAIRS` do not detect it. Raises ValueError for a difference of 0 or a negative deviation.
     """
     if not difference or deviation < 0:
         raise ValueError(f"a deviation of {deviation} and a difference of {difference}: give >= 0, and not 0")
     from scipy.stats import nct, t
 
-    def suffice(pairs: int) -> bool:
+    def detect(pairs: int) -> bool:
         shift = abs(difference) / deviation * math.sqrt(pairs) if deviation else math.inf
-        limit = t.ppf(0.5 + CONFIDENCE / 2, pairs - 1)
-        return math.isinf(shift) or nct.sf(limit, pairs - 1, shift) >= POWER
+        limit = float(t.ppf(0.5 + CONFIDENCE / 2, pairs - 1))
+        # scipy has no number far beyond the limit, which is 12.7 at most.
+        return shift > 1_000 or bool(nct.sf(limit, pairs - 1, shift) >= POWER)
 
-    low, high = 1, 2
-    while not suffice(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffice(middle) else (middle, high)
-    return high
+    enough = 2
+    while not detect(enough):
+        if enough >= MOST_PAIRS:
+            return None
+        enough *= 2
+    return bisect_left(range(enough), True, lo=max(2, enough // 2), key=detect)
 
 
 @dataclass(frozen=True)
@@ -425,8 +434,9 @@ def explain_many(names: Sequence[str], found: Sequence[Comparison], adjusted: Se
 
 
 def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
-    """Compare several pairs of runs, over seeds and tasks. Raises SpearError if a pair is given twice."""
-    if len({(first.resolve(), second.resolve()) for first, second in folders}) < len(folders):
+    """Compare several pairs of runs, over seeds and tasks. Raises SpearError if a pair is given twice, or its copy."""
+    made = [tuple(read_settings(run).get("model_digest") or str(run.resolve()) for run in pair) for pair in folders]
+    if len(set(made)) < len(folders):
         raise SpearError("a pair is given twice: each must be of another training seed")
     runs = [(read_last(first / EPISODES), read_last(second / EPISODES)) for first, second in folders]
     found = compare_pairs(runs, metric)
@@ -471,7 +481,7 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
         pairs = count_pairs(deviation, difference.mean)
         sentences.append(
             f"The pairs deviate by {100 * deviation:.1f} points; to show a true difference of {abs(points):.1f} points"
-            f" 4 times in 5, about {pairs:,} pairs would be needed."
+            f" 4 times in 5, {f'about {pairs:,}' if pairs else f'more than {MOST_PAIRS:,}'} pairs would be needed."
         )
     return sentences
 

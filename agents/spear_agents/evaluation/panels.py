@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
@@ -280,8 +281,18 @@ def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any
             isinstance(task.get("id"), str) and isinstance(task.get("sha256"), str) for task in written["tasks"]
         ):
             raise ValueError("its tasks must be a list of objects with id and sha256")
+        ids = Counter(task["id"] for task in written["tasks"])
+        if twice := next((name for name, count in ids.items() if count > 1), None):
+            raise ValueError(f"the id {twice!r} stands twice")
         if written["digest"] != digest_panel(written):
             raise SpearError(f"{path} was changed after it was written: its digest does not match. Fetch it again.")
+        if (own := OFFICIAL.get(panel.name, panel)) != panel:
+            facts, wanted = ({**asdict(one), **asdict(one.protocol)} for one in (panel, own))
+            key = next(key for key, value in facts.items() if value != wanted[key] and key != "protocol")
+            raise SpearError(
+                f"{path} bears the name of the official panel {panel.name}, whose {key} is {wanted[key]!r}, not"
+                f" {facts[key]!r}: give it another name"
+            )
         if not trust:
             require_harmless(panel.env_id, {**panel.env_kwargs, "split": panel.split}, str(path))
     except OSError as error:
@@ -301,19 +312,48 @@ def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
         for name in ("fingerprint", "max_turns", "prompt_digest")
         if made[name] != written[name]
     ]
-    here, there = ({task["id"]: task for task in tasks} for tasks in (made["tasks"], written["tasks"]))
-    known = here | there
-    for what, ids in (
-        ("is missing here", [name for name in there if name not in here]),
-        ("is not in the file", [name for name in here if name not in there]),
-        ("has other content here", [name for name in there if here.get(name, there[name]) != there[name]]),
-    ):
-        for name in ids[:MOST_NAMED]:
-            source = known[name].get("source")
-            lines.append(f"{name} ({source}) {what}" if source else f"{name} {what}")
-        if len(ids) > MOST_NAMED:
-            lines.append(f"{len(ids) - MOST_NAMED} more: {what}")
+    return [*lines, *_compare_instances(made["tasks"], written["tasks"])]
+
+
+Instances = Sequence[Mapping[str, Any]]
+
+
+def _compare_instances(here: Instances, there: Instances) -> list[str]:
+    """List the instances of a file that are missing ``here`` or differ, and those that only this code has.
+
+    They are matched by content, since an id is a place in the task set: without one game, all after it have other ids.
+    """
+    lines: list[str] = []
+    named: dict[str, list[str]] = {}
+    for task in _subtract(here, there):
+        named.setdefault(str(task.get("source", task["id"])), []).append(_name_instance(task))
+    for task in _subtract(there, here):
+        same = named.get(str(task.get("source", task["id"])))
+        lines.append(f"{_name_instance(task)} {'has other content' if same else 'is missing'} here")
+        if same:
+            same.pop(0)
+    lines += [f"{name} is not in the file" for names in named.values() for name in names]
+    if not lines:
+        pairs = zip(here, there, strict=True)
+        lines = [f"{_name_instance(task)} has another place or id here" for other, task in pairs if task != other]
     return lines
+
+
+def _subtract(tasks: Instances, others: Instances) -> Iterator[Mapping[str, Any]]:
+    """Yield the instances without their like among the others; of several alike, the last."""
+
+    def describe(task: Mapping[str, Any]) -> str:
+        return canonical_json({name: value for name, value in task.items() if name != "id"})
+
+    left = Counter(map(describe, others))
+    for task in tasks:
+        left[describe(task)] -= 1
+        if left[describe(task)] < 0:
+            yield task
+
+
+def _name_instance(task: Mapping[str, Any]) -> str:
+    return f"{task['id']} ({task['source']})" if "source" in task else str(task["id"])
 
 
 _ALFWORLD, _WEBSHOP, _SOKOBAN = "spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v1"
@@ -444,10 +484,6 @@ def open_panel(name: str, *, trust: bool = False) -> Panel:
         known = ", ".join(OFFICIAL)
         raise SpearError(f"there is no panel {name!r}.{suggest_name(name, OFFICIAL)} Give a file, or one of {known}.")
     panel, written = read_panel(path, trust=trust)
-    if panel.name in OFFICIAL and panel != OFFICIAL[panel.name]:
-        raise SpearError(
-            f"{path} bears the name of the official panel {panel.name} and is another: give it another name"
-        )
     if text := find_differences(written, panel):
         raise SpearError(f"{path} does not match this code ({text[0]}): install the version it was made with.")
     return panel

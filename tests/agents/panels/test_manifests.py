@@ -4,7 +4,9 @@ import json
 import lzma
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -57,17 +59,73 @@ def test_a_published_panel_is_what_the_code_makes(
     assert f"{len(json.loads(path.read_text())['tasks'])} tasks" in verify(path)
 
 
-def test_an_instance_that_differs_is_named(tmp_path: Path) -> None:
-    _, written = read_panel(ROOT / "panels" / "sokoban-tiny.json")
-    written["tasks"][7]["sha256"] = "0" * 64
-    missing = written["tasks"].pop()
-    path = tmp_path / "sokoban-tiny.json"
-    path.write_text(json.dumps(written))
-    with pytest.raises(SpearError, match="changed after it was written"):
-        read_panel(path)
-    path.write_text(json.dumps(written | {"digest": digest_panel(written)}))
-    text = verify(path, code=1)
-    assert f"{written['tasks'][7]['id']} has other content" in text and f"{missing['id']} is not in the file" in text
+@pytest.fixture
+def change(tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], object]], Path]:
+    """A function that writes the panel ``sokoban-tiny`` with something changed, and a digest that fits."""
+
+    def write(edit: Callable[[dict[str, Any]], object]) -> Path:
+        written = json.loads((ROOT / "panels" / "sokoban-tiny.json").read_text())
+        edit(written)
+        path = tmp_path / "sokoban-tiny.json"
+        path.write_text(json.dumps(written | {"digest": digest_panel(written)}))
+        return path
+
+    return write
+
+
+Change = Callable[[Callable[[dict[str, Any]], object]], Path]
+LEVEL = "sokoban-v1/6x6-1/test/{:08d}"
+
+
+def test_an_instance_that_differs_is_named(change: Change) -> None:
+    path = change(lambda written: written["tasks"][7].update(sha256="0" * 64))
+    assert verify(path, code=1).splitlines() == [f"{LEVEL.format(7)} has other content here"]
+    path = change(lambda written: written["tasks"].pop(9))
+    assert verify(path, code=1).splitlines() == [f"{LEVEL.format(9)} is not in the file"]
+    path = change(lambda written: [written["tasks"][place].update(sha256="0" * 64) for place in range(20)])
+    assert all(LEVEL.format(place) in verify(path, code=1) for place in range(20))
+
+
+def test_an_edited_manifest_is_refused(change: Change, tmp_path: Path) -> None:
+    path = change(lambda written: None)
+    text = path.read_text()
+    verify(path)
+    for old, new, word in (
+        ('"samples": 4', '"samples": 5', "changed after it was written"),
+        (text[-1000:], "", "is not a panel"),
+        ('"temperature": 1.0', '"temperature": 1e400', "is not a panel"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        with pytest.raises(SpearError, match=word):
+            read_panel(path)
+    with pytest.raises(SpearError, match="stands twice"):
+        read_panel(change(lambda written: written["tasks"].append(written["tasks"][3])))
+    with pytest.raises(SpearError, match="temperature is"):
+        read_panel(change(lambda written: written["protocol"].update(temperature=0.4)))
+
+
+def test_other_places_and_copies_are_named(change: Change) -> None:
+    def swap(written: dict[str, Any]) -> None:
+        tasks = written["tasks"]
+        tasks[3], tasks[5] = tasks[5], tasks[3]
+
+    lines = verify(change(swap), code=1).splitlines()
+    assert lines == [f"{LEVEL.format(place)} has another place or id here" for place in (5, 3)]
+    path = change(lambda written: written["tasks"].append({**written["tasks"][3], "id": "copy"}))
+    assert verify(path, code=1).splitlines() == ["copy is missing here"]
+
+
+def test_one_missing_game_is_the_only_one_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    games = tmp_path / "valid_unseen"
+    shutil.copytree(data / "alfworld" / "alfworld_2.1.2" / "valid_unseen", games)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    path = ROOT / "panels" / "alfworld-unseen.json"
+    missing = json.loads(path.read_text())["tasks"][49]["source"]
+    shutil.rmtree((games / missing).parent)
+    first, *lines = verify(path, code=1).splitlines()
+    assert first.startswith("fingerprint is")
+    assert lines == [f"alfworld/official/valid_unseen/00049 ({missing}) is missing here"]
 
 
 def test_the_page_checks_games_without_our_code(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +136,10 @@ def test_the_page_checks_games_without_our_code(data: Path, tmp_path: Path, monk
     (tmp_path / "json_2.1.2").symlink_to(data / "alfworld" / "alfworld_2.1.2")
     monkeypatch.chdir(tmp_path)
     exec(found[1], {})
+    (tmp_path / "json_2.1.2").rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        exec(found[1], {})
+    (tmp_path / "elsewhere").rename(tmp_path / "json_2.1.2")
     (tmp_path / "json_2.1.2").unlink()
     games = tmp_path / "json_2.1.2" / "valid_unseen"
     shutil.copytree(data / "alfworld" / "alfworld_2.1.2" / "valid_unseen", games)

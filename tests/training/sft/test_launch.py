@@ -88,6 +88,9 @@ def test_data_is_a_file_or_the_name_of_what_was_fetched(
     [
         ("optim.lrr=1", "did you mean optim.lr?"),
         ("optim.lr=fast", "optim.lr must be a number, not 'fast'"),
+        ("optim.lr=.nan", "optim.lr=nan must be a finite number"),
+        ("optim.lr=${oc.env:HOME}", "is not resolved"),
+        ("trainer.balance_batch=maybe", "trainer.balance_batch must be true or false, not 'maybe'"),
         ("optim=3", "optim must be a mapping of settings, not 3"),
         ("data.train_batch_size=[1", "cannot be read as YAML"),
         ("xyzzy=1", "'xyzzy' is not a key of the configuration; sft_trainer_engine.yaml in .* lists all keys"),

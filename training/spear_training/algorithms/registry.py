@@ -70,7 +70,10 @@ class Registry(Generic[F]):
         raise SettingsError(f"{self.setting} cannot be {name!r}; {hint}A function of yours is package.module:function")
 
     def check(self, name: str, *arguments: Any, options: Mapping[str, Any] = NO_OPTIONS, **keywords: Any) -> None:
-        """Raise SettingsError unless the function ``name`` takes these arguments and names each of the ``options``."""
+        """Raise SettingsError unless the function ``name`` takes these arguments and names each of the ``options``.
+
+        One whose default is a number takes a number.
+        """
         if name in self.own and not options:
             return
         signature = inspect.signature(self.find(name))
@@ -83,6 +86,8 @@ class Registry(Generic[F]):
                 raise SettingsError(
                     f"{self.setting}={name} has no option {key!r}; it has {', '.join(own) or 'none that it names'}"
                 )
+            if _is_number(signature.parameters[key].default) and not _is_number(options[key]):
+                raise SettingsError(f"{self.setting}={name}: its option {key} must be a number, not {options[key]!r}")
         try:
             signature.bind(*arguments, **keywords, **options)
         except TypeError as error:
@@ -115,6 +120,10 @@ class Registry(Generic[F]):
             hint = f"; did you mean {near[0]}?" if near else ""
             raise SettingsError(f"{self.setting}={name}: {path} has no function {attribute!r}{hint}")
         return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _describe(error: Exception) -> str:

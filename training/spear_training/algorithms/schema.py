@@ -16,6 +16,8 @@ R = TypeVar("R", bound="Record")
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 """Configuration of every record's dataclass."""
+SCHEDULES = ("gamma", "mu")
+"""Texts for which YAML's ``null`` means the schedule ``none``; of any other text it is a mistake."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -66,10 +68,16 @@ class Record:
         is_word = isinstance(value, (bool, str))
         if (kind is bool and not is_word) or (kind in (int, float) and is_word):
             raise ValueError(f"must be {_KINDS[kind]}")
-        if get_origin(kind) is tuple and not isinstance(value, (list, tuple)):
-            raise ValueError("must be a list")
-        if kind is str and value is None and cls.__pydantic_fields__[str(info.field_name)].annotation is str:  # type: ignore[attr-defined]
-            return "none"  # YAML's `null` as a schedule
+        if get_origin(kind) is tuple:
+            if not isinstance(value, (list, tuple)):
+                raise ValueError("must be a list")
+            inner = get_args(kind)[0]
+            if inner in (int, float) and any(isinstance(one, bool) for one in value):  # YAML 1.1 reads 1e-3 as a text
+                raise ValueError(f"must be a list, each {_KINDS[inner]}")
+        if isinstance(value, bool) and float in get_args(kind):
+            raise ValueError("must be a number or a text")
+        if kind is str and value is None and info.field_name in SCHEDULES:
+            return "none"
         if isinstance(kind, type) and issubclass(kind, Enum):
             # YAML reads a bare `off` as false, and `null` may mean none.
             word = "off" if value is False else "none" if value is None else value

@@ -60,6 +60,7 @@ class SilSettings(Record, path="sil"):
 
     def check(self) -> None:
         GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, options=self.gamma_options)
+        _check_first(GAMMA, self.gamma, self.warmup_steps, self.gamma_options)
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """Return the gamma at global step ``t`` from 1 (``eq:gamma``), by the last step's metrics; 0 without
@@ -97,6 +98,7 @@ class RewardSettings(Record, path="reward"):
 
     def check(self) -> None:
         MU.check(self.mu, 1, self.decay_steps, NO_METRICS, options=self.mu_options)
+        _check_first(MU, self.mu, self.decay_steps, self.mu_options)
         if self.success <= self.failure:
             raise SettingsError(f"reward.success ({self.success}) must exceed reward.failure ({self.failure})")
 
@@ -343,6 +345,12 @@ def _weigh(
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")
     return float(value)
+
+
+def _check_first(registry: Registry[Any], name: str, steps: int, options: Mapping[str, Any]) -> None:
+    """Raise SettingsError unless our own schedule ``name`` has a weight at the first step; a user's is called later."""
+    if name in registry.names:
+        _weigh(registry, name, 1, steps, NO_METRICS, options)
 
 
 def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:

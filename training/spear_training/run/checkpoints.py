@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import SafetensorError
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import (
     MANIFEST,
     check_manifest,
     draft_file,
+    explain_unwritable,
     put_folder,
     read_manifest,
     write_json,
@@ -72,14 +73,22 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
     An earlier file stays unchanged if this raises SpearError, as for a full disk.
     """
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     plain = _take_tensors(state, tensors)
     with draft_file(folder / TENSORS) as draft:
-        save_file(tensors, draft)
+        write_tensors(draft, tensors)
     write_text(folder / STATE, json.dumps(plain))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors in safetensors. Raises SpearError if they cannot be written, as for a full disk."""
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, {"format": "pt"})
+    except SafetensorError as error:  # also for those of the operating system
+        raise SpearError(f"{path.parent} cannot be written ({first_line(error)}): free the disk") from error
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -281,7 +290,7 @@ _ADVICE = "remove this checkpoint to resume from the previous one, or name anoth
 def keep_best(folder: Path, metric: str, value: float) -> bool:
     """Keep the checkpoint ``folder`` as the best one if its ``value`` is above the present best's.
 
-    Files are linked, not copied, if the file system supports it.
+    Files are linked, not copied, if the file system supports it. Raises SpearError if they cannot be.
     """
     best = folder.parent / BEST
     known = read_best(folder.parent)
@@ -289,10 +298,14 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
         return False
     draft = folder.parent / f".{BEST}.tmp"
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(folder, draft, copy_function=_link)
-    write_json(draft / "best.json", {"step": int(folder.name.rpartition("_")[2]), "metric": metric, "value": value})
-    shutil.rmtree(best, ignore_errors=True)
-    put_folder(draft, best)
+    try:
+        shutil.copytree(folder, draft, copy_function=_link)
+        write_json(draft / "best.json", {"step": int(folder.name.rpartition("_")[2]), "metric": metric, "value": value})
+        shutil.rmtree(best, ignore_errors=True)
+        put_folder(draft, best)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise explain_unwritable(best, error) from error
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import yaml
 
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.files import read_yaml_text
+from spear_envs.data.files import read_yaml_text, require_few_values
 from spear_training.algorithms.schema import Record, suggest_key
 from spear_training.run.config import RunConfig, flatten
 
@@ -48,7 +49,10 @@ _MISREAD = (ValueError, RecursionError, KeyError, TypeError, AttributeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the scalars of version 1.2: 1e-6 is a number, and ``off``, ``1_000`` and ``1:30`` are texts."""
+    """YAML with the scalars of version 1.2: 1e-6 is a number, and ``off``, ``1_000`` and ``1:30`` are texts.
+
+    So is ``010``, which is eight in version 1.1 and ten in 1.2.
+    """
 
     yaml_implicit_resolvers: ClassVar[Any] = {}  # type: ignore[misc]
 
@@ -64,7 +68,11 @@ for _tag, _form, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", None),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        None,
+    ),
 ):
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_form})$"), _first or list("-+.0123456789")
@@ -131,25 +139,32 @@ def compose(words: Sequence[str]) -> Request:
         above += _read_choice(*one, of_preset) if isinstance(one, tuple) else [one]
     merged = _lay(_merge(*layers), _merge(*above))
     merged = _lay(_lay(merged, _reduce(chosen, merged)), _merge(*given))
-    _check_plain(merged)
+    check_plain(merged)
     own = frozenset(key for one in (*files, *given) for key, _ in flatten(one))
     return Request(RunConfig.from_mapping(merged), chosen, own)
 
 
-def _check_plain(value: Any, key: str = "", depth: int = 0) -> None:
-    """Raise SpearError for values that a configuration cannot hold: deep ones, dates and bytes, references."""
+def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
+    """Raise SpearError for values that a configuration cannot hold: deep ones, dates, bytes, references, not a number.
+
+    A run with NaN could not be resumed: it differs from itself.
+    """
     if depth > DEEPEST:
         raise SpearError(f"{key[:60]}... is nested more than {DEEPEST} times")
     if isinstance(value, str) and "${" in value:
         raise SpearError(f"{key}={value!r}: a reference ${{...}} is not resolved, write the value")
+    if isinstance(value, str) and ("\0" in value or value != value.encode("utf-8", "replace").decode("utf-8")):
+        raise SpearError(f"{key}={value!r} must be a text of UTF-8 without the character 0")
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _check_plain(inner, f"{key}.{name}" if key else str(name), depth + 1)
+            check_plain(inner, f"{key}.{name}" if key else str(name), depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            _check_plain(inner, key, depth + 1)
+            check_plain(inner, key, depth + 1)
     elif value is not None and not isinstance(value, bool | int | float | str):
         raise SpearError(f"{key}={value!r} must be a number, a text, true, false, null, a list or a mapping")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SpearError(f"{key}={value!r} must be a finite number")
 
 
 def _lay(below: Values, above: Values) -> Values:
@@ -266,6 +281,7 @@ def read_value(word: str) -> Any:
     if text.startswith("~/"):
         text = f"{Path.home()}{text[1:]}"
     try:
+        require_few_values(text)
         return _read_yaml(text)
     except (yaml.YAMLError, *_MISREAD) as error:
         raise SpearError(f"{word!r} cannot be read as YAML: {first_line(error)}") from error

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from spear_agents.engines.vision import has_vision
-from spear_agents.engines.vllm_options import VLLMOptions, check_cpu_heads
+from spear_agents.engines.vllm_options import VLLMOptions, check_cpu_heads, read_text_config
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.doctor import Finding, Verdict
-from spear_training.run.config import AUTO, ModelSettings, RolloutEngine, RolloutSettings
+from spear_training.run.config import AUTO, LOGGERS, LogSettings, ModelSettings, RolloutEngine, RolloutSettings
 
 FLASH = "flash_attention_2"
 SDPA = "sdpa"
@@ -164,17 +164,32 @@ def check_rollouts(rollout: RolloutSettings, model: Path) -> None:
     kinds: dict[str, Any] = {"tensor_parallel": rollout.tensor_parallel, "kv_cache_gib": rollout.kv_cache_gib}
     VLLMOptions(dtype=rollout.dtype.value, **kinds)
     if model.is_dir():  # one that a training makes for itself has what vLLM needs
-        _check_model(model, rollout.max_prompt_length + rollout.max_response_length)
+        if has_vision(str(model)):
+            raise SpearError(
+                f"rollout.engine=vllm_cpu is for text models, and {model} reads pictures: take transformers"
+            )
+        check_cpu_heads(model)
 
 
-def _check_model(path: Path, longest: int) -> None:
-    if has_vision(str(path)):
-        raise SpearError(f"rollout.engine=vllm_cpu is for text models, and {path} reads pictures: take transformers")
-    check_cpu_heads(path)
-    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    limit = config.get("max_position_embeddings")
-    if limit is not None and longest > limit:
-        raise SpearError(f"a row may have {longest} tokens (prompt and response), and {path} takes {limit}")
+def check_lengths(model: Path, longest: int) -> None:
+    """Raise SpearError if rows of ``longest`` tokens do not fit the context of the model in a folder.
+
+    Engines on a CPU refuse such a prompt only when the first one comes, maybe hours after the start.
+    """
+    limit = read_text_config(model).get("max_position_embeddings") if model.is_dir() else None
+    if isinstance(limit, int) and longest > limit:
+        raise SpearError(
+            f"a row may have {longest} tokens (rollout.max_prompt_length and rollout.max_response_length), and {model}"
+            f" takes {limit}"
+        )
+
+
+def require_loggers(log: LogSettings) -> None:
+    """Raise SpearError if a logger's package is not installed here."""
+    for name in log.to:
+        module = LOGGERS[name]
+        if module is not None and find_spec(module) is None:
+            raise SpearError(f"log.to={name} needs the package {module}: install it, or take console and file")
 
 
 def require_engine(engine: RolloutEngine) -> None:

@@ -382,6 +382,14 @@ class ClusterSettings(Record, path="cluster"):
             raise SettingsError("cluster.shard_size must be -1 (all GPUs) or a whole number from 1, not 0")
 
 
+LOGGERS = {
+    **{"console": None, "file": None, "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"},
+    **{"swanlab": "swanlab", "clearml": "clearml", "trackio": "trackio", "rl_insight": "rl_insight"},
+    "vemlp_wandb": "volcengine_ml_platform",
+}
+"""verl's loggers, and the module that each needs."""
+
+
 @dataclass(frozen=True, config=STRICT)
 class LogSettings(Record, path="log"):
     """Where metrics go."""
@@ -392,6 +400,10 @@ class LogSettings(Record, path="log"):
     """Project of a logging service."""
     run: str = "run"
     """Name of the run there."""
+
+    def check(self) -> None:
+        if unknown := next((name for name in self.to if name not in LOGGERS), None):
+            raise SettingsError(f"log.to={unknown!r} is not a logger: take some of {', '.join(LOGGERS)}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -436,8 +448,8 @@ class RunConfig(Record):
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     log: LogSettings = field(default_factory=LogSettings)
     record: RecordSettings = field(default_factory=RecordSettings)
-    seed: int = number(0, at_least=0)
-    """Seed of everything random."""
+    seed: int = number(0, at_least=0, at_most=2**63 - 1)
+    """Seed of everything random."""  # torch takes 64 bits with a sign
     deterministic: bool = True
     """Whether requests are batched in a canonical order, so that the same seed gives the same run on a CPU."""
     verl: Mapping[str, Any] = Field(default_factory=dict)

@@ -36,6 +36,7 @@ from spear_training.run.checkpoints import (
 from spear_training.run.compose import Request, read_config
 from spear_training.run.computing import (
     TINY,
+    check_lengths,
     check_rollouts,
     check_sequence_parallel,
     choose_attention,
@@ -43,6 +44,7 @@ from spear_training.run.computing import (
     measure_weights,
     read_threads,
     require_engine,
+    require_loggers,
 )
 from spear_training.run.config import AUTO, LEVELS, Resume, RolloutEngine, RolloutType, RunConfig, flatten
 from spear_training.run.custom_reward import load_custom_reward
@@ -104,6 +106,7 @@ def prepare_training(request: Request, out: Path, console: Console | None = None
     """
     config, given = request.config, request.given
     config.check_together()
+    require_loggers(config.log)
     if config.checkpoint.store is not None:  # before a model is fetched
         store = CheckpointStore(config.checkpoint.store)
         store.check()
@@ -256,6 +259,8 @@ def check_training(config: RunConfig) -> EnvironmentFacts:
     Raises SpearError if a setting is not supported by this model or environment, or the environment cannot be made.
     """
     check_rollouts(config.rollout, Path(str(config.model.path)))
+    if config.on_cpu and not config.model.is_made:
+        check_lengths(Path(str(config.model.path)), config.longest_row)
     check_taken_keywords(config.model.chat_options)
     branches = config.branch.share > 0
     # Before the model, which may come from the hub: missing data is found in seconds, without a network.

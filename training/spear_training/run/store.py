@@ -23,7 +23,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from safetensors import SafetensorError, safe_open
 
 from spear_agents.evaluation.records import METRICS_FOLDER
@@ -43,6 +42,7 @@ from spear_training.run.checkpoints import (
     repair_tracker,
     write_tracker,
 )
+from spear_training.run.compose import read_config
 
 _log = logging.getLogger(__name__)
 EXTRA = "pip install 'spear-training[store]'"
@@ -376,7 +376,7 @@ def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool =
             shutil.copytree(whole, draft, dirs_exist_ok=True)
         else:
             _join_shards(source / "actor", draft)
-        parameters, dtypes = _measure_weights(draft)
+        parameters, dtypes = _measure_weights(draft, source)
         dtype = _find_played_type(run) or (_TYPES.get(dtypes[0]) if len(dtypes) == 1 else None)
         if dtype is not None:
             name_dtype(draft, dtype)
@@ -401,8 +401,8 @@ def _find_played_type(run: Path) -> str | None:
     rollout has seen: after 20 steps of one training it won 2 of 48 games so, and 9 as it had been rolled out.
     """
     try:
-        found = yaml.safe_load((run / CONFIG).read_text("utf-8"))["rollout"]["dtype"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # of another version
+        found = read_config(run / CONFIG)["rollout"]["dtype"]
+    except (SpearError, KeyError, TypeError):  # of another version
         return None
     return found if found in _TYPES.values() else None
 
@@ -438,11 +438,14 @@ def _join_shards(actor: Path, out: Path) -> None:
             shutil.copyfile(file, out / file.name)
 
 
-def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
-    """Return the parameters and types of weights, from the headers of the files."""
+def _measure_weights(folder: Path, source: Path) -> tuple[int, tuple[str, ...]]:
+    """Return the parameters and types of weights, from the headers of the files.
+
+    Raises SpearError, which names ``source``, if weights or ``config.json`` are missing or cannot be read.
+    """
     files = sorted(folder.glob(WEIGHTS))
     if not files or not (folder / "config.json").is_file():
-        raise SpearError(f"{folder} lacks weights in safetensors or config.json: the checkpoint is not a policy")
+        raise SpearError(f"{source} lacks weights in safetensors or config.json: the checkpoint is not a policy")
     count, dtypes = 0, set()
     try:
         for file in files:
@@ -451,7 +454,8 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
                     part = weights.get_slice(name)
                     count += math.prod(part.get_shape())
                     dtypes.add(str(part.get_dtype()))
-        json.loads((folder / "config.json").read_text("utf-8"))
+        if not isinstance(json.loads((folder / "config.json").read_text("utf-8")), dict):
+            raise ValueError("config.json is not an object")
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
+        raise SpearError(f"the policy in {source} cannot be read: {first_line(error)}") from error
     return count, tuple(sorted(dtypes))

@@ -62,7 +62,7 @@ REFUSED = {
     "reward.* reward_model.* custom_reward_function.*": "the environment pays: see reward, or set reward.function",
     "trainer.resume_mode trainer.resume_from_path trainer.default_local_dir": "--out names the run, and the same "
     "command resumes it: see checkpoint",
-    "trainer.rollout_data_dir trainer.validation_data_dir": "see record and validation.record",
+    "trainer.logger trainer.rollout_data_dir trainer.validation_data_dir": "see log, record and validation.record",
     "trainer.device trainer.nnodes trainer.n_gpus_per_node *.strategy": "see cluster",
     "transfer_queue.backend.SimpleStorage.total_storage_size distillation.*": "memory alone limits a step's rows",
 }
@@ -307,6 +307,10 @@ def _check_keys(given: Mapping[str, Any], known: Mapping[str, Any], *, on_cpu: b
             raise SpearError(f"verl.{key} has no effect here: {reason}")
         if on_cpu and "mixed_precision" in parts:
             raise SpearError(f"verl.{key} would differ from the rollouts: set rollout.dtype, on a CPU that of both")
+        if key == "trainer.v1.trainer_mode" and (not isinstance(value, str) or value in known["trainer.v1"]):
+            raise SpearError(
+                f"verl.{key}={value!r} would train without SPEAR: leave it out, or name a trainer of yours"
+            )
         before = known.get(key)
         fits = isinstance(value, bool) if isinstance(before, bool) else isinstance(value, int | float) or value is None
         if parts[-1] == "_target_" or (isinstance(before, bool | int | float) and not fits):

@@ -154,17 +154,18 @@ def run_training(words: Sequence[str], out: Path, console: Console) -> None:
 def _run_training(request: Request, words: Sequence[str], out: Path, console: Console) -> None:
     training = prepare_training(request, out, console)
     config, total = training.config, training.config.train.steps
+    start = choose_warm_start(config) if config.model.is_made else None
     checkpoint = prepare_run(training, out, console, locked=True)
     if checkpoint is not None and checkpoint >= total:
         console.print(f"{out} has its {total} steps already")
     else:
         if checkpoint is not None:
             console.print(f"resuming {out} after step {checkpoint}")
-        if config.model.is_made:
+        if start is not None:
             show_cuts(words, console)
             own = (out / POLICY).resolve()
             if own == Path(str(config.model.path)) and not (own / "config.json").is_file():
-                make_policy(choose_warm_start(config), out / POLICY, console)
+                make_policy(start, out / POLICY, console)
                 inputs = describe_inputs(config, training.environment, changeable=CHANGEABLE)
                 write_json(out / TASKS_FILE, inputs)
         threads = count_threads(measure_weights(Path(str(config.model.path))), config.ranks)

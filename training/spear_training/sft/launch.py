@@ -28,7 +28,7 @@ from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console, Progress, RowsColumn
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.run.checkpoints import compare_configs
-from spear_training.run.compose import read_value
+from spear_training.run.compose import check_plain, read_value
 from spear_training.run.computing import check_exchange, choose_attention, choose_dtype, count_threads, measure_weights
 from spear_training.run.config import AUTO, flatten
 from spear_training.run.launch import CONFIG_FILE, find_checkpoint, read_folder
@@ -185,10 +185,13 @@ def _override(config: DictConfig, word: str) -> None:
         hint = f"did you mean {near[0]}?" if near else f"{KEYS} lists all keys"
         raise SpearError(f"{key!r} is not a key of the configuration; {hint}")
     before, value = known.get(key), read_value(word)
+    check_plain(value, key)
     if isinstance(before, dict) and before and not isinstance(value, dict):
         raise SpearError(f"{key} must be a mapping of settings, not {value!r}")
     if type(before) in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise SpearError(f"{key} must be a number, not {value!r}")
+    if isinstance(before, bool) and not isinstance(value, bool):
+        raise SpearError(f"{key} must be true or false, not {value!r}")
     OmegaConf.update(config, key, value)
 
 

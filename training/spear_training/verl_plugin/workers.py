@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch.distributed.tensor import DTensor, distribute_tensor
 from verl.models.transformers import monkey_patch
@@ -27,6 +26,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from spear_envs.core.errors import SpearError
+from spear_training.run.checkpoints import write_tensors
 from spear_training.run.computing import SDPA, check_exchange
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.queue import ReadsPictures
@@ -77,9 +77,9 @@ class MergesAdapter:
         if self.rank == 0:
             for file in folder.glob("*.safetensors*"):
                 file.unlink()
-            save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
+            write_tensors(folder / "model.safetensors", merged)
             self.module.peft_config["default"].save_pretrained(folder / ADAPTER)
-            save_file(adapter, folder / ADAPTER / "adapter_model.safetensors", metadata={"format": "pt"})
+            write_tensors(folder / ADAPTER / "adapter_model.safetensors", adapter)
         torch.distributed.barrier()
 
 

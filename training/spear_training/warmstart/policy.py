@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as checked
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from spear_agents.comparison.statistics import Part
-from spear_agents.engines.hf import quiet_transformers
+from spear_agents.engines.hf import quiet_transformers, save_weights
 from spear_agents.evaluation.run import choose_template, run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Layout
@@ -227,7 +227,7 @@ def _train_to_target(
         losses += fit(model, ids, labels, plan, lambda done, total: observe("training steps", done, total), names)
         train_s += time.process_time() - begun
         with quiet_transformers():
-            model.save_pretrained(draft)
+            save_weights(model, draft)
         if not settings.panel_tasks:
             break
         valid = _measure(settings, draft, observe)

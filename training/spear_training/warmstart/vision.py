@@ -23,11 +23,12 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from spear_agents.engines.hf import quiet_transformers
+from spear_agents.engines.hf import quiet_transformers, save_weights
 from spear_agents.engines.vision import ImageReader, read_rows
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
+from spear_envs.data.files import draft_folder
 from spear_training.algorithms.schema import STRICT, Record, SettingsError, number
 from spear_training.warmstart.policy import IGNORED
 from spear_training.warmstart.rows import ExpertRow, collect_expert_rows
@@ -104,14 +105,15 @@ def make_tiny_vision_policy(
     tokenizer = make_bpe_tokenizer(
         (text for row in rows for text in (*row.prompts, *row.responses)), settings.vocabulary
     )
-    tokenizer.save_pretrained(out)
-    Qwen2VLImageProcessorPil().save_pretrained(out)
     model = make_vision_model(settings, tokenizer)
-    with quiet_transformers():
-        model.save_pretrained(out)
-    losses = _fit(model, tokenizer, ImageReader(out), rows, settings, observe)
-    with quiet_transformers():
-        model.save_pretrained(out)
+    with draft_folder(out) as draft:  # a training that is resumed takes what has the name for a whole policy
+        tokenizer.save_pretrained(draft)
+        Qwen2VLImageProcessorPil().save_pretrained(draft)
+        with quiet_transformers():
+            save_weights(model, draft)  # the reader of pictures asks for its configuration
+        losses = _fit(model, tokenizer, ImageReader(draft), rows, settings, observe)
+        with quiet_transformers():
+            save_weights(model, draft)
     return losses
 
 

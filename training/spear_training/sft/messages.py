@@ -29,7 +29,6 @@ _EXAMPLE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistan
 _QUESTION = "*user question:*"
 """Text before the problem in a prompt of ReTool-SFT."""
 _CALL_TAGS = ("<code>", "</code>", "<interpreter>", "</interpreter>")
-_ANSWER = re.compile(r"(.*?)<answer>(.*?)</answer>\s*", re.DOTALL)
 _FENCE = re.compile(r"```python(.*?)```", re.DOTALL)
 
 
@@ -68,8 +67,7 @@ def unfold_solution(record: Mapping[str, Any]) -> Mapping[str, Any]:
         return record
     problem = asked.partition(_QUESTION)[2].replace("<answer>", "").replace("</answer>", "").strip()
     unfolded: list[dict[str, Any]] = [{"role": "user", "content": problem}]
-    at = 0
-    while len(parts := _split_call(said[at:])) > len(_CALL_TAGS):
+    while len(parts := _split_call(said)) > len(_CALL_TAGS):
         text, code, between, output, rest = parts
         if "<code>" in between:
             break
@@ -79,12 +77,12 @@ def unfold_solution(record: Mapping[str, Any]) -> Mapping[str, Any]:
             {"role": "assistant", "content": text.strip(), "tool_calls": [{"type": "function", "function": call}]}
         )
         unfolded.append({"role": "tool", "content": output.strip()})
-        at = len(said) - len(rest)
-    answer = _ANSWER.fullmatch(said, at)
-    if answer is None or "<code>" in answer[1]:
-        rest = " ".join(said[at:].split())[:60]
-        raise SpearError(f"its prompt is ReTool's, but {rest!r} is neither <code> with its output nor an <answer>")
-    unfolded.append({"role": "assistant", "content": (answer[1] + answer[2]).strip()})
+        said = rest
+    text, _, answer = said.rstrip().partition("<answer>")
+    if not answer.endswith("</answer>") or "<code>" in text:
+        shown = " ".join(said.split())[:60]
+        raise SpearError(f"its prompt is ReTool's, but {shown!r} is neither <code> with its output nor an <answer>")
+    unfolded.append({"role": "assistant", "content": (text + answer.removesuffix("</answer>")).strip()})
     return {**record, "messages": unfolded, "tools": [TOOLS[0].schema()]}
 
 

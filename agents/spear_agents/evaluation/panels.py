@@ -286,6 +286,8 @@ def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any
             raise ValueError(f"the id {twice!r} stands twice")
         if written["digest"] != digest_panel(written):
             raise SpearError(f"{path} was changed after it was written: its digest does not match. Fetch it again.")
+        if not trust:
+            require_harmless(panel.env_id, {**panel.env_kwargs, "split": panel.split}, str(path))
         if (own := OFFICIAL.get(panel.name, panel)) != panel:
             facts, wanted = ({**asdict(one), **asdict(one.protocol)} for one in (panel, own))
             key = next(key for key, value in facts.items() if value != wanted[key] and key != "protocol")
@@ -293,8 +295,6 @@ def read_panel(path: Path, *, trust: bool = False) -> tuple[Panel, dict[str, Any
                 f"{path} bears the name of the official panel {panel.name}, whose {key} is {wanted[key]!r}, not"
                 f" {facts[key]!r}: give it another name"
             )
-        if not trust:
-            require_harmless(panel.env_id, {**panel.env_kwargs, "split": panel.split}, str(path))
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}") from error
     except SpearError as error:

@@ -40,13 +40,14 @@ def test_a_plan_on_eight_gpus() -> None:
 
 @pytest.mark.parametrize("cluster", ["cpu", "cpu_vllm"])
 def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> None:
+    words = ("preset=alfworld_smollm2", "model.path=smollm2-135m", f"cluster={cluster}", "--device-memory", "16")
     given = () if cluster == "cpu" else ("rollout.kv_cache_gib=1.5",)
-    made = ask("preset=alfworld_smollm2", "model.path=smollm2-135m", f"cluster={cluster}", *given)
+    made = ask(*words, *given)
     update, rollout = made["update"], made["rollout"]
     assert "key-value cache" not in update and rollout["key-value cache"] > 0
     if given:
         assert rollout["key-value cache"] == 1.5 * GIB
-        free = ask("preset=alfworld_smollm2", "model.path=smollm2-135m", f"cluster={cluster}")
+        free = ask(*words)
         cache = free["rollout"]["key-value cache"]
         assert cache >= GIB and cache != 1.5 * GIB
     assert update.keys() & rollout.keys() >= {"engine's weights", "processes"}

@@ -120,7 +120,7 @@ def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkey
     state.save(tmp_path, {})
     before = (tmp_path / TENSORS).read_bytes()
 
-    def break_off(value: Any, path: Path) -> None:
+    def break_off(value: Any, path: Path, about: Any) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

@@ -329,8 +329,8 @@ def read_settings(out: Path) -> dict[str, Any]:
         return found
     except (OSError, ValueError, RecursionError, TypeError) as error:
         if not path.exists():
-            found = "does not exist" if not out.is_dir() else f"does not contain {SETTINGS}"
-            raise SpearError(f"{out} {found}: give a folder of `spear eval --out`") from error
+            fault = "does not exist" if not out.is_dir() else f"does not contain {SETTINGS}"
+            raise SpearError(f"{out} {fault}: give a folder of `spear eval --out`") from error
         raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
 
 

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from spear_envs import __version__
 from spear_envs.completion import ENV, register_shells
-from spear_envs.core.errors import describe_error, suggest_name
+from spear_envs.core.errors import describe_error, refuse_constant, suggest_name
 from spear_sandbox.console import DEBUG, explain_missing, run_command
 
 COMMAND_GROUP = "spear.commands"
@@ -240,11 +240,6 @@ def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             keywords[key] = value
     return keywords
-
-
-def refuse_constant(word: str) -> NoReturn:
-    """Raise ValueError for NaN and Infinity, which JSON does not have: a record with NaN never equals itself."""
-    raise ValueError(f"{word} is not JSON")
 
 
 def import_modules(modules: tuple[str, ...]) -> None:

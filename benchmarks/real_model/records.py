@@ -217,14 +217,14 @@ def read_records(plan: Plan, folder: Path = RECORDS) -> dict[str, Record]:
         SpearError: one was edited, is of another plan or run, lacks a game of a panel, or two are of one model.
     """
     records = {path.stem: read_record(path) for path in sorted(folder.glob("*.json"))}
-    runs = plan.find_runs()
+    runs, manifests = plan.find_runs(), _read_manifests(plan)
     for name, record in records.items():
         if runs.get(name) != (record.arm, record.seed) or (record.run, record.plan) != (name, plan.digest):
             raise SpearError(
                 f"{folder / name}.json is of run {record.run!r}, arm {record.arm!r}, seed {record.seed!r} and plan"
                 f" {record.plan!s:.12}: the plan {plan.digest:.12} has no such run of this name."
             )
-        if fault := _find_fault(plan, record):
+        if fault := _find_fault(manifests, record):
             raise SpearError(f"{folder / name}.json {fault}: it is not a run of this plan.")
     models = Counter(record.model_digest for record in records.values())
     twice = [name for name, record in records.items() if models[record.model_digest] > 1]
@@ -235,16 +235,22 @@ def read_records(plan: Plan, folder: Path = RECORDS) -> dict[str, Record]:
     return records
 
 
-def _find_fault(plan: Plan, record: Record) -> str | None:
+def _read_manifests(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Read what ``panels/`` says of each panel of the plan."""
+    options = {name: panel["options"] for name, panel in plan.panels.items()}
+    return {
+        name: read_panel(PANELS / f"{words[words.index('--panel') + 1]}.json")[1] for name, words in options.items()
+    }
+
+
+def _find_fault(manifests: Mapping[str, Mapping[str, Any]], record: Record) -> str | None:
     """Return what a record lacks or has too much; None for a whole one."""
     if record.steps.keys() != (set() if record.arm == COLD else METRICS.keys()):
         return f"has the metrics {', '.join(record.steps) or 'of no step'}"
-    if record.evaluations.keys() != plan.panels.keys():
-        return f"has the panels {', '.join(record.evaluations)} instead of {', '.join(plan.panels)}"
+    if record.evaluations.keys() != manifests.keys():
+        return f"has the panels {', '.join(record.evaluations)} instead of {', '.join(manifests)}"
     for name, found in record.evaluations.items():
-        options = plan.panels[name]["options"]
-        panel = options[options.index("--panel") + 1]
-        _, written = read_panel(PANELS / f"{panel}.json")
+        written, panel = manifests[name], manifests[name]["name"]
         if found.panel.partition(" with ")[0] != panel or found.fingerprint != written["fingerprint"]:
             return f"was played on the panel {found.panel!r} where the plan has {panel}"
         if list(found.games) != [task["id"] for task in written["tasks"]]:

@@ -7,7 +7,7 @@ import operator
 import traceback
 from collections.abc import Iterable
 from enum import Enum
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from spear_sandbox.errors import SpearError, explain_invalid, suggest_name
 
@@ -107,6 +107,14 @@ def refuse_unknown(cls: type, keywords: Iterable[str]) -> None:
         if name not in known:
             has = ", ".join(known)
             raise SpearError(f"{cls.__name__} has no keyword {name!r}.{suggest_name(name, known)} It has {has}.")
+
+
+def refuse_constant(word: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which JSON does not have: a ``parse_constant`` of Python's reader.
+
+    A record with NaN would never equal itself.
+    """
+    raise ValueError(f"{word} is not a JSON number")
 
 
 class EnvFault(SpearError):

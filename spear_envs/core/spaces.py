@@ -14,6 +14,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import create_shared_memory
 
+from spear_envs.core.parsing import mend_text
 from spear_envs.core.rewards import RewardTerms
 
 if TYPE_CHECKING:
@@ -179,6 +180,5 @@ def draw_text(heading: str, text: str) -> np.ndarray:
     pen = ImageDraw.Draw(picture)
     for place, row in enumerate([heading[:COLUMNS], *rows]):
         # A policy may have written lone surrogates, which the font lacks.
-        shown = row.encode("utf-8", "replace").decode()
-        pen.text((MARGIN, MARGIN // 2 + place * ROW_HEIGHT), shown, FAINT if place == 0 else INK, _load_font())
+        pen.text((MARGIN, MARGIN // 2 + place * ROW_HEIGHT), mend_text(row), FAINT if place == 0 else INK, _load_font())
     return np.asarray(picture)

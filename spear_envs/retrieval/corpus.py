@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from enum import Enum
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.core.errors import SpearError, name_error
+from spear_envs.core.errors import SpearError, name_error, refuse_constant
 from spear_envs.data.files import MANIFEST, check_manifest, put_file, read_manifest, write_manifest
 
 FORMAT = "spear-corpus-lines-1"
@@ -204,11 +204,7 @@ def _read_id(line: bytes, number: int, name: str) -> str:
     )
 
 
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def _refuse_duplicates(file: BinaryIO, name: str, offsets: Sequence[int], hashes: array[int]) -> None:

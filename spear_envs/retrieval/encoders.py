@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.core.parsing import mend_text
 from spear_envs.data.files import digest_file
 from spear_envs.retrieval.corpus import digest_plain
 
@@ -236,7 +237,7 @@ class Encoder(ABC):
     def _prepare(self, prefix: str, texts: Sequence[str]) -> list[str]:
         limit = self.spec.max_length * CHARACTERS_PER_TOKEN
         # Tokenizers do not accept lone surrogates, which JSON can contain.
-        return [prefix + text.strip()[:limit].encode("utf-8", "replace").decode("utf-8") for text in texts]
+        return [prefix + mend_text(text.strip()[:limit]) for text in texts]
 
     @abstractmethod
     def _count_tokens(self, texts: list[str]) -> list[int]:

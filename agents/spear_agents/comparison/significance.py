@@ -173,7 +173,6 @@ _ROUNDING = 1e-12
 _SHOWN = 0.05
 """Least difference in points that is not shown as 0.0."""
 ALPHA = 0.05
-POWER = 0.8
 RESAMPLES = 10_000
 _SAMPLES_AT_MOST = 10_000
 """Largest denominator of a share of won samples."""
@@ -282,9 +281,14 @@ def _count_units(sizes: Sequence[float]) -> list[int] | None:
     return units if sum(units) * len(units) <= 50 * _CELLS_AT_MOST and sum(units) <= _CELLS_AT_MOST else None
 
 
+def _to_points(share: float) -> float:
+    """Return a difference of shares in points, 0.0 where only the rounding of floats makes it another number."""
+    return round(100 * share, 9) + 0.0  # -0.0 becomes 0.0
+
+
 def explain_comparison(comparison: Comparison, judgement: Judgement, before: str, after: str) -> list[str]:
     """Explain the figures in sentences."""
-    points = round(100 * comparison.difference.mean, 9) + 0.0  # -0.0 becomes 0.0
+    points = _to_points(comparison.difference.mean)
     count = len(comparison.steps)
     p = f"p = {judgement.permutation_p:.2g}"
     sentences = []
@@ -467,7 +471,7 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
 
 def explain_pairs(found: CrossedComparison) -> list[str]:
     """Explain the figures of several pairs in sentences."""
-    difference, points = found.difference, round(100 * found.difference.mean, 9) + 0.0
+    difference, points = found.difference, _to_points(found.difference.mean)
     if difference.low > 0 or difference.high < 0:
         better = "The second" if points > 0 else "The first"
         text = f"{better} way of training is better by {abs(points):.1f} points, over seeds and tasks."

@@ -14,9 +14,9 @@ from spear_agents.engines.vllm_options import VLLMOptions
 from spear_agents.evaluation.baselines import Method
 from spear_agents.evaluation.settings import CONCURRENCY, EngineKind, EvalSettings
 from spear_agents.model_files import resolve_model
-from spear_envs.cli import read_keywords, refuse_constant
+from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, refuse_constant
 from spear_sandbox.console import take_options
 from spear_sandbox.options import name_option, take_values
 from spear_sandbox.terminal import Console

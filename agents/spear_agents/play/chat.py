@@ -365,9 +365,9 @@ def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
 
     Texts are mended: a policy that escapes half an emoji in a call must not end the run.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(tokenizer, ByteTokenizer):
         return lambda text: tuple(tokenizer.encode(text))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: tuple(tokenizer.encode(mend_text(text), add_special_tokens=False))
     # An earlier call may have left truncation or padding switched on in the backend.

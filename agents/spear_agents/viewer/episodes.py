@@ -86,8 +86,8 @@ def describe_episode(
 
     Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why. Of the
     evaluation's ``settings``, ``env_kwargs`` and ``split`` are used. ``open_model`` returns the decoder of the model's
-    tokens, and raises SpearError if there is none. With ``trust`` the environment that draws
-    pictures may read what the settings name, see :func:`~spear_envs.core.making.require_harmless`.
+    tokens, and raises SpearError if there is none. With ``trust`` the environment that draws pictures may read what the
+    settings name, see :func:`~spear_envs.core.making.require_harmless`.
     """
     notes: list[str] = []
     pictures = _draw(trajectory, settings, notes, trust)

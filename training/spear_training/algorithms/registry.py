@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
-from spear_training.algorithms.schema import SettingsError
+from spear_training.algorithms.schema import SettingsError, is_number
 
 F = TypeVar("F", bound=Callable[..., Any])
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -86,7 +86,7 @@ class Registry(Generic[F]):
                 raise SettingsError(
                     f"{self.setting}={name} has no option {key!r}; it has {', '.join(own) or 'none that it names'}"
                 )
-            if _is_number(signature.parameters[key].default) and not _is_number(options[key]):
+            if is_number(signature.parameters[key].default) and not is_number(options[key]):
                 raise SettingsError(f"{self.setting}={name}: its option {key} must be a number, not {options[key]!r}")
         try:
             signature.bind(*arguments, **keywords, **options)
@@ -120,10 +120,6 @@ class Registry(Generic[F]):
             hint = f"; did you mean {near[0]}?" if near else ""
             raise SettingsError(f"{self.setting}={name}: {path} has no function {attribute!r}{hint}")
         return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _describe(error: Exception) -> str:

@@ -33,6 +33,11 @@ def number(
     return Field(default=default, ge=at_least, gt=above, le=at_most, lt=below)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is an integer or a float, and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, config=STRICT)
 class Record:
     """Base of a settings node. Fields are numbers, booleans, enums, ``None`` where optional, or further records.

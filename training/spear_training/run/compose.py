@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import yaml
 
 from spear_envs.core.errors import SpearError, first_line
+from spear_envs.core.parsing import mend_text
 from spear_envs.data.files import read_yaml_text, require_few_values
 from spear_training.algorithms.schema import Record, suggest_key
 from spear_training.run.config import RunConfig, flatten
@@ -153,7 +154,7 @@ def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
         raise SpearError(f"{key[:60]}... is nested more than {DEEPEST} times")
     if isinstance(value, str) and "${" in value:
         raise SpearError(f"{key}={value!r}: a reference ${{...}} is not resolved, write the value")
-    if isinstance(value, str) and ("\0" in value or value != value.encode("utf-8", "replace").decode("utf-8")):
+    if isinstance(value, str) and ("\0" in value or value != mend_text(value)):
         raise SpearError(f"{key}={value!r} must be a text of UTF-8 without the character 0")
     if isinstance(value, Mapping):
         for name, inner in value.items():

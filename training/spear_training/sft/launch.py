@@ -26,6 +26,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import make_command
 from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console, Progress, RowsColumn
+from spear_training.algorithms.schema import is_number
 from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.run.checkpoints import compare_configs
 from spear_training.run.compose import check_plain, read_value
@@ -188,7 +189,7 @@ def _override(config: DictConfig, word: str) -> None:
     check_plain(value, key)
     if isinstance(before, dict) and before and not isinstance(value, dict):
         raise SpearError(f"{key} must be a mapping of settings, not {value!r}")
-    if type(before) in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if is_number(before) and not is_number(value):
         raise SpearError(f"{key} must be a number, not {value!r}")
     if isinstance(before, bool) and not isinstance(value, bool):
         raise SpearError(f"{key} must be true or false, not {value!r}")

@@ -14,6 +14,7 @@ from typing import Any
 from spear_agents.play.chat import check_taken_keywords
 from spear_envs.code.prompts import TOOLS
 from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import mend_text
 from spear_envs.data.rows import parse_rows
 
 _FLAGS = ("loss_mask", "weight", "train", "training", "loss", "trainable")
@@ -188,7 +189,7 @@ def read_messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _is_message(message: Any) -> bool:
     texts = [message.get("role"), _read_text(message)] if isinstance(message, dict) else [None]
     # JSON may hold halves of surrogate pairs, which no tokenizer takes.
-    return all(isinstance(text, str) and text == text.encode(errors="replace").decode() for text in texts)
+    return all(isinstance(text, str) and text == mend_text(text) for text in texts)
 
 
 def _read_text(message: Mapping[str, Any]) -> str | None:

@@ -82,7 +82,12 @@ def test_the_demo_leaves_a_table_curves_and_a_picture(tmp_path: Path, stage: Sta
     assert [line.split()[0] for line in text.splitlines() if line[1:3] == "/5"] == [f"{n}/5" for n in range(1, 6)]
     for name in ("curves.png", "episode.gif", "results.md"):
         assert (out / name).is_file() and name in text
-    assert set(stage.trainings[0][2:]) == {"train.steps=3", "seed=1", "rollout.correction.bypass_mode=true"}
+    assert set(stage.trainings[0][2:]) == {
+        "train.steps=3",
+        "seed=1",
+        "rollout.correction.bypass_mode=true",
+        "rollout.temperature=0.7",
+    }
 
     results = json.loads((out / "results.json").read_text())
     assert results["steps"] == 3 and results["step_seconds_median"] == 2.0

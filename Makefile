@@ -29,7 +29,7 @@ light:  ## the fast tests of sandbox, environments and agents without training: 
 	scripts/test_light.sh $(ARGS)
 
 slow: setup  ## the end-to-end tests: they train, resume and start Ray
-	$(PY) -m pytest -q -m "slow and not nightly" -n 2 --dist loadfile --durations=20 $(ARGS)
+	$(PY) -m pytest -q -m "slow and not nightly" -n 2 --dist loadfile --no-loadscope-reorder --durations=20 $(ARGS)
 
 nightly: setup  ## long checks: wheels in fresh environments on every Python, a real model, many examples of each property
 	$(PY) -m pytest -q -m nightly --durations=10 $(ARGS)

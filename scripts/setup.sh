@@ -44,7 +44,7 @@ trap end_step EXIT
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 # The distribution that has an extra.
-envs_extras=data agents_extras=,stats training_extras=
+envs_extras=data agents_extras=,api,stats training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
         alfworld|data|env-server|mcp|milvus|retriever|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;

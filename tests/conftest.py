@@ -40,7 +40,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 _PATIENCE_S = {"slow": 1500, "nightly": 7200, "container": 3600}
 
 
+# With `make slow` the longest files come first: one that began last would keep a single core busy for minutes.
+_LONGEST = (
+    "training/test_end_to_end_presets.py",
+    "docs/test_blocks.py",
+    "training/test_end_to_end.py",
+    "training/test_end_to_end_vllm.py",
+    "resilience/test_conditions.py",
+    "agents/engines/test_vllm_running.py",
+    "training/sft/test_end_to_end.py",
+    "training/verl_plugin/test_cluster.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     for item in items:
         seconds = [_PATIENCE_S[mark.name] for mark in item.iter_markers() if mark.name in _PATIENCE_S]
         if seconds:

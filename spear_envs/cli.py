@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from click.shell_completion import CompletionItem
 from spear_envs import __version__
 from spear_envs.completion import ENV, register_shells
 from spear_envs.core.errors import describe_error, refuse_constant, suggest_name
+from spear_envs.core.machine import import_module
 from spear_sandbox.console import DEBUG, explain_missing, run_command
 
 COMMAND_GROUP = "spear.commands"
@@ -252,7 +252,7 @@ def import_modules(modules: tuple[str, ...]) -> None:
         if not all(part.isidentifier() for part in module.split(".")):
             raise click.UsageError(f"--module {module!r} is not the name of a module: write, for instance, my_package.")
         try:
-            importlib.import_module(module)
+            import_module(module)
         except ImportError as error:
             raise click.ClickException(
                 f"--module {module} cannot be imported ({error}): run from its folder or install it."

@@ -59,6 +59,21 @@ def test_help_has_an_example_that_the_command_takes(name: str) -> None:
                 param.type.convert(value, param, None)
 
 
+PATHS = [
+    pytest.param(param, id=f"{name}-{param.name}")
+    for name, command in COMMANDS.items()
+    for param in command.params
+    if isinstance(param.type, click.Path)
+]
+
+
+@pytest.mark.parametrize("param", PATHS)
+def test_an_empty_text_is_not_the_current_folder(param: click.Parameter) -> None:
+    """``--out "$FOLDER"`` where the variable is not set."""
+    with pytest.raises(click.BadParameter, match="empty"):
+        param.type.convert("", param, None)
+
+
 MISTAKES = (
     "train nofile.yaml --out runs/x",
     "train preset=demo train.steps=many --out runs/x",

@@ -43,7 +43,7 @@ from spear_agents.shortcuts import settle
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
-from spear_sandbox.console import Number, echo, take_address, warn_of_open_address
+from spear_sandbox.console import FilePath, Number, echo, take_address, warn_of_open_address
 from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import read_token
@@ -57,7 +57,7 @@ _SHOWN = 200
 @click.option("--panel", "panel_name", metavar="NAME", help="Tasks and protocol of a panel (spear panel), or its file.")
 @TRUST
 @add_playing_options(programs=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
+@click.option("--out", type=FilePath(), help="Folder for episodes.jsonl and summary.json; resumable.")
 @MIXED_MODELS
 @click.option(
     "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
@@ -252,7 +252,7 @@ TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
 @click.argument("env_id", metavar="ENV", type=ENV)
 @add_playing_options()
 @take_address(8500)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
+@click.option("--out", type=FilePath(), help="Folder for episodes.jsonl, which `spear view` shows.")
 @MIXED_MODELS
 @click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
 @click.option("--idle", type=Number(0, min_open=True), default=600.0,

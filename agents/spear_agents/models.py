@@ -74,9 +74,9 @@ def find_cache() -> Path:
     """Return where libraries of Hugging Face keep models, by the variables that they read."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if named := os.environ.get(variable):
-            return Path(named).expanduser()
+            return Path(os.path.expanduser(named))
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(home).expanduser() / "hub"
+    return Path(os.path.expanduser(home)) / "hub"
 
 
 def _locate(hub_id: str) -> Path:
@@ -222,8 +222,10 @@ def has_words(model: str | Path) -> bool:
         return False
 
 
-LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
+LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d{1,9})\.")
 """Names of weights in a layer of the decoder."""
+_HEADER_BYTES = 100_000_000
+"""Longest header of a file of weights, as the library safetensors has it."""
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of architectures that write text."""
 
@@ -264,7 +266,7 @@ def _check_weights(folder: Path, text: Mapping[str, Any], is_tied: bool) -> None
             ends.add(".".join(name.split(".")[-2:]))
             if layer := LAYER.match(name):
                 layers.add(int(layer[1]))
-    if layers and isinstance(count, int) and not layers.issuperset(range(count)):
+    if layers and isinstance(count, int) and not all(number in layers for number in range(count)):
         raise explain_other(folder, f"{len(layers)} layers instead of {count}")
     if not is_tied and "embed_tokens.weight" in ends and "lm_head.weight" not in ends:
         raise explain_other(folder, "lm_head.weight is missing")
@@ -295,8 +297,10 @@ def _read_header(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header: dict[str, Any] = json.loads(opened.read(length)) if length < size else {}
+            header: dict[str, Any] = json.loads(opened.read(length)) if length < min(size, _HEADER_BYTES) else {}
         header.pop("__metadata__", None)
+        if not all(isinstance(facts["shape"], list) for facts in header.values()):
+            raise TypeError("a tensor without a shape")
         end = 8 + length + max((facts["data_offsets"][1] for facts in header.values()), default=0)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
         raise SpearError(f"{file} is not a file of weights: fetch or copy the model again") from error

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import Field
 from enum import Enum
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import click
@@ -97,6 +98,18 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class FilePath(click.Path):
+    """A path, with click's options. An empty text, of a variable that is not set, is not the current folder."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty text is not a path: is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def take_address(port: int) -> Callable[[F], F]:

@@ -114,7 +114,13 @@ class Progress(rich.progress.Progress):
         return task_id
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """See Rich; also note what earlier work had done, so that it does not count as speed."""
+        """See Rich; also note what earlier work had done, so that it does not count as speed.
+
+        A task that counts from the start again has its time from there, too.
+        """
+        if 0 <= changes.get("completed", -1) < self._tasks[task_id].completed:
+            self.reset(task_id)
+            self._first.pop(task_id, None)
         super().update(task_id, **changes)
         if changes.get("completed") and task_id not in self._first:
             task = self._tasks[task_id]

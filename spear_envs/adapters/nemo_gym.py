@@ -50,6 +50,7 @@ class SpearServer(GymnasiumServer):
             raise HTTPException(503, str(fault)) from fault
         except SpearError as error:
             raise HTTPException(422, str(error)) from error
+        await self.close_session(session_id)  # of a reset that came meanwhile
         self.session_state[session_id] = episode
         return first, episode.describe()
 

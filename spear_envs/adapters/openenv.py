@@ -287,8 +287,10 @@ class SessionPool:
                 return self._idle[split].pop()
         try:
             return self._make(split)
-        except SpearError as error:
-            raise WireError(ErrorCode.FACTORY_ERROR, str(error)) from None
+        except Exception as error:
+            if not isinstance(error, SpearError):
+                logger.exception("an environment could not be made")
+            raise WireError(ErrorCode.FACTORY_ERROR, str(error) or type(error).__name__) from error
 
     def take_back(self, split: str | None, conversation: Conversation) -> None:
         """Keep an environment for the next session, unless enough are kept."""
@@ -321,12 +323,12 @@ class Session:
         Raises:
             WireError: the split or task is unknown, or a service of the environment is down.
         """
+        self._last, self.episode_id = None, request.episode_id
         if self._conversation is None or request.split != self._split:
             self._give_back()
             self._conversation = self._pool.acquire(request.split)
             self._split = request.split
         conversation = self._conversation
-        self._last = None
         task = request.task
         if request.index is not None:
             tasks = conversation.env.tasks
@@ -335,7 +337,6 @@ class Session:
                     ErrorCode.EXECUTION_ERROR, f"there is no task {request.index}: the split has {len(tasks)}."
                 )
             task = tasks[request.index].id
-        self.episode_id = request.episode_id
         self._last = self._run(lambda: conversation.reset(task=task, seed=request.seed))
         return self._last
 
@@ -374,7 +375,10 @@ class Session:
             raise WireError(ErrorCode.EXECUTION_ERROR, str(error)) from None
         except Exception as error:
             logger.exception("an environment failed")
-            self._conversation = self._last = None  # its state is unknown
+            if self._conversation is not None:  # its state is unknown
+                with contextlib.suppress(Exception):
+                    self._conversation.env.close()
+            self._conversation = self._last = None
             raise WireError(ErrorCode.EXECUTION_ERROR, f"the environment failed: {type(error).__name__}.") from error
 
     def _give_back(self) -> None:

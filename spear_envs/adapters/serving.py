@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from spear_envs.adapters.conversation import Conversation, ServiceSettings, make_conversation
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV
-from spear_sandbox.console import echo, take_address, take_options, warn_of_open_address
+from spear_sandbox.console import FilePath, echo, take_address, take_options, warn_of_open_address
 from spear_sandbox.options import take_values
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 
@@ -32,7 +32,7 @@ _FOR_MCP = ("task", "seed", "out")
 @click.option("--seed", type=click.IntRange(0), help="With --mcp: seed of the episode.")
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False),
     help="With --mcp: new file that always holds task, reward and end as JSON.",
 )
 @click.pass_context

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spear_envs.adapters.conversation import Message, make_conversation
-from spear_envs.core.errors import EnvFault, SpearError
+from spear_envs.core.errors import EnvFault, SpearError, require_whole
 from spear_envs.core.making import make_env
 
 COLUMN = "spear"
@@ -94,7 +94,12 @@ def join_thought(thought: str | None, text: str) -> str:
 
 
 def draw_tasks(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[str]:
-    """Draw ids of different tasks of an environment's split by ``seed``; at most all of them."""
+    """Draw ids of different tasks of an environment's split by ``seed``; at most all of them.
+
+    Raises:
+        SpearError: ``count`` or ``seed`` is not a whole number of at least 0, or the environment cannot be made.
+    """
+    count, seed = require_whole("count", count, 0), require_whole("seed", seed, 0)
     env = make_env(env_id, keywords=keywords)
     tasks = env.tasks
     places = np.random.default_rng(seed).choice(len(tasks), size=min(count, len(tasks)), replace=False)
@@ -123,4 +128,6 @@ def open_row(row: Mapping[str, Any]) -> tuple[TextEpisode, str]:
         keywords = json.loads(named.get("keywords") or "{}")
         return TextEpisode(named["env_id"], **keywords), named["task"]
     except (TypeError, ValueError, RecursionError) as error:
-        raise SpearError(f"the keywords of a row are a JSON object, not {named['keywords']!r} ({error}).") from error
+        raise SpearError(
+            f"the keywords of a row are a JSON object, not {named.get('keywords')!r} ({error})."
+        ) from error

@@ -31,6 +31,7 @@ from spear_envs.data.cli import (
     source_option,
 )
 from spear_envs.data.progress import say, show_table
+from spear_sandbox.console import FilePath
 from spear_sandbox.terminal import Console, Progress
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
@@ -113,7 +114,7 @@ def list_collections() -> Iterator[Collection]:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the games, as for data_dir=.")
+@click.option("--dir", "folder", type=FilePath(), help="Folder of the games, as for data_dir=.")
 @json_option
 def verify(folder: Path | None, as_json: bool) -> None:
     """Count the official games of each split and type, and read and solve every one.

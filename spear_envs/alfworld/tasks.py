@@ -192,9 +192,9 @@ def find_data_folder(data_dir: str | Path | None) -> tuple[Path, str]:
     """Return where official games are looked for, and why there; the folder need not exist."""
     named = os.environ.get("ALFWORLD_DATA", "").strip()
     if data_dir is not None:
-        return Path(data_dir).expanduser(), "data_dir"
+        return Path(os.path.expanduser(data_dir)), "data_dir"
     if named:
-        return Path(named).expanduser(), "$ALFWORLD_DATA"
+        return Path(os.path.expanduser(named)), "$ALFWORLD_DATA"
     return data_folder() / "alfworld", "the user's cache"
 
 
@@ -307,7 +307,7 @@ def make_file_set(path: Path, text: TaskText = TaskText.TEMPLATE) -> _FileTaskSe
     """
     if path.is_dir():
         raise SpearError(f"game={str(path)!r} is a folder: name the {GAME_FILE} in it.")
-    path = path.expanduser().absolute()
+    path = Path(os.path.expanduser(path)).absolute()
     return _make_file_set(path, GameFile(path).key, text)
 
 

@@ -6,7 +6,8 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -42,8 +43,25 @@ HERE_LAST = "import sys; sys.path[0] or sys.path.append(sys.path.pop(0))"
 """Code for ``python -c`` after which the current folder is searched last."""
 
 
+@contextmanager
+def _outlive() -> Iterator[None]:
+    """Turn the end of a script that is imported into an error: our command would end as if all were well."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ImportError(f"it ends the program ({error!r}): put that below if __name__ == '__main__'").with_traceback(
+            error.__traceback__
+        ) from None
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module of the user's. Raises what the module raises, and ImportError if it ends the program."""
+    with _outlive():
+        return importlib.import_module(name)
+
+
 def import_file(path: Path, name: str) -> ModuleType:
-    """Import a file as the module ``name``, which can import modules next to it. Raises what the file raises."""
+    """Import a file as the module ``name``, which can import modules next to it. Raises as :func:`import_module`."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
@@ -53,7 +71,8 @@ def import_file(path: Path, name: str) -> ModuleType:
         sys.path.append(folder)
     sys.modules[name] = module  # as an import does: dataclasses and pickle look it up
     try:
-        spec.loader.exec_module(module)
+        with _outlive():
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError, describe_error
+from spear_envs.core.machine import import_module
 
 _CONSENT = "give --trust if you know who wrote it"
 _SHOWN = 100
@@ -41,6 +41,8 @@ def make_env(
         raise explain_unknown(env_id, error) from error
     except SyntaxError as error:
         raise SpearError(f"{env_id} cannot be imported: {describe_error(error)}") from error
+    except SystemExit as error:
+        raise SpearError(f"{env_id} cannot be made: it ends the program ({error!r})") from error
     except TypeError as error:
         # gymnasium appends all keywords to the message of a constructor that refuses one.
         problem = str(error).split(" was raised from")[0]
@@ -121,7 +123,7 @@ def find_creator(env_id: str) -> Callable[..., Any]:
     module, colon, name = env_id.rpartition(":")
     try:
         if colon:
-            importlib.import_module(module)
+            import_module(module)
         entry_point = gym.spec(name).entry_point
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     except (gym.error.Error, ImportError, AttributeError, ValueError) as error:

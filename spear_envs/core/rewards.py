@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -179,6 +180,8 @@ def make_schedule(spec: str | float | Schedule) -> Schedule:
     if callable(spec):
         return spec
     if isinstance(spec, Real) and not isinstance(spec, bool):
+        if abs(spec) > sys.float_info.max:
+            raise ValueError(f"a weight must be a finite number, not {spec}")
         return Constant(float(spec))
     if isinstance(spec, str):
         name, _, argument = spec.partition(":")

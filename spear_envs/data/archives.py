@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from spear_sandbox.terminal import Console
 
 
-# Raised by the standard library for damaged, encrypted and unknown (RuntimeError) archives.
+# Raised by the standard library for damaged, encrypted and unknown (RuntimeError) archives, for names that are empty
+# (IndexError) or not UTF-8 (ValueError), and for sizes of hundreds of digits (ValueError, OverflowError).
 _BROKEN = (
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -33,6 +34,9 @@ _BROKEN = (
     lzma.LZMAError,
     EOFError,
     RuntimeError,
+    ValueError,
+    IndexError,
+    OverflowError,
 )
 
 
@@ -60,7 +64,7 @@ def unpack_archive(
 
     Raises:
         SpearError: the archive is damaged or encrypted, a member would land outside ``folder`` or is not a plain file
-            (links, devices), it is larger than allowed, or the disk is too small.
+            (links, devices), it is larger than allowed, the disk is too small, or the folder cannot be written.
     """
     name = f"what is in {archive.name}"
     try:
@@ -89,7 +93,12 @@ def unpack_archive(
     except OSError as error:
         if error.filename is None:  # from reading: damaged data, impossible sizes
             raise _explain_damage(archive, error) from error
-        raise
+        if error.filename == str(archive):
+            raise
+        # A folder where a file is to be, in the archive itself or in what was there; a name that is too long.
+        raise SpearError(
+            f"{archive} cannot be unpacked into {folder} ({error.strerror}): choose another folder, or another archive."
+        ) from error
 
 
 def join_files(paths: Sequence[Path], target: Path, *, console: Console | None = None) -> str:
@@ -142,6 +151,8 @@ def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
             )
         if kind == stat.S_IFDIR:
             return
+        if not path.parts:
+            raise SpearError(f"{archive} has a file without a name: nothing was unpacked; do not use it.")
         if kind != stat.S_IFREG:
             raise SpearError(f"{archive} has a link or a device ({name!r}): nothing was unpacked; do not use it.")
         members.append(_Member(name, size, opener))

@@ -21,7 +21,7 @@ from spear_envs.data.fetching import find_digest, find_revision, list_locked, pi
 from spear_envs.data.fetching import unlock as unlock_all
 from spear_envs.data.files import RemoteFile, data_folder, find_fault, format_bytes, is_offline
 from spear_envs.data.progress import count_bytes, say, show_bytes
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +70,7 @@ JSON_HELP = "JSON on stdout; everything else goes to stderr."
 source_option = click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, path_type=Path),
+    type=FilePath(exists=True),
     help="Folder with the files, or the file itself; nothing is downloaded.",
 )
 """``--from`` of every ``spear data get``, as ``source: Path | None``."""

@@ -23,11 +23,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.data.files import (
     CHUNK,
+    SHA256,
     RemoteFile,
     check_space,
     data_folder,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from spear_sandbox.terminal import Console
 
 KNOWN = Path(__file__).with_name("lock.json")
-_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def fetch(file: RemoteFile, folder: Path, *, source: Path | None = None, console: Console | None = None) -> str:
@@ -123,7 +124,7 @@ def _download(file: RemoteFile, part: Path, show: Show, settle: Callable[[], str
         from spear_envs.data.transfer import RefusedError, download
     except ModuleNotFoundError as error:
         raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]'.") from error
-    host = urlsplit(file.url).netloc
+    host = file.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     try:
         download(file, part, partial(show, f"{file.name} from {host}"), settle)
     except RefusedError as error:
@@ -247,9 +248,9 @@ def _read(path: Path) -> _Lock:
     try:
         data = json.loads(path.read_text("utf-8"))
         lock = _Lock(data["revisions"], data["files"])
-        for value in (*lock.revisions.values(), *lock.files.values()):
-            if value is not None and not _HEX.fullmatch(value):
-                raise ValueError(value)
+        for values, form in ((lock.revisions, _COMMIT), (lock.files, SHA256)):
+            if any(value is not None and not form.fullmatch(value) for value in values.values()):
+                raise ValueError(form.pattern)
     except FileNotFoundError:
         return _Lock({}, {})
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -280,8 +281,16 @@ def _read_mirror(mirror: str) -> dict[str, str]:
     manual = f"SPEAR_MIRROR={mirror} has to serve a data folder with its lock.json."
     with tempfile.TemporaryDirectory() as folder:
         fetch(RemoteFile("lock.json", f"{mirror}/lock.json", manual=manual), Path(folder))
-        files = _read(Path(folder) / "lock.json").files
-    return {path: digest for path, digest in files.items() if digest and ".." not in Path(path).parts}
+        try:
+            files = _read(Path(folder) / "lock.json").files
+        except SpearError as error:
+            raise SpearError(f"{mirror}/lock.json is not a lock of revisions and digests. {manual}") from error
+    return {path: digest for path, digest in files.items() if digest and _is_plain(path)}
+
+
+def _is_plain(path: str) -> bool:
+    """Return whether a path leads to a file in its folder, without detours or characters that a name cannot have."""
+    return path.isprintable() and Path(path).as_posix() == path and not {"..", "/"} & set(Path(path).parts)
 
 
 def locate_page(repository: str) -> str:
@@ -339,7 +348,7 @@ def _list_hub(
         api = HfApi(endpoint=page.removesuffix(f"/datasets/{repository}"))
         info = api.dataset_info(repository, revision=revision or "main", files_metadata=True, timeout=60)
         commit = str(info.sha)
-        if not _HEX.fullmatch(commit):
+        if not _COMMIT.fullmatch(commit):
             raise ValueError(f"{commit} is not a commit")
         files = [
             (
@@ -353,7 +362,7 @@ def _list_hub(
                 item.rfilename,
             )
             for item in info.siblings or ()
-            if re.fullmatch(pattern, item.rfilename)
+            if re.fullmatch(pattern, item.rfilename) and _is_plain(item.rfilename)
         ]
     # The library lets everything through that its parser meets in an answer of another server.
     except Exception as error:

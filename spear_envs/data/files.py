@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 MOST_BYTES = 64 * 2**20
 """Most bytes of a file of settings, metrics or a panel; real ones have some megabytes."""
 _YAML_BYTES, _YAML_VALUES = 2**20, 100_000
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Meter = Callable[[int], None]
 """Called with the number of further bytes."""
@@ -51,7 +51,9 @@ class RemoteFile:
     def __post_init__(self) -> None:
         if self.name != Path(self.name).name or self.name in ("", ".", ".."):
             raise ValueError(f"{self.name!r} is not a file name")
-        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+        if self.size is not None and not 0 <= self.size < 2**63:
+            raise ValueError(f"{self.size!r} is not a number of bytes")
+        if self.sha256 is not None and not SHA256.fullmatch(self.sha256):
             raise ValueError(f"{self.sha256!r} is not a SHA-256 in lower-case hex")
 
 
@@ -79,7 +81,12 @@ def read_yaml_text(path: str | os.PathLike[str]) -> str:
     Raises OSError as :func:`read_regular` does, UnicodeDecodeError, or yaml.YAMLError for one that is not YAML or would
     grow beyond a hundred thousand values.
     """
-    text = read_regular(path, _YAML_BYTES).decode("utf-8")
+    return decode_yaml(read_regular(path, _YAML_BYTES))
+
+
+def decode_yaml(content: bytes) -> str:
+    """Decode YAML as :func:`read_yaml_text` does, with the same errors."""
+    text = content.decode("utf-8")
     require_few_values(text)
     return text
 
@@ -103,11 +110,30 @@ def require_few_values(text: str) -> None:
         raise yaml.YAMLError(f"its aliases stand for more than {_YAML_VALUES} values")
 
 
+YAML_MISREAD = (ValueError, RecursionError, KeyError, TypeError, AttributeError)
+"""Errors beside yaml.YAMLError that PyYAML raises, for values that do not fit their explicit tag."""
+
+
+class UniqueKeys:
+    """Mixin of a loader of PyYAML, which would take the last of several values of a key."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuse a key that stands twice."""
+        import yaml
+
+        seen: set[str] = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)  # type: ignore[misc]
+
+
 def data_folder() -> Path:
     """Return the folder of fetched and built data: ``$SPEAR_DATA``, else ``spear-envs`` in the user's cache."""
     named = os.environ.get("SPEAR_DATA", "").strip()
     if named:
-        return Path(named).expanduser().absolute()
+        return Path(os.path.expanduser(named)).absolute()
     cache = os.environ.get("XDG_CACHE_HOME", "").strip()  # the standard says to ignore relative ones
     return (Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache") / "spear-envs"
 

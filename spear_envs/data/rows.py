@@ -25,9 +25,9 @@ class MalformedRowError(Exception):
 
 def write_number(value: Any) -> Any:
     """Write a number as the text that stands for it in an answer, ``42`` for 42.0; return anything else unchanged."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return value
-    return str(int(value)) if value == int(value) else repr(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def parse_rows(

@@ -17,7 +17,7 @@ from spear_envs.data.files import RemoteFile, check_space, explain_full_disk
 from spear_sandbox.web.endpoints import Backoff
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _PAGE = re.compile(rb"\s*(<!doctype\s+html|<html)", re.IGNORECASE)
 
 
@@ -117,7 +117,8 @@ class Transfer:
         try:
             with client.stream("GET", self.file.url, headers=headers) as response:
                 self._receive(response, self._size() if headers else 0)
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects) as error:
+        # ValueError: an address to which it redirects has no such host name.
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, ValueError) as error:
             raise RefusedError(str(error)) from error
         except httpx.TransportError as error:
             raise _BrokenOffError(str(error) or type(error).__name__) from error
@@ -159,8 +160,9 @@ class Transfer:
             check_space(self.part.parent, known - start, self.file.name)
 
         etag = response.headers.get("ETag", "")
-        # A weak ETag does not promise the same bytes; If-Range must not have it.
-        validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
+        # A weak ETag does not promise the same bytes; If-Range must not have it, nor what is not ASCII.
+        strong = etag and etag.isascii() and not etag.startswith("W/")
+        validator = etag if strong else response.headers.get("Last-Modified")
         self.resumed = start > 0
         position = start
         try:

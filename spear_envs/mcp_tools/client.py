@@ -185,7 +185,8 @@ class Recording:
         if not self.path.exists():
             return
         try:
-            first, *rest = self.path.read_text(encoding="utf-8").splitlines()
+            # Not splitlines(), which also parts texts at the line ends of Unicode.
+            first, *rest = filter(None, self.path.read_text(encoding="utf-8").split("\n"))
             self.tools = [ToolEntry(**entry) for entry in json.loads(first)["tools"]]
             for line in rest:
                 call = json.loads(line)

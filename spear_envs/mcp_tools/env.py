@@ -6,12 +6,12 @@ with any JSON schema and actions of the form ``name {arguments}``.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,8 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError, require_whole, suggest_name
+from spear_envs.core.machine import import_module
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
 from spear_envs.core.tasks import ListTaskSet, Task, check_split
 from spear_envs.core.tools import CallError, CallParser, Tool
@@ -85,7 +86,7 @@ class McpTool(Tool):
         validator = jsonschema.Draft202012Validator(self.entry.schema, registry=Registry())
         try:
             problem = next(validator.iter_errors(dict(arguments)), None)
-        except (Unresolvable, RecursionError) as error:
+        except (Unresolvable, RecursionError, OverflowError) as error:
             raise CallError(f"{self.name} cannot take this ({type(error).__name__}).") from error
         if problem is not None:
             place = ".".join(map(str, problem.absolute_path))
@@ -133,8 +134,10 @@ def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]
     )
     made: dict[str, McpTool] = {}
     for entry in (*entries, ends):
-        if entry.name in made or re.search(r"\s", entry.name):
-            raise SpearError(f"the tool name {entry.name!r} is taken, or has white space in it: see answer_tool.")
+        if entry.name in made or not re.fullmatch(r"\S+", entry.name):
+            raise SpearError(
+                f"the tool name {entry.name!r} is taken, empty, or has white space in it: see answer_tool."
+            )
         try:
             jsonschema.Draft202012Validator.check_schema(dict(entry.schema))
         except jsonschema.SchemaError as error:
@@ -150,7 +153,7 @@ def _take(entry: ToolEntry) -> Any:
         return write_action(entry.name, arguments)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = [name for name in entry.schema.get("properties", {}) if name.isidentifier()]
+    names = [name for name in entry.schema.get("properties", {}) if name.isidentifier() and not iskeyword(name)]
     take.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
     return take
 
@@ -193,8 +196,8 @@ def read_tasks(path: str | Path, split: str) -> ListTaskSet:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeError) as error:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
         raise SpearError(f"the tasks in {path} cannot be read: {error}.") from error
     tasks: list[Task] = []
     for number, line in enumerate(lines, 1):
@@ -233,7 +236,7 @@ def load_rule(name: str) -> Rule:
     """
     module, _, attribute = name.partition(":")
     try:
-        rule: Rule | None = getattr(importlib.import_module(module), attribute, None)
+        rule: Rule | None = getattr(import_module(module), attribute, None)
     except Exception as error:  # the user's module may raise anything
         raise SpearError(f"the rule {name}: {module} cannot be imported ({type(error).__name__}: {error}).") from error
     if not callable(rule):
@@ -262,7 +265,7 @@ def judge(task: Task, calls: Sequence[Mapping[str, Any]], answer: str | None) ->
         score = float(load_rule(rule["function"])(task.definition(), calls, answer))
     except SpearError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpearError(
             f"the rule {rule['function']} failed on {task.id}: {type(error).__name__}: {error}."
         ) from error
@@ -327,6 +330,12 @@ class McpToolsEnv(SpearEnv[str]):
         for name, value in {"tasks": tasks, "server": server, "recording": recording}.items():
             if not isinstance(value, str) and (value is not None or name == "tasks"):
                 raise SpearError(f"{name} is a text, not {value!r}.")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= 86_400:
+            raise SpearError(f"seconds={seconds!r} is not valid: give a number above 0, of at most 86,400.")
+        if not isinstance(pass_variables, (list, tuple)) or not all(isinstance(one, str) for one in pass_variables):
+            raise SpearError(f"pass_variables={pass_variables!r} is not valid: give a list of names.")
+        if not isinstance(answer_tool, str):
+            raise SpearError(f"answer_tool is a text, not {answer_tool!r}.")
         super().__init__(read_tasks(tasks, check_split(split, self.splits)), max_turns=max_turns, **common)
         self._server = server
         if server is not None:
@@ -334,7 +343,7 @@ class McpToolsEnv(SpearEnv[str]):
             self.restores = False  # a server's state cannot be saved: its calls are repeated
         self._seconds = float(seconds)
         self._variables = tuple(pass_variables)
-        self._most = most_characters
+        self._most = require_whole("most_characters", most_characters, 1)
         self._session: McpSession | None = None
         self._fresh = False  # the session has had no episode
         self._recording = Recording(recording) if recording else None

@@ -68,15 +68,15 @@ def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: 
         SpearError: another process builds there, the disk is full, or a building process was killed.
     """
     folder = _prepare_folder(index) / Part.BM25.value
-    folder.mkdir(exist_ok=True)
-    build_index(
-        corpus.texts(),
-        folder / POSTINGS,
-        processes=processes,
-        on_progress=lambda documents: on_progress("index words", documents, len(corpus)),
-    )
-    files = [f"{POSTINGS}/{path.name}" for path in sorted((folder / POSTINGS).iterdir())]
-    finish_part(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
+    with hold_folder(folder):  # until the manifest is of these postings
+        build_index(
+            corpus.texts(),
+            folder / POSTINGS,
+            processes=processes,
+            on_progress=lambda documents: on_progress("index words", documents, len(corpus)),
+        )
+        files = [f"{POSTINGS}/{path.name}" for path in sorted((folder / POSTINGS).iterdir())]
+        finish_part(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
 
 
 @dataclass(frozen=True)

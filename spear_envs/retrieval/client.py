@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -529,7 +530,11 @@ def _read_row(row: object, topk: int) -> list[Passage]:
 def _read_item(item: object, rank: int) -> Passage:
     score = item.get("score") if isinstance(item, dict) and "document" in item else None
     document = json.dumps(_read_document(item)).encode()
-    return Passage(document, float(score) if isinstance(score, int | float) else 1 / rank)
+    if not isinstance(score, int | float):
+        return Passage(document, 1 / rank)
+    if not abs(score) <= sys.float_info.max:  # nor NaN, nor an integer of hundreds of digits
+        raise BadReplyError(f"a score is not a finite number but {_show(score)}")
+    return Passage(document, float(score))
 
 
 def _read_document(item: object) -> dict[str, Any]:

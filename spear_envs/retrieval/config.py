@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from spear_envs.core.errors import SpearError, explain_invalid, one_line, suggest_name
-from spear_envs.data.files import read_yaml_text
+from spear_envs.data.files import YAML_MISREAD, UniqueKeys, read_yaml_text
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.engines import (
     AnyIndex,
@@ -93,6 +93,10 @@ class Config(Settings):
         return self
 
 
+class _Loader(UniqueKeys, yaml.SafeLoader):
+    pass
+
+
 def read_config(path: Path) -> Config:
     """Read the file.
 
@@ -100,12 +104,12 @@ def read_config(path: Path) -> Config:
         SpearError: it cannot be read or is invalid; the message is one line with the path of the key.
     """
     try:
-        return Config.model_validate(yaml.safe_load(read_yaml_text(path)))
+        return Config.model_validate(_Loader(read_yaml_text(path)).get_single_data())
     except OSError as error:
         raise SpearError(f"{path} cannot be read ({error.strerror}): check the path.") from error
     except ValidationError as error:
         raise SpearError(f"{path.name}: {_explain(error)}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, *YAML_MISREAD) as error:
         raise SpearError(f"{path} is not YAML: {one_line(error)}.") from error
 
 

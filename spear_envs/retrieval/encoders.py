@@ -104,7 +104,7 @@ def find_model(name: str | Path) -> Path:
     """
     if str(name) == MINILM:
         return _find_minilm()
-    folder = Path(name).expanduser().absolute()
+    folder = Path(os.path.expanduser(name)).absolute()
     if not folder.is_dir():
         raise SpearError(
             f"the folder {folder} does not exist: give the folder of a sentence-transformers model, or {MINILM!r}."

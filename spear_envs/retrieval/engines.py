@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +71,7 @@ class Remote(AnyIndex):
 
 def find_path(name: str, folder: Path) -> str:
     """Resolve a path in the file, or return another name, such as that of an installed model."""
-    place = folder / Path(name).expanduser()
+    place = folder / os.path.expanduser(name)
     return str(place) if place.exists() or "/" in name else name
 
 
@@ -231,7 +233,7 @@ class OpenSearchRetriever(Retriever):
             if answer.get("timed_out") or answer.get("_shards", {}).get("failed"):
                 raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._index}: a part of the index did not answer.")
             return [self._read_hit(hit) for hit in answer["hits"]["hits"][:k]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RetrieverFault(
                 FaultKind.BAD_REPLY, f"{self._index}: the answer lacks what a search has ({error!r})."
             ) from None
@@ -245,7 +247,9 @@ class OpenSearchRetriever(Retriever):
         if fields["title"] and (title := source.get(fields["title"])):
             text = f'"{title}"\n{text}'
         identifier = str(source[fields["id"]] if fields["id"] else hit["_id"])
-        return Passage(json.dumps({"id": identifier, "contents": text}).encode(), float(hit["_score"]))
+        if not math.isfinite(score := float(hit["_score"])):
+            raise ValueError(f"a score is {score}")
+        return Passage(json.dumps({"id": identifier, "contents": text}).encode(), score)
 
     def describe(self) -> dict[str, Any]:
         """Return kind and settings."""

@@ -28,7 +28,7 @@ TRAINING_PER_LIST = 64
 """Training vectors for each list of an IVF index; faiss warns below 39."""
 TRAINING_VECTORS = 100_000
 """Training vectors for codes."""
-_NAME = re.compile(r"(flat)|hnsw(\d+)?(?:[,_-](sq8|flat))?|ivf(\d+)?[,-](flat|sq8|pq(\d+))", re.IGNORECASE)
+_NAME = re.compile(r"(flat)|hnsw(\d{1,9})?(?:[,_-](sq8|flat))?|ivf(\d{1,9})?[,-](flat|sq8|pq(\d{1,9}))", re.IGNORECASE)
 WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768
 """Corpus of the paper: its passages, and the dimension of E5-base's vectors."""
 PLANNED = ("Flat", "HNSW32", "HNSW64", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ96")

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from spear_envs.core.errors import SpearError
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 
 DISTRIBUTION = "spear-envs"
 OURS = ("spear", "spear_envs", "spear_sandbox", "spear_agents", "spear_training")
@@ -154,7 +154,7 @@ def init() -> None:
 
 @init.command(name="env")
 @click.argument("name")
-@click.option("--out", type=click.Path(path_type=Path), help="New or empty folder; by default NAME with dashes.")
+@click.option("--out", type=FilePath(), help="New or empty folder; by default NAME with dashes.")
 def init_env(name: str, out: Path | None) -> None:
     """Write the package NAME with an environment of your own.
 

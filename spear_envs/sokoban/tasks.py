@@ -16,6 +16,7 @@ import gymnasium as gym
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, NumberedTaskSet, Task, TaskSet, check_split
+from spear_envs.data.rows import FileState, look_at
 from spear_envs.sokoban.generate import Recipe, draw_held_out, find_solution, make_level
 from spear_envs.sokoban.levels import (
     Level,
@@ -135,9 +136,9 @@ def read_level(text: str) -> Level:
 ALL = "all"
 FILE_SPLITS = ("train", "valid", "test", ALL)
 _SUFFIXES = (".txt", ".xsb", ".sok")
-_ROW = re.compile(r"[ _#@+$*.pPbB0-9|-]*#[ _#@+$*.pPbB0-9|-]*(?<!\d)")
-_NUMBER = re.compile(r"\s*;\s*(\d+)\s*")
-_RUN = re.compile(r"(\d+)(\D)")
+_ROW = re.compile(r"[ _#@+$*.pPbB0-9|-]+(?<!\d)")
+_NUMBER = re.compile(r"\s*;\s*(\d{1,9})\s*")
+_RUN = re.compile(r"(\d{1,9})(\D)")
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def read_file(path: Path) -> list[FileLevel]:
 def _find_boards(text: str) -> Iterator[tuple[int | None, str]]:
     """Yield each board with the number in the comment before it."""
     number: int | None = None
-    for is_row, group in groupby(text.splitlines(), lambda line: _ROW.fullmatch(line) is not None):
+    for is_row, group in groupby(text.splitlines(), lambda line: "#" in line and _ROW.fullmatch(line) is not None):
         lines = list(group)
         if not is_row:
             stated = [match[1] for line in lines if (match := _NUMBER.fullmatch(line))]
@@ -240,9 +241,8 @@ class LevelFileSet(NumberedTaskSet):
         return self._texts
 
 
-@lru_cache(maxsize=8)
 def make_file_set(path: Path, number: int | None, split: str, split_by: SplitBy) -> LevelFileSet:
-    """Make the task set of a file or folder.
+    """Make the task set of a file or folder; it is kept for as long as the files do not change.
 
     Args:
         number: only the level with this number, of a single file.
@@ -255,16 +255,23 @@ def make_file_set(path: Path, number: int | None, split: str, split_by: SplitBy)
     """
     check_split(split, FILE_SPLITS)
     files, by_folder = _list_files(path, split)
-    levels = [level for file in files for level in read_file(file)]
+    if number is not None and len(files) > 1:
+        raise SpearError(f"number={number} needs one file: {path} has {len(files)}.")
+    return _make_file_set(path, number, split, None if by_folder or split == ALL else split_by, look_at(files))
+
+
+@lru_cache(maxsize=8)
+def _make_file_set(
+    path: Path, number: int | None, split: str, split_by: SplitBy | None, state: FileState
+) -> LevelFileSet:
+    levels = [level for file, _ in state for level in read_file(Path(file))]
     name = path.stem
     if number is not None:
-        if len(files) > 1:
-            raise SpearError(f"number={number} needs one file: {path} has {len(files)}.")
         levels = [level for level in levels if level.number == number]
         if not levels:
             raise SpearError(f"number={number!r}: {path} has no such level.")
         name = f"{name}-{number}"
-    elif not by_folder and split != ALL:
+    elif split_by is not None:
         levels = [level for level in levels if find_split(level.text, split_by) == split]
         if not levels:
             raise LevelError(f"the split {split!r} of {path} has no levels: choose split='all'")

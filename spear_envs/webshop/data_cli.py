@@ -29,6 +29,7 @@ from spear_envs.webshop.products import CatalogueFiles, JsonReader, find_files
 from spear_envs.webshop.reward import RULE
 from spear_envs.webshop.stock import DrawMode
 from spear_envs.webshop.store import MANIFEST, StoreManifest, check_store
+from spear_sandbox.console import FilePath
 from spear_sandbox.terminal import Console
 
 # Not tried against Google Drive itself: the tests run a local server.
@@ -59,8 +60,8 @@ HUMAN_FILE = _describe("items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5
 """12,087 instructions written by people (5.1 MB)."""
 
 size_option = click.option("--size", type=click.Choice(SIZES), help="1,000 products, or 1.18 million.")
-path_type = click.Path(path_type=Path)
-file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+path_type = FilePath()
+file_type = FilePath(exists=True, dir_okay=False)
 
 
 def folder_of(size: str) -> Path:

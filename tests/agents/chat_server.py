@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import pytest
+
 from spear_agents.engines.openai import Server
 from tests.spear_envs.data.server import QuietServer
 
@@ -118,6 +120,7 @@ def drip(handler: Handler) -> None:
 @contextmanager
 def serve_script() -> Iterator[Script]:
     """A server whose answers the test sets."""
+    pytest.importorskip("openai", reason="needs the extra 'api'")
     server: Any = QuietServer(("127.0.0.1", 0), Handler)
     server.script = Script(url=f"http://127.0.0.1:{server.server_address[1]}/v1")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -24,7 +24,6 @@ def corridor_id() -> Iterator[str]:
 @pytest.fixture
 def script() -> Iterator[Script]:
     """A local server of chat completions whose answers the test sets."""
-    pytest.importorskip("httpx")
     with serve_script() as script:
         yield script
 

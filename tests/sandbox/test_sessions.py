@@ -411,6 +411,10 @@ def test_notebooks_as_sandbox_fusion_plays_them(service: RunningService) -> None
     content = ask(service.url, {"cells": ["import os; os._exit(1)"]}, path="/run_jupyter")[1]
     assert content["status"] == "Failed" and content["driver"]["return_code"] == 1
     assert ask(service.url, {"cells": 1}, path="/run_jupyter")[0] == 422
+    for memory in (0, -2):
+        for path, body in (("/sessions", {}), ("/run_jupyter", {"cells": []})):
+            status, content, _ = ask(service.url, {**body, "memory_limit_MB": memory}, path=path)
+            assert status == 422 and "above 0" in str(content)
     assert ask(service.url, {"cells": [], "fetch_files": ["../x"]}, path="/run_jupyter")[0] == 422
     assert ask(service.url, None, "GET", "/health")[1]["sessions"] == 0
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from typing import Any
 
 import pytest
@@ -197,6 +198,8 @@ class TestReplies:
             {"run_result": {"status": "Finished", "return_code": 0, "stdout": 3}},
             {"sandbox": {"level": "magic"}},
             {"sandbox": {"cpu_s": "much"}},
+            {"sandbox": {"cpu_s": 10**400}},
+            {"sandbox": {"peak_rss_kb": math.inf}},
             {"sandbox": 3},
             {"files": {"a": "?"}},
             {"files": {"a": 3}},

@@ -53,6 +53,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         ("no_super", "super().__init__(", "dict(tasks=", r"__init__ must call super\(\).__init__\(tasks"),
         ("a_set", '"door": door}', '"door": {door}}', "content of a task of 'corridor' is not JSON .*set"),
         ("a_comma", "def _start(self", "def _start(self,,", "cannot be imported: SyntaxError: .*a_comma.py, line"),
+        ("an_exit", "register_env(", "raise SystemExit(0)\nregister_env(", "it ends the program"),
     ],
 )
 def test_a_mistake_in_the_class(write: Write, module: str, old: str, new: str, words: str) -> None:

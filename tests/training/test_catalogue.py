@@ -149,6 +149,14 @@ def test_the_function_is_called_as_verl_calls_it(tmp_path: Path, kind: str, answ
     }
 
 
+def test_the_function_cannot_change_what_it_is_given(tmp_path: Path) -> None:
+    head = "def compute_score(ground_truth, seen, **_):\n"
+    body = "    ground_truth.clear()\n    seen.append(1)\n    return len(seen)"
+    scored = score(load(tmp_path, head + body, seen=[]), play(1), play(1))
+    assert [episode.reward_terms[CUSTOM] for episode in scored] == [1, 1]
+    assert TASKS.get("t/train/1").content["golden_answers"] == ["a", "b"]
+
+
 def test_an_episode_that_a_fault_cut_short_is_not_scored(tmp_path: Path) -> None:
     broken = replace(play(0), fault="backend", stop=StopReason.FAULT)
     assert score(load(tmp_path, SEEN.format("", "1")), broken, play(1))[0] is broken
@@ -167,6 +175,9 @@ def test_an_episode_that_a_fault_cut_short_is_not_scored(tmp_path: Path) -> None
         ("def compute_score(**_): return None", "compute_score returned None for task t/train/0, which is neither"),
         ("def compute_score(**_): return {'acc': 1}", "nor a dict with one under 'score'"),
         ("def compute_score(**_): return float('nan')", "returned nan for task t/train/0"),
+        ("def compute_score(**_): return 1e300", "returned 1e+300 for task t/train/0"),
+        ("def compute_score(**_): return 10**400", "returned 1000"),
+        ("def compute_score(**_):\n    raise SystemExit(0)", "line 2, in compute_score: SystemExit: 0"),
     ],
 )
 def test_an_error_of_the_function_names_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -180,6 +191,7 @@ def test_an_error_of_the_function_names_its_place(tmp_path: Path, text: str, mes
     [
         ("x = 1\n1 / 0", "", "reward.py, line 2 cannot be loaded: ZeroDivisionError: division by zero"),
         ("def compute_score(:", "", "reward.py cannot be loaded: SyntaxError: invalid syntax (reward.py, line 1)"),
+        ("x = 1\nraise SystemExit(0)", "", "reward.py, line 2 cannot be loaded: ImportError: it ends the program"),
         ("x = 1", "", "reward.py has no function 'compute_score': name it as reward.function=FILE.py:FUNCTION"),
         ("x = 1", ":x", "has no function 'x'"),
     ],

@@ -29,8 +29,11 @@ from spear_training.run.checkpoints import (
     describe_code,
     finish_checkpoint,
     keep_best,
+    list_steps,
+    list_whole,
     read_best,
     read_state,
+    remove_old,
     write_state,
 )
 from spear_training.run.compose import compose
@@ -128,6 +131,23 @@ def test_other_code_is_told_with_the_override(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"version 0\.0\.1, sources abc.*checkpoint\.resume=changed"):
         check_origin(folder, {}, exact=True, changeable=[])
     check_origin(folder, {}, exact=False, changeable=[])
+
+
+def test_folders_of_a_users_own_are_no_checkpoints(tmp_path: Path) -> None:
+    folder = save_small_checkpoint(tmp_path, 7)
+    for name in ("007", "7_old", "notes", "\u0667"):
+        shutil.copytree(folder, folder.with_name(f"global_step_{name}"))
+    assert list_whole(folder.parent) == list_steps(folder.parent) == [7]
+    before = sorted(folder.parent.iterdir())
+    remove_old(folder.parent, 1)
+    assert sorted(folder.parent.iterdir()) == before
+
+
+def test_a_best_whose_value_is_damaged_gives_way(tmp_path: Path) -> None:
+    keep_best(save_small_checkpoint(tmp_path, 1), "success", 0.5)
+    (tmp_path / "checkpoints" / BEST / "best.json").write_text('{"step": 1, "metric": "success", "value": NaN}')
+    assert keep_best(save_small_checkpoint(tmp_path, 2), "success", 0.4)
+    assert read_best(tmp_path / "checkpoints") == {"step": 2, "metric": "success", "value": 0.4}
 
 
 def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line of a training: choices, files of one's own, and keys."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.catalogue import describe_fields, make_schema
-from spear_training.run.compose import GROUPS, compose, list_choices, list_official
+from spear_training.run.compose import GROUPS, compose, list_choices, list_official, read_config
 from spear_training.run.config import RunConfig
 
 OWN = """
@@ -161,6 +162,9 @@ def test_a_word_that_is_not_understood_names_the_nearest(word: str, expected: st
         ("rollout.correction.rollout_is_threshold=true", "rollout_is_threshold: must be a number or a text"),
         ("rollout.max_prompt_length=text", "rollout.max_prompt_length: must be a whole number (it is 'text')"),
         ("seed=010", "seed: must be a whole number (it is '010')"),
+        (f"train.steps={10**400}", "must be a whole number of at most 64 bits"),
+        ("env.kwargs={'${oc.env:HOME}': 1}", "is not resolved"),
+        ('env.kwargs={"a\\0": 1}', "without the character 0"),
         (f"seed={2**63}", "seed: input should be less than or equal to 9223372036854775807"),
         ("env.id=null", "env.id: input should be a valid string (it is None)"),
         ("log.to=[console, nowhere]", "log.to='nowhere' is not a logger: take some of console, file, tensorboard"),
@@ -176,7 +180,8 @@ def test_a_word_that_is_not_understood_names_the_nearest(word: str, expected: st
 )
 def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(word: str, expected: str) -> None:
     message = fail(word)
-    assert expected in message and message.startswith(word.partition(".")[0].partition("=")[0])
+    assert expected in message
+    assert message.removeprefix("the key '").startswith(word.partition(".")[0].partition("=")[0])
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,7 @@ def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(word: str
         ("constant", "{value: text}", "sil.gamma=constant: its option value must be a number, not 'text'"),
         ("constant", "{value: true}", "must be a number, not True"),
         ("constant", "{value: -1}", "sil.gamma=constant gave -1: a weight is a finite number of 0 or more"),
+        ("constant", f"{{value: {10**400}}}", "must be a whole number of at most 64 bits"),
         ("entropy", "{low: .nan}", "sil.gamma_options.low=nan must be a finite number"),
         ("success", "{target: null}", "must be a number, not None"),
     ],
@@ -211,6 +217,14 @@ def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, expected: str)
     file.write_text(text, "utf-8")
     message = fail(str(file))
     assert expected in message and (str(file) in message or "preset" in expected)
+
+
+def test_a_file_of_many_keys_is_read_in_linear_time(tmp_path: Path) -> None:
+    file, keys = tmp_path / "mine.yaml", 30_000
+    file.write_text("env: {kwargs: {" + ", ".join(f"k{n}" for n in range(keys)) + "}}")
+    started = time.process_time()
+    assert len(read_config(file)["env"]["kwargs"]) == keys
+    assert time.process_time() - started < 60, "each key was once compared with all others"
 
 
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists), max_size=3))

@@ -90,6 +90,7 @@ def test_a_run_that_goes_wrong_is_reported(records: list[dict[str, Any]], topic:
         ([*run(20), *run(2, kl__old=0.9)], {}),
         (run(**APART, staleness__mean=0.9), {}),
         (run(clip__ppo_fraction=float("nan")), {}),
+        (run(clip__ppo_fraction=10**400, entropy__token_mean="high", kl__old=[1]), {}),
     ],
 )
 def test_a_healthy_or_young_run_is_not_reported(records: list[dict[str, Any]], nodes: dict[str, Any]) -> None:
@@ -104,6 +105,10 @@ def test_a_run_is_reviewed_by_its_folder(tmp_path: Path, model_folder: Path) -> 
     lines = [json.dumps({"step": record["step"], "data": record}) + "\n" for record in run(mask__void=0.9)[1:]]
     (tmp_path / METRICS_FOLDER / "0000.jsonl").write_text("".join(lines))
     assert "filter.void=turn" in CliRunner().invoke(advise, [str(tmp_path)]).output
+    for value in ("x", [1], {}, 10**400):  # written by something else
+        lines += [json.dumps({"step": 99, "data": {"mask/void": value, "training/global_step": 99}}) + "\n"]
+        (tmp_path / METRICS_FOLDER / "0000.jsonl").write_text("".join(lines))
+        assert "filter.void=turn" in CliRunner().invoke(advise, [str(tmp_path)]).output
 
 
 def write_run(out: Path, steps: int = 12) -> None:
@@ -176,7 +181,7 @@ def test_a_resumed_training_holds_no_episode_twice(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         recorder.write(step, [make_episode(step)])
     with (tmp_path / "rollouts" / "episodes.jsonl").open("a") as file:
-        file.write('{"step": 1, "torn')
+        file.write(f'{{"step": {10**400}}}\n{{"step": 1, "torn')
     again = EpisodeRecorder(tmp_path, IDENTITY)
     again.resume_after(2)
     assert read_steps(tmp_path) == [(1, 1), (2, 2)]

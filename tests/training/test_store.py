@@ -49,7 +49,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def start_run(out: Path, *steps: int) -> Path:
     """A run with these checkpoints, as a training leaves it."""
     (out / "metrics").mkdir(parents=True, exist_ok=True)
-    (out / "metrics" / "0000.jsonl").write_text('{"step": 1}\n')
+    (out / "metrics" / "0001.jsonl").write_text('{"step": 1}\n')  # 0000 was deleted
     (out / "config.yaml").write_text("seed: 0\n")
     for step in steps:
         save_small_checkpoint(out, step)
@@ -164,6 +164,7 @@ def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
 
     for content, message in (
         (b"{", "cannot be read"),
+        (b'{"files": {"a": {"bytes": Infinity}}}', "cannot be read"),
         (json.dumps({"files": {"../../../evil": {"bytes": 1}}}).encode(), "names '../../../evil'"),
         (manifest.replace(b'"bytes": 12000000', b'"bytes": 1200000000000000000'), "free"),
     ):
@@ -236,7 +237,10 @@ def test_a_network_that_falls_silent_stops_an_upload_and_no_training(
     ("address", "message"),
     [
         ("s3://key:word@bucket/run", "must not hold credentials"),
+        ("s3://key:wo/rd@bucket/run", "must not hold credentials"),
         ("runs/store", "not an address"),
+        ("github://owner", "cannot be reached"),
+        ("ftp://127.0.0.1:9/run", "cannot be reached"),
         ("s3:///", "not an address"),
         ("nosuch://bucket/run", "cannot be reached: Protocol not known"),
     ],
@@ -268,6 +272,13 @@ def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_ano
     save_small_checkpoint(out, 3)
     assert launch() == (3, f"uploaded the checkpoint of step 3 to {store.url}\n")
     assert launch() == (3, "") and store.list_whole() == [3]
+
+    config = store.read("config.yaml") or b""
+    for torn in (b"- a", b"a: b: c", b"\xff"):
+        store.write("config.yaml", torn)
+        with pytest.raises(SpearError, match=r"store/config\.yaml"):
+            launch()
+    store.write("config.yaml", config)
 
     shutil.rmtree(out)
     with pytest.raises(SpearError, match=r"another configuration: seed was 0, is now 5"):

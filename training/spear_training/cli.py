@@ -18,7 +18,7 @@ from spear_agents.play.trajectory import Layout
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
 from spear_envs.core.errors import SpearError
-from spear_sandbox.console import Number, echo
+from spear_sandbox.console import FilePath, Number, echo
 from spear_sandbox.terminal import Console, Progress
 
 
@@ -65,7 +65,7 @@ class TrainCommand(click.Command):
 
 
 @click.command("train", cls=TrainCommand, context_settings={"ignore_unknown_options": True})
-@click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
+@click.option("--out", type=FilePath(), help="Run folder: checkpoints, metrics, curves, log.")
 @click.option("--list", "list_only", is_flag=True, help="Print the choices of each group and stop.")
 @click.option("--describe", metavar="NODE", help="Print the settings of a node, or of all, and stop.")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of a file and stop.")
@@ -163,7 +163,7 @@ def _print_composed(words: Sequence[str], out: Path, *, verl: bool) -> None:
 
 
 @click.command("demo")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder; by default runs/demo, or runs/demo-quick.")
+@click.option("--out", type=FilePath(), help="Folder; by default runs/demo, or runs/demo-quick.")
 @click.option("--quick", is_flag=True, help="Do everything with less of it; nothing is learnt.")
 @click.option(
     "--steps",
@@ -189,7 +189,7 @@ def demo(out: Path | None, quick: bool, steps: int | None, seed: int) -> None:
     run_demo(out, size=QUICK if quick else FULL, steps=steps, seed=seed, console=Console())
 
 
-_FILE = click.Path(path_type=Path)
+_FILE = FilePath()
 
 
 @click.command("sft", context_settings={"ignore_unknown_options": True})
@@ -248,7 +248,7 @@ def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options
 
 @click.command("warmstart")
 @click.argument("env_id", metavar="ENV", type=ENV)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
+@click.option("--out", type=FilePath(), required=True, help="New Hugging Face folder.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--template", help="Prompt template of the environment.")
 @click.option("--layout", type=click.Choice([x.value for x in Layout]), help="One row per turn, or per conversation.")
@@ -330,8 +330,8 @@ def warmstart(
 
 
 @click.command("export")
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
+@click.argument("run", type=FilePath(exists=True, file_okay=False))
+@click.option("--out", type=FilePath(), required=True, help="New Hugging Face folder.")
 @click.option("--step", type=click.IntRange(1), help="Step of the checkpoint; the latest by default.")
 @click.option("--best", is_flag=True, help="The checkpoint that was best on the validation panel.")
 def export(run: Path, out: Path, step: int | None, best: bool) -> None:

@@ -23,6 +23,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import make_command
 from spear_envs.data.files import write_json
 from spear_envs.doctor import CARDS, find_version
+from spear_sandbox.console import FilePath
 from spear_sandbox.terminal import Console
 
 REPORT = "prove-gpu.json"
@@ -184,7 +185,7 @@ def _read_cards() -> str:
 
 
 @click.command("prove-gpu")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/prove-gpu"))
+@click.option("--out", type=FilePath(), default=Path("runs/prove-gpu"))
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda",
     help="cpu runs the same steps at small sizes."

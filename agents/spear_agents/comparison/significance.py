@@ -34,7 +34,7 @@ from spear_agents.evaluation.settings import PlayedPanel
 from spear_agents.play.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.data.progress import show_table
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 
@@ -330,14 +330,14 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 
 
 @click.command()
-@click.argument("runs", metavar="A B [C ...]", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="A B [C ...]", nargs=-1, required=True, type=FilePath())
 @click.option(
     "--pair",
     "more",
     nargs=2,
     multiple=True,
     metavar="A2 B2",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     help="One more pair, of runs of another training seed; may be repeated.",
 )
 @click.option("--metric", type=click.Choice([metric.value for metric in Metric]), default="success")

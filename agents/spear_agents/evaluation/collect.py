@@ -31,12 +31,13 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, RunningTemplate
 from spear_envs.data.files import draft_file, require_replaceable
+from spear_sandbox.console import FilePath
 from spear_sandbox.terminal import Console
 
 
 @click.command(cls=SectionedCommand)
 @click.argument("env_id", metavar="ENV", type=ENV)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="File of JSON lines to write.")
+@click.option("--out", type=FilePath(), required=True, help="File of JSON lines to write.")
 @click.option("--tokenizer", help="Folder or name of a model: also write input_ids and loss_mask of its tokenizer.")
 @click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")
 @add_playing_options(engine="expert", split="the first, such as train", template="default")

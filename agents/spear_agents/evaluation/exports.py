@@ -27,7 +27,7 @@ from spear_envs.core.making import make_env, require_harmless
 from spear_envs.core.parsing import mend_text
 from spear_envs.core.prompts import IMAGE
 from spear_envs.data.files import draft_file, write_text
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 
 
 @dataclass(frozen=True)
@@ -302,11 +302,11 @@ class Form(str, Enum):
 
 
 @click.command("export-data")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=FilePath(file_okay=False))
 @click.option("--form", type=click.Choice([form.value for form in Form]), required=True, help="What to write.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of a dataset.")
+@click.option("--out", type=FilePath(), required=True, help="File, or folder of a dataset.")
 @click.option("--per-task", type=click.IntRange(1), default=4, help="Maximum pairs of one task (pairs only).")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer's folder if RUN's model has moved.")
+@click.option("--tokenizer", type=FilePath(), help="Tokenizer's folder if RUN's model has moved.")
 @TRUST
 def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path | None, trust: bool) -> None:
     """Write the episodes of RUN, a folder of spear eval --out, for other tools.

@@ -28,7 +28,7 @@ from spear_envs.core import PromptContext, SpearEnv, SpearError, Task, canonical
 from spear_envs.core.errors import name_error, suggest_name
 from spear_envs.core.making import make_env, require_harmless
 from spear_envs.data.files import read_regular, write_json
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 from spear_sandbox.errors import show_entry
 from spear_sandbox.terminal import Console
 
@@ -489,7 +489,7 @@ def open_panel(name: str, *, trust: bool = False) -> Panel:
     return panel
 
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
+FOLDER = FilePath(file_okay=False)
 
 
 @click.group()
@@ -513,7 +513,7 @@ def list_panels() -> None:
 
 @panel.command("export")
 @click.argument("name")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.json.")
+@click.option("--out", type=FilePath(dir_okay=False), help="Default: NAME.json.")
 def export(name: str, out: Path | None) -> None:
     """Write panel NAME as one JSON file.
 
@@ -528,7 +528,7 @@ def export(name: str, out: Path | None) -> None:
 
 
 @panel.command("verify")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FilePath(dir_okay=False))
 @TRUST
 def verify_panel(file: Path, trust: bool) -> None:
     """Check whether the installed code reproduces a panel's FILE.

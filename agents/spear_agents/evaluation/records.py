@@ -195,9 +195,10 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             raise SpearError(f"{path} cannot be read: {error.strerror}.") from error
         for line in lines:
             # A line may be empty, torn by a kill, or something else.
-            with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):
+            with suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError, OverflowError):
                 record = json.loads(line)
-                step, data = int(record["step"]), {**record["data"]}
+                step = int(record["step"])
+                data = {name: value for name, value in record["data"].items() if _is_metric(value)}
                 launch.setdefault(step, {}).update(data)
         if launch:
             # A resumed launch validates at its checkpoint's step first; that is not a new training step.
@@ -207,6 +208,11 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             for step, data in launch.items():
                 history.setdefault(step, {}).update(data)
     return [{"step": step, **history[step]} for step in sorted(history)]
+
+
+def _is_metric(value: Any) -> bool:
+    """Return whether a value is a number that a float holds, or null, which is none."""
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 EPISODES, SETTINGS = "episodes.jsonl", "settings.json"

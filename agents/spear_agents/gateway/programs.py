@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import logging
 import threading
@@ -21,7 +20,7 @@ from spear_agents.play.episode import World
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
-from spear_envs.core.machine import import_file
+from spear_envs.core.machine import import_file, import_module
 from spear_envs.core.tools import Tool
 
 if TYPE_CHECKING:
@@ -120,9 +119,7 @@ def load_program(name: str) -> Program:
         raise SpearError(f"an agent is named FILE.py:FUNCTION or MODULE:FUNCTION, not {name!r}")
     try:
         module = (
-            import_file(Path(place), f"agent_{Path(place).stem}")
-            if place.endswith(".py")
-            else importlib.import_module(place)
+            import_file(Path(place), f"agent_{Path(place).stem}") if place.endswith(".py") else import_module(place)
         )
     except Exception as error:  # a user's module may raise anything
         raise SpearError(f"agent {name}: {place} cannot be imported ({type(error).__name__}: {error})") from error

@@ -31,7 +31,7 @@ from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV, SPLIT
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import write_text
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import ConnectionLimits, make_server, stop_on_signals
 
@@ -298,9 +298,9 @@ def _write(status: HTTPStatus, value: Any) -> tuple[HTTPStatus, str, bytes]:
 
 
 @click.command()
-@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--export", type=click.Path(path_type=Path), help="Write one HTML file that needs no server, and stop.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the tokenizer, if the model has moved.")
+@click.argument("path", metavar="RUN", type=FilePath())
+@click.option("--export", type=FilePath(), help="Write one HTML file that needs no server, and stop.")
+@click.option("--tokenizer", type=FilePath(), help="Folder of the tokenizer, if the model has moved.")
 @TRUST
 @click.option("--port", type=int, default=PORT, help="0 takes a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in the browser.")
@@ -332,7 +332,7 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, trust: bool, p
 @click.option("--template", default="default", help="Prompt template of the record.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--seed", type=click.IntRange(0), default=0)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the record.  [default: runs/play-<env>]")
+@click.option("--out", type=FilePath(), help="Folder of the record.  [default: runs/play-<env>]")
 @click.option("--port", type=int, default=PORT, help="Port of --browser; 0 takes a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="With --browser: open it.")
 def play(

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from spear_sandbox.errors import explain_invalid
 from spear_sandbox.guest.interpreter import MAX_REPLY
@@ -126,11 +126,17 @@ Given = TypeVar("Given", bound=BaseModel)
 Ask = Callable[[Request], Awaitable[bytes]]
 
 
+def _check_memory(megabytes: int) -> int:
+    if megabytes < 1 and megabytes != -1:
+        raise ValueError("give a whole number above 0, or -1 for the default")
+    return megabytes
+
+
 class OpenRequest(BaseModel):
     """The body of ``POST /sessions``."""
 
     files: dict[str, str | None] = {}
-    memory_limit_MB: int = Field(-1, ge=-1)
+    memory_limit_MB: Annotated[int, AfterValidator(_check_memory)] = -1
     cell_timeout: float | None = Field(None, gt=0)
     idle_timeout: float | None = Field(None, gt=0)
 
@@ -149,7 +155,7 @@ class JupyterRequest(BaseModel):
     cell_timeout: float = Field(0, ge=0)
     total_timeout: float = Field(45, gt=0)
     kernel: Literal["python3"] = "python3"
-    memory_limit_MB: int = Field(-1, ge=-1)
+    memory_limit_MB: Annotated[int, AfterValidator(_check_memory)] = -1
     files: dict[str, str | None] = {}
     fetch_files: list[str] = Field([], max_length=MAX_FILES)
 
@@ -228,7 +234,7 @@ class CellService:
         self, files: dict[str, str | None], memory_mb: int, cell_s: float | None, idle_s: float | None
     ) -> tuple[LocalSession, float]:
         limits = self._limits
-        if memory_mb > 0:
+        if memory_mb != -1:
             limits = replace(limits, memory_mb=min(memory_mb, limits.memory_mb))
         if cell_s is not None:
             limits = replace(limits, wall_s=min(cell_s, limits.wall_s))

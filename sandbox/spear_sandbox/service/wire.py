@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -319,7 +318,7 @@ def read_reply(body: bytes) -> Outcome:
         raise BadReplyError(f"the answer has the status {_show(status)} and run_result {_show(run)}")
     try:
         return _read_outcome(run, content.get("files") or {}, content.get("sandbox") or {})
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadReplyError(f"the answer is not of SandboxFusion's form ({type(error).__name__}: {error})") from None
 
 

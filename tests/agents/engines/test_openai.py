@@ -29,7 +29,7 @@ from spear_envs.core.parsing import TagParser
 from tests.agents.chat_server import GO, Answer, Handler, Script, complete, cut, drip, hang_up, say
 from tests.agents.corridor import CorridorEnv
 
-pytest.importorskip("httpx")
+pytest.importorskip("openai", reason="needs the extra 'api'")
 
 
 def ask(server: Server, text: str = "where to?", calls: int = 1, **sampling: Any) -> list[Generation]:

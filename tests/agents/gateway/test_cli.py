@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
-pytest.importorskip("httpx", reason="needs the extra 'api'")
+pytest.importorskip("openai", reason="needs the extra 'api'")
 
 import httpx
 

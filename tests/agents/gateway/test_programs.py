@@ -265,10 +265,14 @@ def test_a_conversation_that_grows_too_long_is_told_and_is_no_other_end() -> Non
         ("tests.agents.gateway.programs:absent", "no function 'absent'"),
         ("broken_agent.py:play", "ZeroDivisionError"),
         ("absent.py:play", "FileNotFoundError"),
+        ("ended_agent.py:play", "ends the program"),
+        ("ended_agent:play", "ends the program"),
     ],
 )
 def test_a_program_that_is_not_there(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_agent.py").write_text("1 / 0\n")
+    (tmp_path / "ended_agent.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpearError, match=words):
         load_program(name)

@@ -50,6 +50,16 @@ def break_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("nothing")
 
 
+def write_header(**facts: object) -> Callable[[Path], None]:
+    """A file of weights with one tensor, which is as its header says but for these facts."""
+
+    def edit(folder: Path) -> None:
+        header = json.dumps({"layers.%s.x" % ("9" * 5000): {"data_offsets": [0, 0], **facts}}).encode()
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+    return edit
+
+
 def leave_adapter(folder: Path) -> None:
     (folder / "config.json").rename(folder / "adapter_config.json")
 
@@ -69,6 +79,9 @@ def pickle(folder: Path) -> None:
         ),
         (cut, r"model\.safetensors has [\d,]+ bytes instead of [\d,]+: fetch or copy the model again"),
         (garble, r"model\.safetensors has 1,000 bytes instead of [\d,]+: fetch"),
+        (write_header(), r"model\.safetensors is not a file of weights: fetch or copy"),
+        (write_header(shape=3), r"model\.safetensors is not a file of weights: fetch or copy"),
+        (write_header(shape=[3]), r"cannot be loaded \("),
         (overwrite("config.json", "[]"), r"config\.json cannot be read .*: fetch or copy"),
         (shard, r"lacks 1 of its 2 files of weights \(model-00002-of-00002\.safetensors\)"),
         (break_index, r"model\.safetensors\.index\.json is not an index of weights: fetch or copy the model again"),

@@ -222,18 +222,45 @@ def test_questions_over_http(running: Running) -> None:
     assert httpx.post(f"{running.url}/reset", content=b"[1]").status_code == 422
 
 
-def test_an_environment_that_fails_is_not_used_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_fails_is_closed_and_not_used_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.spear_envs.corridor import CorridorEnv
 
+    closed: list[Any] = []
     with running.connect() as player:
         player.ask("reset", seed=1)
         with monkeypatch.context() as patched:
+            patched.setattr(CorridorEnv, "close", lambda self: closed.append(self))
             patched.setattr(CorridorEnv, "_act", lambda self, action: 1 // 0)
             text = player.fail("step", response="<think></think><action>left</action>")
             assert text["code"] == "EXECUTION_ERROR" and "ZeroDivisionError" in text["message"]
+        assert len(closed) == 1
         assert "send reset first" in player.fail("step", response="x")["message"]
         player.ask("reset", seed=1)
         player.ask("step", response="<think></think><action>left</action>")
+
+
+def test_a_reset_that_fails_ends_the_episode_before_it(running: Running) -> None:
+    for wrong in ({"split": "tset"}, {"index": 10**9}, {"task": "none"}):
+        with running.connect() as player:
+            player.ask("reset", seed=1, episode_id="first")
+            player.fail("reset", episode_id="second", **wrong)
+            state = player.ask("state")
+            assert state == {"episode_id": "second", "step_count": 0, "task_id": None, "done": True}
+            assert "send reset first" in player.fail("step", response="x")["message"]
+
+
+def test_an_environment_that_cannot_be_made(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    with running.connect() as player, monkeypatch.context() as patched:
+        patched.setattr("tests.spear_envs.corridor.load_tasks", fail)
+        found = player.fail("reset", seed=1, split="valid")
+        assert found["code"] == "FACTORY_ERROR" and "ZeroDivisionError" in found["message"]
+        patched.undo()
+        player.ask("reset", seed=1, split="valid")
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -206,6 +206,7 @@ def test_the_seed_draws_the_task() -> None:
         ({"on_malformed": "cry"}, "'explain', 'peer'"),
         ({"mu": "linear"}, "mu: .*'cosine:200'"),
         ({"mu": float("nan")}, "mu: a weight must be a finite number"),
+        ({"mu": 10**400}, "mu: a weight must be a finite number"),
         ({"mu": "constant:inf"}, "finite"),
         ({"tool_reward": "new"}, "'paper', 'distinct'"),
         ({"spilt": "test"}, "no keyword 'spilt'. Did you mean 'split'"),

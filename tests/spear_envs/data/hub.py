@@ -19,7 +19,15 @@ COMMIT = "c0ffee" + "0" * 34
 
 def use_data_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let ``folder`` be where data sets lie, and nothing of the surroundings lead elsewhere."""
-    for name in ("SPEAR_MIRROR", "SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+    for name in (
+        "ALFWORLD_DATA",
+        "SPEAR_MIRROR",
+        "SPEAR_OFFLINE",
+        "HTTP_PROXY",
+        "http_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPEAR_DATA", str(folder))
     return folder

@@ -160,7 +160,32 @@ class TestHostile:
         refuse(archive, tmp_path / "out", r"what is in a.zip needs 1.0 MB, and .*out has 1.0 MB left: free the disk")
 
 
+NAMES_THAT_CANNOT_BE = [["."], ["a", "a/b"], ["a/b", "a"], ["a" * 300], ["/".join(["d"] * 3000)]]
+
+
 class TestDamaged:
+    @pytest.mark.parametrize("names", NAMES_THAT_CANNOT_BE, ids=lambda names: "+".join(names)[:12])
+    def test_names_that_cannot_be(self, tmp_path: Path, names: list[str]) -> None:
+        archive = make_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x"))
+        with pytest.raises(SpearError, match=r"a\.tar"):
+            unpack_archive(archive, tmp_path / "out")
+
+    def test_a_name_that_is_not_utf_8(self, tmp_path: Path) -> None:
+        archive = make_zip(tmp_path / "a.zip", {"é": b"x"})
+        archive.write_bytes(archive.read_bytes().replace("é".encode(), b"\xff\xfe"))
+        refuse(archive, tmp_path / "out", "cannot be unpacked")
+
+    def test_a_size_of_hundreds_of_digits(self, tmp_path: Path) -> None:
+        entry = tarfile.TarInfo("x")
+        entry.pax_headers = {"size": "9" * 400}
+        refuse(make_tar(tmp_path / "a.tar", {}, entry, mode="w"), tmp_path / "out", "cannot be unpacked")
+
+    def test_a_file_is_where_the_folder_should_be(self, tmp_path: Path) -> None:
+        (tmp_path / "out").write_text("mine")
+        with pytest.raises(SpearError, match="File exists"):
+            unpack_archive(make_zip(tmp_path / "a.zip", FILES), tmp_path / "out")
+        assert (tmp_path / "out").read_text() == "mine"
+
     @pytest.mark.parametrize("mode", ["zip", "w:gz", "w:bz2", "w:xz", "w"])
     def test_cut_off_or_flipped(self, tmp_path: Path, mode: str) -> None:
         noise = {"noise": os.urandom(100_000)}

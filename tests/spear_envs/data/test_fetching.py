@@ -178,6 +178,11 @@ class TestTrouble:
         assert get(file, tmp_path_factory.mktemp("breaks")) == BODY
 
 
+def claim(reach: str) -> Any:
+    """The rest of the file, from the middle, under another range."""
+    return lambda handler: handler.say(206, BODY[128_000:], Content_Range=f"bytes {reach}")
+
+
 def flood(handler: Any) -> None:
     handler.send_response(200)
     handler.end_headers()
@@ -217,12 +222,31 @@ class TestRefusals:
             (whole(b""), {}, "it is empty"),
             (status(302, Location="/f"), {}, "redirects"),
             (status(302, Location="ftp://nowhere/f"), {}, "ftp"),
+            (status(302, Location="http://xn--?/f"), {}, "A-label"),
         ],
     )
     def test_what_is_not_the_file(self, site: Site, tmp_path: Path, answer: Any, known: Any, word: str) -> None:
         assert word in fail(describe(site.put("/f", answer), **known), tmp_path)
         assert not list(tmp_path.glob("*"))
         assert site.requests[0][1]["accept-encoding"] == "identity"
+
+    @pytest.mark.parametrize("digits", [400, 5000])
+    @pytest.mark.parametrize("reach", ["128000-{0}/{0}", "{0}-{0}/*"])
+    def test_a_range_of_hundreds_of_digits(self, site: Site, tmp_path: Path, reach: str, digits: int) -> None:
+        (tmp_path / "items.json.part").write_bytes(BODY[:128_000])
+        answers = claim(reach.format("9" * digits)), whole(BODY)
+        assert get(pinned(site.put("/f", *answers)), tmp_path) == BODY
+
+    def test_a_mark_that_no_header_can_have(self, site: Site, tmp_path: Path) -> None:
+        assert get(describe(site.put("/f", cut(BODY, 9, ETag='"é"'), ranged(BODY))), tmp_path) == BODY
+        assert site.ranges() == [None, None]
+
+    def test_an_address_that_is_none(self, tmp_path: Path) -> None:
+        assert "could not be downloaded" in fail(pinned("http://["), tmp_path)
+
+    def test_an_address_with_a_password(self, tmp_path: Path) -> None:
+        message = fail(pinned("http://user:secret@127.0.0.1:9/f"), tmp_path)
+        assert "127.0.0.1:9: " in message and "secret" not in message
 
     def test_no_address_at_all(self, tmp_path: Path) -> None:
         assert "has no address. By hand: Open the page" in fail(describe(), tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, fetch_locked, transfer
+from spear_envs.data.fetching import list_remote
 from spear_envs.data.transfer import Patience
 from spear_envs.search.data_cli import SOURCES
 from tests.spear_envs.data import hub
@@ -58,8 +59,29 @@ def test_what_is_pinned_counts_more_than_what_a_mirror_says(folder: Path, site: 
 @pytest.mark.parametrize("answer", [whole(b"no JSON"), whole(b"[]"), page("Sign in"), status(404)])
 def test_a_mirror_without_a_lock(folder: Path, site: Site, answer: Any) -> None:
     site.put("/m/lock.json", answer)
-    with pytest.raises(SpearError, match=r"lock"):
+    with pytest.raises(SpearError, match=r"/m/? has to serve|/m/lock.json"):
         fetch_locked(RemoteFile("items.json"), folder / "x")
+
+
+def test_a_lock_with_odd_entries(folder: Path, site: Site) -> None:
+    names = ("search/", "search//x", "search/.", "search/../x", "/etc/x", "search/x\0", "search/\ud800", "search/good")
+    files = dict.fromkeys(names, SHA256)
+    site.put("/m/lock.json", whole(json.dumps({"revisions": {}, "files": files}).encode()))
+    assert [name for _, name in list_remote("owner/name", folder / "search", ".*")] == ["good"]
+    with pytest.raises(SpearError, match=r"/m/lock\.json is not a lock"):
+        get(folder, site, whole(BODY), digest="0" * 40)  # as long as a commit
+
+
+def test_a_hub_with_odd_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_data_folder(tmp_path, monkeypatch)
+    others = [{"rfilename": name, "size": 1} for name in ("../x", "a/../../x", "/x", "a//x", "x\0")]
+    with serve_hub(monkeypatch) as hub_site:
+        hub.publish(hub_site, "owner/name", {"good": BODY}, others)
+        assert [name for _, name in list_remote("owner/name", tmp_path / "search", "good|.*x")] == ["good"]
+        for size in ("much", 10**400, -1):
+            hub.publish(hub_site, "owner/odd", {}, [{"rfilename": "x", "size": size}])
+            with pytest.raises(SpearError, match="could not be listed"):
+                list_remote("owner/odd", tmp_path / "search", "x")
 
 
 @pytest.fixture

@@ -54,6 +54,22 @@ def test_a_long_step_is_reported_without_a_terminal_although_nobody_says_anythin
     assert text.getvalue().count("60/60") == 1
 
 
+def test_a_task_that_counts_from_the_start_again_has_its_time_from_there() -> None:
+    text, clock = StringIO(), Clock()
+    with Progress(*COLUMNS, console=Console(file=text), every_s=EVERY_S, get_time=clock) as progress:
+        task = progress.add_task("steps", total=90)
+        for done in (30, 90):
+            clock.now += 20
+            progress.update(task, completed=done)
+            line = wait_for(text, f"{done}/90")
+        assert line == "steps: 90/90, 40 s"
+        clock.now += 100
+        progress.update(task, completed=5, total=45)
+        clock.now += 10
+        progress.update(task, completed=25)
+        assert wait_for(text, "25/45") == "steps: 25/45, 10 s so far, about 10 s left"
+
+
 def test_a_short_task_has_no_lines_and_an_ended_progress_is_silent() -> None:
     text = StringIO()
     with Progress(*COLUMNS, console=Console(file=text)) as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -20,8 +21,9 @@ import spear_envs  # noqa: F401
 from spear_envs.adapters.conversation import Conversation, find_tools_template
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import Task
-from spear_envs.mcp_tools.client import McpFaultKind
-from spear_envs.mcp_tools.env import judge
+from spear_envs.core.tools import CallError
+from spear_envs.mcp_tools.client import CallResult, McpFaultKind, Recording, ToolEntry
+from spear_envs.mcp_tools.env import judge, make_tools
 from spear_envs.testing import check_spear_env
 
 HERE = Path(__file__).parent
@@ -204,6 +206,42 @@ def test_wrong_recordings(make: Make, tmp_path: Path) -> None:
         make(server=False)
     with pytest.raises(SpearError, match="'find' is taken"):
         make(recording=str(RECORDING), answer_tool="find")
+
+
+def test_texts_with_line_ends_of_unicode(make: Make, tmp_path: Path) -> None:
+    """What another environment recorded and what tasks say, in one line each."""
+    odd = "a\u2028b\u0085c"
+    recorded = Recording(tmp_path / "calls.jsonl")
+    recorded.add_tools([ToolEntry("say", odd, {"type": "object"})])
+    call = {"tool": "say", "arguments": {}}
+    recorded.add("tasks/train/00000", [call], CallResult(odd, False))
+    row = {"instruction": odd, "reward": {"answer": odd}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    env = make(tasks=str(tmp_path / "tasks.jsonl"), recording=str(tmp_path / "calls.jsonl"))
+    assert play(env, 0, ["say {}"])[-1][0] == odd and env.tasks[0].instruction == odd
+
+
+def test_odd_schemas() -> None:
+    properties = {"from": {"type": "string"}, "days": {"multipleOf": 0.5}}
+    send, _ = make_tools([ToolEntry("send", "", {"type": "object", "properties": properties})], "answer")
+    assert send.read(send.write({"from": "me", "days": 1})) == {"from": "me", "days": 1}
+    with pytest.raises(CallError, match="send cannot take this"):
+        send.check({"days": 10**400})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("seconds", value) for value in ("abc", float("nan"), 0, float("inf"), 10**400, None, True)),
+        *(("most_characters", value) for value in ("x", 0, None, 1.5)),
+        *(("answer_tool", value) for value in (5, "", "a b")),
+        *(("pass_variables", value) for value in ("PATH", 5, [5])),
+        ("tasks", "\0"),
+    ],
+)
+def test_keywords_that_are_not_valid(make: Make, name: str, value: Any) -> None:
+    with pytest.raises(SpearError, match=name):
+        make(recording=str(RECORDING), **{name: value})
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.processes import hold_folder
 from spear_envs.retrieval import build
 from spear_envs.retrieval.build import NOTE, EncoderSource, encode_corpus
 from spear_envs.retrieval.corpus import INDEX, Corpus
@@ -167,6 +168,12 @@ def test_type_is_chosen_and_memory_is_asked_for_first(make_corpus: MakeCorpus, b
         build_index(corpus, "IVF64,Flat", "third")
     with pytest.raises(SpearError, match="cannot be cut into 5"):
         build_index(corpus, "IVF4,PQ5", "fourth")
+
+
+def test_two_builders_do_not_mix_their_words_and_manifests(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    with hold_folder(tmp_path / "index" / "bm25"), pytest.raises(SpearError, match="another process is building"):
+        build.build_bm25(make_corpus(5), tmp_path / "index", processes=1)
+    build.build_bm25(make_corpus(5), tmp_path / "index", processes=1)
 
 
 def test_strange_folders_are_left_alone(make_corpus: MakeCorpus, build_index: Build, tmp_path: Path) -> None:

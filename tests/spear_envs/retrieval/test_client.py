@@ -382,6 +382,8 @@ def test_senseless_limits_are_refused(keywords: dict[str, Any]) -> None:
         (b'{"result": [{}]}', r"is not a list of documents but \{\}"),
         (b'{"result": [[7]]}', "no text under 'contents' but is 7"),
         (b'{"result": [[{"document": null, "score": 1}]]}', "but is null"),
+        (b'{"result": [[{"document": "a", "score": NaN}]]}', "not a finite number but NaN"),
+        (b'{"result": [[{"document": "a", "score": 1' + b"0" * 400 + b"}]]}", "not a finite number"),
         (b'{"result": [[{"document": ["a"]}]]}', r'but is \["a"\]'),
         (b'{"result": [[{"id": "1"}]]}', "no text"),
         (b'{"result": [[{"id": "1", "contents": null}]]}', "no text"),

@@ -124,6 +124,12 @@ def test_bad_lines_are_named(tmp_path: Path, content: bytes, words: str) -> None
     assert "bad.jsonl" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_gold_answer_of_hundreds_of_digits(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl"
+    path.write_text(f'{{"question": "q", "golden_answers": [{10**400}, 2.0]}}\n')
+    assert [question.golden_answers for question in read_questions(path)] == [(str(10**400), "2")]
+
+
 def test_panels_are_the_same_ones_and_nest() -> None:
     questions = [RawQuestion(str(i), f"question {i}?", ("x",), "nq") for i in range(200)]
     panel = choose_panel(questions, 20)

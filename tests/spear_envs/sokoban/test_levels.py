@@ -197,6 +197,22 @@ def test_a_collection_in_xsb_and_sok(tmp_path: Path) -> None:
     assert make(levels=path, number=2).tasks[0].content["level"] == env.tasks[1].content["level"]
 
 
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path, "mine.xsb", "; 7\n#####\n#@$.#\n#####\n")
+    before = make(levels=path).tasks
+    assert make(levels=path).tasks is before
+    write(tmp_path, "mine.xsb", "; 8\n######\n#@$ .#\n######\n")
+    assert make(levels=path, number=8).tasks[0].content["optimal"] == 2
+    assert make(levels=path).tasks[0].content["optimal"] == 2 and before[0].content["optimal"] == 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("line", ["; " + "9" * 5000, "9" * 5000 + "#", "#" * 100_000 + "x", "#" + " " * 100_000 + "x"])
+def test_long_lines_around_a_level(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path, "long.xsb", f"{line}\n\n#####\n#@$.#\n#####\n")
+    assert len(make(levels=path).tasks) == 1
+
+
 def test_folders_make_the_splits(tmp_path: Path) -> None:
     for split, text in (("train", BOXOBAN), ("valid", XSB)):
         write(tmp_path, f"{split}/000.txt", text)

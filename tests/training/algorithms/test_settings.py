@@ -126,6 +126,7 @@ def test_a_name_stands_for_its_function(registry: Registry) -> None:
         ("no_such_module:f", "PYTHONPATH"),
         ("torn_module:f", "SyntaxError"),
         ("loud_module:f", "two lines"),
+        ("ended_module:f", "ends the program"),
         ("math:sqr", "sqrt"),
         (":f", "ValueError"),
         ("math:pi", "pi"),
@@ -136,6 +137,7 @@ def test_a_missing_function_is_named_with_the_nearest(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "torn_module.py").write_text("def f(:\n")
+    (tmp_path / "ended_module.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "loud_module.py").write_text("raise RuntimeError('two\\nlines')\n")
     with pytest.raises(SettingsError) as caught:
         registry.find(name)

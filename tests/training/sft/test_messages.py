@@ -125,6 +125,13 @@ def test_a_solution_of_another_form_is_said(solution: str, tmp_path: Path) -> No
         prepare_samples([path], open_reader("Qwen2.5"), tmp_path / "samples", max_length=9_999)
 
 
+@pytest.mark.parametrize("calls", [3, {}, "x", [3]])
+def test_calls_are_a_list_of_objects(calls: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "data.jsonl", {"messages": [user("a"), {**reply("b"), "tool_calls": calls}]})
+    with pytest.raises(SpearError, match=r"row 1: .*tool.call"):
+        prepare_samples([path], open_reader("Qwen2.5"), tmp_path / "samples", max_length=99)
+
+
 def test_empty_fields_of_a_table_are_absent_and_null_arguments_of_json_are_not(tmp_path: Path) -> None:
     rows = [{"messages": [user("a"), reply("b")], "tools": [{"type": "function", "function": {"name": "f"}}]}]
     rows += [{"messages": [user("a"), call("b", "c")]}]

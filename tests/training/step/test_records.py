@@ -109,7 +109,7 @@ def test_a_fault_is_recorded_with_its_kind_and_has_no_rows() -> None:
     assert not len(list_rows(broken))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e300])
 def test_a_reward_that_is_no_number_is_a_fault_of_that_episode_alone(value: float) -> None:
     terms = make_trajectory(make_turn(0), reward_terms={"outcome": value, "tool_call": 0.0, "format": 0.0})
     assert record(terms).fault == record(make_trajectory(make_turn(0, reward=value))).fault == "reward"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_a_torn_file_is_told(tmp_path: Path, name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("part", ["baseline", "replay", "rng", "metrics", "anchors"])
+@pytest.mark.parametrize("value", [3, "x", [None]])
+def test_a_state_of_another_form_is_one_error(tmp_path: Path, part: str, value: Any) -> None:
+    state = SpearState(choose(), 0)
+    state.save(tmp_path, {})
+    saved = json.loads((tmp_path / STATE).read_text())
+    saved["state"][part] = value
+    (tmp_path / STATE).write_text(json.dumps(saved))
+    with pytest.raises(SpearError, match="damaged"):
+        state.load(tmp_path)
+
+
 def test_pictures_of_replayed_rows_come_back(tmp_path: Path) -> None:
     state = SpearState(choose(), 0)
     picture = np.arange(9, dtype=np.uint8)
@@ -142,6 +155,11 @@ def test_the_state_is_plain_data() -> None:
 
     kinds = walk(fill(SpearState(choose(), 0)).state_dict())
     assert kinds <= {int, float, str, bool, type(None), torch.Tensor}
+
+
+def test_a_state_of_the_world_may_have_any_name() -> None:
+    state = SpearState(choose(), 0)
+    assert [state.meet(["a", "\ud800"]), state.meet(["\ud800", "b"])] == [1.0, 0.5]
 
 
 def test_running_bounds_follow_and_frozen_ones_stay() -> None:
@@ -191,9 +209,22 @@ def test_a_resumed_curriculum_draws_what_it_would_have_drawn() -> None:
     assert resumed.summarize() == whole.summarize()
     again, other = open_curriculum(), open_curriculum(seed=4)
     assert [again.draw(3) for _ in range(4)] != [other.draw(3) for _ in range(4)], "a run's own seed"
-    for state in (None, open_curriculum(tasks=TASKS[:11]).state_dict()):
+    others = [replace(task, id=f"other/{task.id}") for task in TASKS]
+    for state in (None, *(open_curriculum(tasks=tasks).state_dict() for tasks in (TASKS[:11], others))):
         with pytest.raises(SpearError, match="without this curriculum"):
             resumed.load_state_dict(state)
+
+
+def test_a_damaged_curriculum_is_one_error() -> None:
+    saved = open_curriculum().state_dict()
+    for damage in ({"source": None}, {"source": {}}, {"rng": None}):
+        with pytest.raises(SpearError, match="damaged"):
+            open_curriculum().load_state_dict(saved | damage)
+
+
+def test_a_curriculum_has_tasks() -> None:
+    with pytest.raises(ValueError, match="at least one task"):
+        open_curriculum(tasks=[])
 
 
 def test_faults_say_nothing_of_a_task() -> None:

@@ -280,6 +280,9 @@ def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, checkpoints: P
     # Before the first step there is nothing to keep; an equal value later is no better.
     assert read_best(checkpoints) == {"step": 2, "metric": "success/all", "value": 0.75}
     assert (checkpoints / BEST / "actor").is_dir()
+    trainer.rollouts.played = [make_episode("g", n, fault="backend") for n in range(4)]
+    assert trainer._validate()["val/fault/backend"] == 4, "a service that is down for a while ends no training"
+    trainer.rollouts.played = make_group(wins=1, count=4)
     trainer.run = trainer.run.change("validation", keep_best="success/al")
     with pytest.raises(SpearError, match="success/al"):
         trainer._validate()

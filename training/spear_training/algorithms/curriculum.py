@@ -51,6 +51,8 @@ class TaskSource:
     """
 
     def __init__(self, difficulties: Sequence[Hashable], settings: CurriculumSettings, group: int) -> None:
+        if not len(difficulties):
+            raise ValueError("a curriculum needs at least one task")
         self._settings, self._group = settings, group
         places: dict[Hashable, int] = {}
         self._bands = np.asarray([places.setdefault(one, len(places)) for one in difficulties])

@@ -6,9 +6,9 @@ import difflib
 import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from spear_envs.core.machine import import_module
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms.schema import SettingsError, is_number
 
@@ -98,7 +98,7 @@ class Registry(Generic[F]):
         function = self.find(name)
         try:
             return function(*arguments, **keywords)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if name in self._functions:
                 raise
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -122,7 +122,7 @@ class Registry(Generic[F]):
         return found
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """Describe an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 

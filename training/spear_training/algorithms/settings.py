@@ -5,7 +5,7 @@ Defaults are the library's own choices; the presets of the paper and of the auth
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -30,7 +30,7 @@ from spear_training.algorithms.choices import (
 )
 from spear_training.algorithms.curriculum import BranchSettings, CurriculumSettings
 from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES, Metrics, Registry
-from spear_training.algorithms.schema import STRICT, Record, SettingsError, number
+from spear_training.algorithms.schema import STRICT, Record, SettingsError, is_number, number
 
 NO_METRICS: Metrics = {}
 
@@ -342,7 +342,7 @@ def _weigh(
 ) -> float:
     """Ask a schedule. Raises SettingsError unless its weight is a finite number of 0 or more."""
     value = registry.call(name, t, steps, metrics, **options)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value <= sys.float_info.max:
         raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")
     return float(value)
 

@@ -6,6 +6,7 @@ Transformers builds a model on torch's meta device, without memory for weights; 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -120,7 +121,7 @@ def find_architecture(name: str) -> Architecture:
 
 def find_folder(name: str) -> Path | None:
     """Return the folder of the model ``name`` on this machine, or None."""
-    here = (Path(name).expanduser(), models_folder() / name, find_snapshot(name))
+    here = (Path(os.path.expanduser(name)), models_folder() / name, find_snapshot(name))
     return next((folder for folder in here if folder and (folder / "config.json").is_file()), None)
 
 

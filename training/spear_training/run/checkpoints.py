@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import reprlib
@@ -221,15 +222,22 @@ def is_finished(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def is_step(text: str) -> bool:
+    """Return whether a text is a number as our folders have it; ``007`` or a user's copy ``7_old`` is another name."""
+    return text.isdecimal() and text == str(int(text))
+
+
+def list_steps(checkpoints: Path) -> list[int]:
+    """Return steps that have a folder, whole or not, in ascending order."""
+    names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
+    return sorted(int(name) for name in names if is_step(name))
+
+
 def list_whole(checkpoints: Path) -> list[int]:
     """Return steps that a run can be resumed from, in ascending order."""
-    return sorted(
-        int(folder.name.removeprefix("global_step_"))
-        for folder in checkpoints.glob("global_step_*")
-        if folder.name.removeprefix("global_step_").isdecimal()  # a user's copy has another name
-        and is_finished(folder)
-        and any(folder.glob("**/model*"))  # verl removes the weights of old checkpoints and leaves the rest
-    )
+    folders = {step: checkpoints / f"global_step_{step}" for step in list_steps(checkpoints)}
+    # verl removes the weights of old checkpoints and leaves the rest.
+    return [step for step, folder in folders.items() if is_finished(folder) and any(folder.glob("**/model*"))]
 
 
 def remove_old(checkpoints: Path, keep: int | None) -> None:
@@ -321,7 +329,12 @@ def parse_best(content: bytes) -> dict[str, Any] | None:
     """Return the step, metric and value in a file; None if it is damaged."""
     with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
         found = json.loads(content)
-        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
+        best: dict[str, Any] = {
+            "step": int(found["step"]),
+            "metric": str(found["metric"]),
+            "value": float(found["value"]),
+        }
+        return best if math.isfinite(best["value"]) else None  # nothing is above NaN
     return None
 
 

@@ -7,7 +7,7 @@ import fnmatch
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import yaml
 
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.core.parsing import mend_text
-from spear_envs.data.files import read_yaml_text, require_few_values
+from spear_envs.data.files import YAML_MISREAD, UniqueKeys, read_yaml_text, require_few_values
 from spear_training.algorithms.schema import Record, suggest_key
 from spear_training.run.config import RunConfig, flatten
 
@@ -45,24 +45,13 @@ _LABELS = re.compile(r" \((?:tab|ablation):\w+\)")
 Values = dict[str, Any]
 
 
-_MISREAD = (ValueError, RecursionError, KeyError, TypeError, AttributeError)
-"""Errors that PyYAML raises for values that do not fit their explicit tag."""
-
-
-class _Loader(yaml.SafeLoader):
+class _Loader(UniqueKeys, yaml.SafeLoader):
     """YAML with the scalars of version 1.2: 1e-6 is a number, and ``off``, ``1_000`` and ``1:30`` are texts.
 
     So is ``010``, which is eight in version 1.1 and ten in 1.2.
     """
 
     yaml_implicit_resolvers: ClassVar[Any] = {}  # type: ignore[misc]
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Refuse a key that stands twice."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 for _tag, _form, _first in (
@@ -146,9 +135,9 @@ def compose(words: Sequence[str]) -> Request:
 
 
 def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
-    """Raise SpearError for values that a configuration cannot hold: deep ones, dates, bytes, references, not a number.
+    """Raise SpearError for values and keys that a configuration cannot hold: deep ones, dates, bytes, references, NaN.
 
-    A run with NaN could not be resumed: it differs from itself.
+    A run with NaN could not be resumed: it differs from itself. Larger integers do not fit into a float.
     """
     if depth > DEEPEST:
         raise SpearError(f"{key[:60]}... is nested more than {DEEPEST} times")
@@ -158,7 +147,9 @@ def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
         raise SpearError(f"{key}={value!r} must be a text of UTF-8 without the character 0")
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            check_plain(inner, f"{key}.{name}" if key else str(name), depth + 1)
+            place = f"{key}.{name}" if key else str(name)
+            check_plain(name, f"the key {place!r}", depth + 1)
+            check_plain(inner, place, depth + 1)
     elif isinstance(value, list):
         for inner in value:
             check_plain(inner, key, depth + 1)
@@ -166,6 +157,8 @@ def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
         raise SpearError(f"{key}={value!r} must be a number, a text, true, false, null, a list or a mapping")
     elif isinstance(value, float) and not math.isfinite(value):
         raise SpearError(f"{key}={value!r} must be a finite number")
+    elif isinstance(value, int) and abs(value) >= 2**64:
+        raise SpearError(f"{key}={value!r:.40} must be a whole number of at most 64 bits")
 
 
 def _lay(below: Values, above: Values) -> Values:
@@ -284,7 +277,7 @@ def read_value(word: str) -> Any:
     try:
         require_few_values(text)
         return _read_yaml(text)
-    except (yaml.YAMLError, *_MISREAD) as error:
+    except (yaml.YAMLError, *YAML_MISREAD) as error:
         raise SpearError(f"{word!r} cannot be read as YAML: {first_line(error)}") from error
 
 
@@ -393,14 +386,22 @@ def _read_ours(file: Path) -> Mapping[str, Any]:
 
 
 def _read_file(file: Path) -> Mapping[str, Any]:
+    return parse_config(file, lambda: read_yaml_text(file))
+
+
+def parse_config(place: Path | str, read: Callable[[], str]) -> Mapping[str, Any]:
+    """Parse what ``read`` returns of ``place``, with the errors of :func:`~spear_envs.data.files.read_yaml_text`.
+
+    Raises SpearError if it is not a mapping in YAML.
+    """
     try:
-        plain = _read_yaml(read_yaml_text(file))
+        plain = _read_yaml(read())
     except (OSError, UnicodeError) as error:
-        raise SpearError(f"{file} cannot be read: {error}") from None
-    except (yaml.YAMLError, *_MISREAD) as error:
-        raise SpearError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise SpearError(f"{place} cannot be read: {error}") from None
+    except (yaml.YAMLError, *YAML_MISREAD) as error:
+        raise SpearError(f"{place} is not YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
-        raise SpearError(f"{file} is not a mapping of settings")
+        raise SpearError(f"{place} is not a mapping of settings")
     return plain
 
 

@@ -10,6 +10,7 @@ It may be a coroutine function. Plain functions run in threads, several at a tim
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import os
@@ -29,6 +30,8 @@ CUSTOM = "custom"
 """Reward term with the function's score, which replaces the outcome."""
 ANSWERS = ("answer", "golden_answers")
 """Fields of a task's content with its expected answer: a text, or a list of accepted texts."""
+LARGEST = 2.0**63
+"""Largest size of a score: advantages are float32, where the square of a larger one is infinite."""
 DEFAULT = "compute_score"
 """Name of the function, unless another is given."""
 
@@ -57,25 +60,26 @@ class CustomReward:
     async def _score(self, episode: Trajectory, tasks: TaskSet, split: str) -> Trajectory:
         if episode.fault is not None:
             return episode
-        arguments = {**describe_episode(episode, tasks.get(episode.task_id), split), **self.kwargs}
+        # Copies: a function that sorts its answers must not change the task, nor the options of the next call.
+        arguments = copy.deepcopy({**describe_episode(episode, tasks.get(episode.task_id), split), **self.kwargs})
         try:
             if inspect.iscoroutinefunction(self.function):
                 answer = await self.function(**arguments)
             else:
                 answer = await asyncio.to_thread(self._call, arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             line = _find_line(error, self.path)  # of the user's file; none if the function was called wrongly
             place = f"line {line.lineno}, in {line.name}" if line else self.name
             raise SpearError(f"{self.path}, {place}: {_describe(error)} (task {episode.task_id})") from error
         score: Any = answer.get("score") if isinstance(answer, Mapping) else answer
         try:
             number = float(score)  # also a tensor or a number of numpy
-        except (TypeError, ValueError):
+        except Exception:  # whatever the function's own type raises
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= LARGEST:
             raise SpearError(
-                f"{self.path}: {self.name} returned {answer!r} for task {episode.task_id}, which is neither a finite "
-                "number nor a dict with one under 'score'"
+                f"{self.path}: {self.name} returned {answer!r:.80} for task {episode.task_id}, which is neither a "
+                f"number of at most {LARGEST:g} nor a dict with one under 'score'"
             )
         return replace(episode, reward_terms={**episode.reward_terms, CUSTOM: number})
 
@@ -143,5 +147,5 @@ def _find_line(error: BaseException, path: Path) -> traceback.FrameSummary | Non
     return lines[-1] if lines else None
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -20,7 +20,7 @@ import yaml
 
 from spear_agents.models import digest_model
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import digest_file, read_yaml_text
+from spear_envs.data.files import YAML_MISREAD, digest_file, read_yaml_text
 from spear_training.run.checkpoints import HASHED_BYTES, OVERRIDE, ROOMS
 from spear_training.run.config import RunConfig
 from spear_training.run.environments import EnvironmentFacts
@@ -118,7 +118,7 @@ def _add_file(place: str, files: dict[str, str | None]) -> None:
         elif place.endswith(".py"):
             for imported in _list_imports(place):
                 _add_file(imported, files)
-    except (OSError, ValueError, SyntaxError, RecursionError, yaml.YAMLError):
+    except (OSError, SyntaxError, yaml.YAMLError, *YAML_MISREAD):
         return  # who reads the file says what is wrong with it
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from spear_agents.models import find_snapshot
 from spear_agents.play.chat import check_taken_keywords
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import explain_unwritable, write_json, write_text
+from spear_envs.data.files import decode_yaml, explain_unwritable, write_json, write_text
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import VoidFilter
 from spear_training.algorithms.curriculum import Choice
@@ -33,7 +34,7 @@ from spear_training.run.checkpoints import (
     read_state,
     repair_tracker,
 )
-from spear_training.run.compose import Request, read_config
+from spear_training.run.compose import Request, parse_config, read_config
 from spear_training.run.computing import (
     TINY,
     check_lengths,
@@ -347,7 +348,7 @@ def prepare_run(training: Training, out: Path, console: Console | None = None, *
     with nullcontext() if locked else lock_run(out):  # the files of a running training must not change either
         if store is not None and is_exact and (stored := store.read(CONFIG_FILE)) is not None:
             # Checkpoints of this run would replace those of another.
-            before: Any = OmegaConf.to_container(OmegaConf.create(stored.decode("utf-8", "replace")))
+            before = parse_config(f"{store.url}/{CONFIG_FILE}", partial(decode_yaml, stored))
             advice = f"Name another checkpoint.store, give the old settings, or add {OVERRIDE} to continue there"
             compare_configs(store.url, dict(flatten(before)), own, changeable=changeable, advice=advice)
         fetched = fetch_newer(store, out, verify) if store is not None else None

@@ -5,6 +5,7 @@ The bounds come from the paper (``sec:discusshyper``) and from runs of tiny poli
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from spear_agents.evaluation.records import read_history
 from spear_envs.core.errors import SpearError
-from spear_sandbox.console import echo
+from spear_sandbox.console import FilePath, echo
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.choices import FormatMode, Trigger
 from spear_training.algorithms.settings import SpearSettings
@@ -41,8 +42,8 @@ class History:
 
     def get(self, name: str) -> list[float]:
         """Return all values of a metric."""
-        values = (step.get(name) for step in self.steps)
-        return [float(value) for value in values if value is not None and np.isfinite(value)]
+        values = [step[name] for step in self.steps if isinstance(step.get(name), (int, float, np.number))]
+        return [float(value) for value in values if abs(value) <= sys.float_info.max]
 
     def recent(self, name: str, fewer: float = 0.0) -> float:
         """Return the median of the last :data:`WINDOW` values, or ``fewer`` if there are fewer."""
@@ -153,7 +154,7 @@ def watch_metrics(observer: Observer, settings: SpearSettings, console: Console)
 
 
 @click.command("advise")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=FilePath())
 def advise(run: Path) -> None:
     """Report suspicious metrics of a training, and which setting to change.
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from safetensors import SafetensorError, safe_open
 
@@ -35,6 +34,7 @@ from spear_training.run.checkpoints import (
     STATE,
     TENSORS,
     check_files,
+    is_step,
     keep_best,
     list_whole,
     parse_best,
@@ -67,12 +67,13 @@ class CheckpointStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        parts = urlsplit(self.url)
-        if "@" in parts.netloc:
+        scheme, _, place = self.url.partition("://")
+        name, at, _ = place.rpartition("@")
+        if at and (":" in name or "/" not in name):  # a key may hold slashes
             raise SpearError("checkpoint.store must not hold credentials: leave them in the environment")
-        if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
+        if not scheme or not place.strip("/"):
             raise SpearError(f"checkpoint.store={url} is not an address such as s3://BUCKET/RUN")
-        self._fs, self._root = _connect(self.url, parts.scheme)
+        self._fs, self._root = _connect(self.url, scheme)
 
     # ---- content -----------------------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -88,6 +89,13 @@ class CheckpointStore:
     def list_whole(self) -> list[int]:
         """Return steps with complete checkpoints, in ascending order."""
         return sorted(step for step, names in self._list_steps().items() if MANIFEST in names)
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder; none if it does not exist."""
+        with self._explain(f"{folder} cannot be listed"), suppress(FileNotFoundError):
+            self._fs.invalidate_cache()
+            return sorted(PurePosixPath(path).name for path in self._fs.find(self._at(folder)))
+        return []
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if it does not exist."""
@@ -195,7 +203,7 @@ class CheckpointStore:
         for path in found:
             place, _, name = str(path)[len(self._root) :].lstrip("/").partition("/")
             number = place.removeprefix(PREFIX)
-            if place.startswith(PREFIX) and number.isdecimal() and name:
+            if place.startswith(PREFIX) and is_step(number) and name:
                 steps.setdefault(int(number), []).append(name)
         return steps
 
@@ -224,7 +232,7 @@ def _connect(url: str, scheme: str) -> tuple[Any, str]:
         options = OPTIONS
     try:
         fs, root = url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # file systems of fsspec lack a common class of errors, and some connect here
         raise SpearError(f"checkpoint.store={url} cannot be reached: {first_line(error)}") from error
     return fs, str(root).rstrip("/")
 
@@ -233,7 +241,7 @@ def _list_files(manifest: bytes, where: str) -> dict[str, int]:
     """Return the names and sizes of a checkpoint's files. The store is not trusted: names must not leave its folder."""
     try:
         files = {str(name): int(about["bytes"]) for name, about in json.loads(manifest)["files"].items()}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise SpearError(f"the manifest of {where} cannot be read: name another checkpoint.store") from error
     for name in files:
         path = PurePosixPath(name)
@@ -292,10 +300,10 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
     metrics = out / METRICS_FOLDER
     if not any(metrics.glob("*.jsonl")):
         metrics.mkdir(parents=True, exist_ok=True)
-        number = 0
-        while (content := store.read(f"{METRICS_FOLDER}/{number:04d}.jsonl")) is not None:
-            (metrics / f"{number:04d}.jsonl").write_bytes(content)
-            number += 1
+        for name in store.list_names(METRICS_FOLDER):  # of launches, whose first ones a user may have deleted
+            content = store.read(f"{METRICS_FOLDER}/{name}") if name.endswith(".jsonl") else None
+            if content is not None:
+                (metrics / name).write_bytes(content)
     write_tracker(checkpoints, newest)
     return newest
 

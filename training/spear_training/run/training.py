@@ -78,11 +78,11 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     if not steps:
         return None
     last = steps[-1]
-    figures = f"success {last.get('success/all', 0):.0%}"
-    valid = [record["val/success/all"] for record in history if "val/success/all" in record]
+    figures = f"success {last.get('success/all') or 0:.0%}"
+    valid = [record["val/success/all"] for record in history if record.get("val/success/all") is not None]
     if valid:
         figures += f" · valid {valid[-1]:.0%}"
-    return last["step"], f"{figures} · {last['perf/step_seconds']:.1f} s/step"
+    return last["step"], f"{figures} · {last.get('perf/step_seconds') or 0:.1f} s/step"
 
 
 def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:

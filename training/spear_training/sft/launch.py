@@ -54,6 +54,9 @@ FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq"
          "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
 """Keys of verl that can only have this value here."""
 STRATEGIES = ("fsdp2", "fsdp")
+COUNTS = ("data.train_batch_size", "data.max_length", "data.max_token_len_per_gpu", "trainer.n_gpus_per_node",
+          "trainer.total_epochs", "trainer.max_ckpt_to_keep", "engine.ulysses_sequence_parallel_size")  # fmt: skip
+"""Keys that are whole numbers from 1; verl divides by most of them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def read_model(folder: Path) -> tuple[int, int]:
         text = config | (config.get("text_config") or {})
         vocabulary = int(text["vocab_size"])
         context = int(text.get("max_position_embeddings") or 2**31)
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise SpearError(f"{folder} is not a folder of a language model (config.json: {error})") from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
@@ -128,6 +131,13 @@ def choose_keys(settings: SftSettings) -> DictConfig:
             OmegaConf.update(config, key, value)
     for word in settings.overrides:
         _override(config, word)
+    for key in COUNTS:
+        count = OmegaConf.select(config, key)
+        if type(count) is not int or count < 1:
+            raise SpearError(f"{key} must be a whole number from 1, not {count!r}")
+    every = config.trainer.save_freq
+    if type(every) is not int or every == 0:
+        raise SpearError(f"trainer.save_freq must be a whole number, or -1 for the end, not {every!r}")
     return config
 
 
@@ -335,7 +345,7 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     steps = [record for record in history if TRAINED_STEP in record]
     if not steps:
         return None
-    return steps[-1]["step"], f"loss {steps[-1]['train/loss'] or 0:.3f} · lr {steps[-1]['train/lr']:.1e}"
+    return steps[-1]["step"], f"loss {steps[-1]['train/loss'] or 0:.3f} · lr {steps[-1].get('train/lr') or 0:.1e}"
 
 
 def describe(found: Preparation, limit: int) -> str:

@@ -142,6 +142,8 @@ def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
         if made[name] not in (0, 1) or (made[name] and message["role"] != "assistant"):
             raise SpearError(f"{name}={made[name]!r} of a {message['role']!r}: it is 0, or 1 for the assistant")
     if "tool_calls" in made:
+        if not isinstance(made["tool_calls"], list):
+            raise SpearError(f"tool_calls must be a list of calls, not {made['tool_calls']!r:.60}")
         made["tool_calls"] = [_read_call(call) for call in made["tool_calls"]]
     return made
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -21,9 +20,10 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import explain_unwritable, write_json, write_text
 from spear_training.algorithms.responses import has_repetition, is_incomplete, is_unreadable
 from spear_training.algorithms.rows import RowTable
+from spear_training.run.custom_reward import LARGEST
 
 NOT_FINITE = "reward"
-"""Kind of fault of an episode whose reward is not a finite number."""
+"""Kind of fault of an episode with a reward that is not a number, or beyond ``LARGEST``."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ class EpisodeRecord:
 
 
 def record_episode(trajectory: Trajectory, group: str, sample: int) -> EpisodeRecord:
-    """Summarise ``trajectory`` as member ``sample`` of ``group``; a reward that is not finite is a fault."""
+    """Summarise ``trajectory`` as member ``sample`` of ``group``; a reward that is NaN or too large is a fault."""
     turns = trajectory.turns
     fault = trajectory.fault
-    if fault is None and not all(map(math.isfinite, [*trajectory.reward_terms.values(), *(t.reward for t in turns)])):
+    rewards = [*trajectory.reward_terms.values(), *(turn.reward for turn in turns)]
+    if fault is None and not all(abs(reward) <= LARGEST for reward in rewards):  # nor is NaN
         fault = NOT_FINITE
     return EpisodeRecord(
         group=group,
@@ -258,5 +259,5 @@ def _read_step(line: str) -> float:
         return float("inf")
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
         return float("inf")

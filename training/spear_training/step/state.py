@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from spear_agents.engines.base import derive_seed
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, name_error
 from spear_training.algorithms import BaselineBuffer, BoundsMode, ReplayBuffer, SpearSettings
 from spear_training.run.checkpoints import FORMAT, read_state, write_state
 
@@ -58,7 +58,7 @@ class SpearState:
     def meet(self, anchors: Iterable[str]) -> float:
         """Remember the states of a step; return the share of new ones (each counted once)."""
         # Four bytes for a name of any length. Of 2**18 names one in 16,000 collides, which the share does not show.
-        met = {crc32(anchor.encode()) for anchor in anchors}
+        met = {crc32(anchor.encode("utf-8", "surrogatepass")) for anchor in anchors}
         new = met - self._anchors.keys()
         self._anchors.update(dict.fromkeys(sorted(new)))
         for _ in range(len(self._anchors) - REMEMBERED_ANCHORS):
@@ -99,8 +99,13 @@ class SpearState:
     def load(self, folder: Path) -> dict[str, Any]:
         """Load the state of a checkpoint folder; return the ``about`` it was saved with.
 
-        Raises SpearError if it is missing, torn or of another format, or its buffers have another size.
+        Raises SpearError if it is missing, damaged or of another format, or its buffers have another size.
         """
         saved = read_state(folder)
-        self.load_state_dict(saved.pop("state"))
+        try:
+            self.load_state_dict(saved.pop("state"))
+        except SpearError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise SpearError(f"the state in {folder} is damaged ({name_error(error)}): name another --out") from error
         return saved

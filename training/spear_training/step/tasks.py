@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,7 @@ from spear_agents.engines.base import derive_seed
 from spear_agents.play.snapshots import Snapshot
 from spear_agents.play.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError, name_error
-from spear_envs.core.tasks import Task
+from spear_envs.core.tasks import Task, canonical_json
 from spear_training.algorithms.curriculum import Archive, BranchSettings, CurriculumSettings, TaskSource
 from spear_training.algorithms.rows import Array
 from spear_training.step.records import EpisodeRecord, Rollout, Walk
@@ -37,6 +38,7 @@ class Curriculum:
 
     def __init__(self, tasks: Sequence[Task], settings: CurriculumSettings, group: int, seed: int) -> None:
         self._ids = [task.id for task in tasks]
+        self._digest = hashlib.sha256(canonical_json(self._ids).encode()).hexdigest()
         self._place = {name: number for number, name in enumerate(self._ids)}
         self._source = TaskSource([rate_difficulty(task) for task in tasks], settings, group)
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "curriculum")))
@@ -69,14 +71,17 @@ class Curriculum:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resumed run to draw the same tasks."""
-        return {"source": self._source.state_dict(), "rng": self._rng.bit_generator.state}
+        return {"source": self._source.state_dict(), "rng": self._rng.bit_generator.state, "tasks": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore :meth:`state_dict`. Raises SpearError if it is missing or of other tasks."""
-        if state is None or len(state["source"]["wins"]) != len(self._ids):
+        if state is None or state.get("tasks") != self._digest:  # counts are by the place of a task
             raise SpearError("the checkpoint is without this curriculum, or of other tasks: start a new run folder")
-        self._source.load_state_dict(state["source"])
-        self._rng.bit_generator.state = state["rng"]
+        try:
+            self._source.load_state_dict(state["source"])
+            self._rng.bit_generator.state = state["rng"]
+        except (LookupError, TypeError, ValueError) as error:
+            raise SpearError(f"the curriculum in the checkpoint is damaged ({name_error(error)})") from error
 
 
 OFF = "or set branch.share=0"

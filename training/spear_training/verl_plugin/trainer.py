@@ -36,6 +36,7 @@ from spear_training.run.checkpoints import (
     finish_checkpoint,
     is_finished,
     keep_best,
+    list_steps,
     remove_old,
 )
 from spear_training.run.config import EnvironmentSettings, flatten
@@ -355,6 +356,8 @@ class SpearTrainer(PPOTrainerSync):
         name, folder = self.run.validation.keep_best, self._checkpoint_folder()
         if name is None or not is_finished(folder):
             return
+        if "val/success/all" not in metrics:
+            return  # every episode ended with a fault, which is no reason to end the training
         if f"val/{name}" not in metrics:
             raise SpearError(f"validation.keep_best={name} is not a metric of the validation: {', '.join(metrics)}")
         keep_best(folder, name, metrics[f"val/{name}"])
@@ -383,11 +386,11 @@ class SpearTrainer(PPOTrainerSync):
             shutil.copyfile(source / IMAGE_PROCESSOR, export / IMAGE_PROCESSOR)
         name_dtype(export, self.run.rollout.dtype.value)
         finish_checkpoint(folder)
-        remove_old(Path(self.config.trainer.default_local_dir), self.config.trainer.get("max_actor_ckpt_to_keep"))
+        remove_old(folder.parent, self.config.trainer.get("max_actor_ckpt_to_keep"))
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
-        for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
-            if not (folder / "actor").is_dir():
-                shutil.rmtree(folder, ignore_errors=True)
+        for step in list_steps(folder.parent):
+            if not (folder.parent / f"global_step_{step}" / "actor").is_dir():
+                shutil.rmtree(folder.parent / f"global_step_{step}", ignore_errors=True)
         self.uploads.begin(self.global_steps)
 
     def _measure_step(self) -> dict[str, float]:

@@ -111,6 +111,13 @@ def test_rubbish_and_missing_fields_are_a_bad_reply(kind: str) -> None:
             assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("score", ["NaN", "1e999", "1" + "0" * 400, '"high"', "null"])
+def test_a_score_that_is_no_finite_number_is_a_bad_reply(score: str) -> None:
+    body = json.dumps(write_answer("opensearch", ["a"], 2)).replace("9.5", score)
+    with serve(reply(200, body.encode())) as server:
+        assert fail(open_kind("opensearch", server.url)).kind == FaultKind.BAD_REPLY.value
+
+
 @every_kind
 def test_no_answer_in_time_is_a_timeout(kind: str) -> None:
     def sleep(*_: Any) -> None:

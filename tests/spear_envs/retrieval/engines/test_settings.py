@@ -54,7 +54,15 @@ def test_what_is_wrong_is_said_in_one_line_with_its_path(tmp_path: Path, text: s
     assert all(part in message for part in line), message
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: \x00", "- &a [*b]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a: [", "a: \x00", "- &a [*b]", "a: " + "9" * 5000, "a: 2026-99-99"),
+        *("a: !!bool x", "a: !!timestamp x", "a: !!int []"),
+        "indexes: {a: {kind: bm25}, a: {kind: dense}}",
+    ],
+    ids=lambda text: text[:30],
+)
 def test_what_is_not_yaml_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SpearError, match=r"retriever.yaml is not YAML"):
         read_config(write(tmp_path, text))

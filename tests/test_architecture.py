@@ -10,7 +10,6 @@ import graphlib
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pytest
 from tests.rooms import ROOMS, ROOT, find_modules
 
 MAX_LINES = 600
-IMPORT_SECONDS = 0.5
+IMPORT_RATIO = 1.25
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("scipy", "pandas", "faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.retriever", "spear_envs.retrieval.client")
@@ -109,10 +108,13 @@ def test_an_environment_of_texts_loads_no_pictures() -> None:
 
 
 def test_import_of_spear_envs_is_fast() -> None:
-    code = "import time; start = time.process_time(); import spear_envs; print(time.process_time() - start)"
-    seconds = [float(run_python(code)) for _ in range(3)]
-    # Of CPU, which neighbours can only add to: a best run below the bar proves it; look again before calling it slow.
-    if min(seconds) >= IMPORT_SECONDS:
-        time.sleep(2)
-        seconds += [float(run_python(code)) for _ in range(3)]
-    assert min(seconds) < IMPORT_SECONDS, f"import spear_envs took {min(seconds):.2f} s at best"
+    code = """
+import time
+start = time.process_time()
+import gymnasium
+between = time.process_time()
+import spear_envs
+print((time.process_time() - start) / (between - start))
+"""
+    # Neighbours disturb single runs, so that the best decides.
+    assert min(float(run_python(code)) for _ in range(4)) < IMPORT_RATIO, "times gymnasium's own import"

@@ -69,15 +69,16 @@ def test_json(command: Any, args: list[str], key: str) -> None:
 
 
 HEAVY = ("torch", "verl", "ray", "hydra", "omegaconf", "transformers", "huggingface_hub", "tensordict")
+MOST_MODULES = 800
 
 
 @pytest.mark.parametrize("command", ["presets", "models list", "algorithms"])
 def test_they_start_without_anything_heavy(command: str) -> None:
     program = (
-        "import sys, time\nfrom spear_envs.cli import main\n"
+        "import sys\nfrom spear_envs.cli import main\n"
         f"try:\n    main({command.split()!r})\nexcept SystemExit:\n"
-        f"    print(sorted(set({HEAVY!r}) & sys.modules.keys()), time.process_time())"
+        f"    print(sorted(set({HEAVY!r}) & sys.modules.keys()), len(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    heavy, _, seconds = done.stdout.splitlines()[-1].rpartition(" ")
-    assert heavy == "[]" and float(seconds) < 1.5, "0.6 s of CPU on a quiet machine"
+    heavy, _, modules = done.stdout.splitlines()[-1].rpartition(" ")
+    assert heavy == "[]" and int(modules) < MOST_MODULES

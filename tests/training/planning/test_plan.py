@@ -40,7 +40,8 @@ def test_a_plan_on_eight_gpus() -> None:
 
 @pytest.mark.parametrize("cluster", ["cpu", "cpu_vllm"])
 def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> None:
-    words = ("preset=alfworld_smollm2", "model.path=smollm2-135m", f"cluster={cluster}", "--device-memory", "16")
+    words = ("preset=alfworld_smollm2", "model.path=smollm2-135m", f"cluster={cluster}")
+    words += ("rollout.dtype=bfloat16", "--device-memory", "16")  # else this CPU would choose
     given = () if cluster == "cpu" else ("rollout.kv_cache_gib=1.5",)
     made = ask(*words, *given)
     update, rollout = made["update"], made["rollout"]

@@ -85,17 +85,9 @@ SEARCH_R1 = Peer(
     "https://github.com/PeterGriffinJin/Search-R1",
     "a14dc3a4ffc6fe88c1e95038d9738e21ba3f7a06",
     (
-        *(
-            "torch==2.13.0",
-            "transformers>=4.44,<5",
-            "faiss-cpu",
-            "datasets",
-            "fastapi",
-            "uvicorn",
-            "pyjnius",
-            "numpy<2",
-        ),
-        *("pandas", "tqdm", "pyyaml", "requests"),
+        *("torch==2.13.0", "transformers>=4.44,<5", "faiss-cpu", "datasets", "fastapi", "uvicorn", "tqdm", "requests"),
+        # Imported by pyserini.
+        *("pyjnius", "onnxruntime", "pandas", "pyyaml", "scikit-learn", "scipy"),
     ),
     # The last version for Java 11 to 17.
     alone=("pyserini==0.22.1",),

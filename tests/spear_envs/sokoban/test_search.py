@@ -26,6 +26,7 @@ from spear_envs.sokoban.levels import (
     find_split,
     parse_level,
 )
+from spear_envs.sokoban.tasks import make_task_set
 from tests.spear_envs.sokoban.conftest import actions, levels
 
 
@@ -129,10 +130,13 @@ def test_a_split_given_is_the_split_of_the_content(split: str, split_by: SplitBy
 
 
 def test_held_out_lists_are_disjoint_and_without_twins() -> None:
-    lists = draw_held_out(Recipe(), 100)
+    lists = draw_held_out(Recipe(), 256)
     digests = {split: {digest_level(level.text) for level in levels} for split, levels in lists.items()}
-    assert {split: len(found) for split, found in digests.items()} == {"valid": 100, "test": 100}
+    assert {split: len(found) for split, found in digests.items()} == {"valid": 256, "test": 256}
     assert not digests["valid"] & digests["test"]
+    for split, drawn in lists.items():  # as the package has them
+        packaged = [task.content for task in make_task_set(Recipe(), split)]
+        assert packaged == [{"level": level.text, "optimal": level.optimal} for level in drawn]
 
 
 def test_rooms_are_closed_and_connected() -> None:

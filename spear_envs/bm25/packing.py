@@ -218,7 +218,7 @@ def _pack_numbers(
     """Write ``sizes[i]`` numbers from ``heads[i]`` on to ``data[places[i]:]``, each in ``widths[i]`` bits."""
     groups = -(-sizes // 8)
     padded = np.concatenate([numbers, np.zeros(8, numbers.dtype)]).astype(np.uint32)
-    for width in np.unique(widths):
+    for width in np.flatnonzero(np.bincount(widths)):
         if not width:
             continue
         (chosen,) = np.nonzero(widths == width)
@@ -301,7 +301,7 @@ def _unpack_numbers(
     if places.max() + 16 * widths.max() > len(data):
         raise ValueError("a block lies outside the data")
     made = np.zeros((len(places), BLOCK), np.int64)
-    for width in np.unique(widths):
+    for width in np.flatnonzero(np.bincount(widths)):
         if not width:
             continue
         (chosen,) = np.nonzero(widths == width)

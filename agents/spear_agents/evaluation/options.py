@@ -102,7 +102,7 @@ def add_playing_options(
             click.option("--base-url", help="Address of the server, including /v1."),
             click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
             click.option("--no-seed", is_flag=True, help="Do not send the seed of each response."),
-            click.option("--extra-body", metavar="JSON", help="Further fields of each request, as a JSON object."),
+            click.option("--extra-body", metavar="JSON", help="Fields added to requests, as JSON; records keep them."),
             click.option(
                 "--header",
                 "headers",

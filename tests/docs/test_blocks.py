@@ -14,7 +14,10 @@ SECONDS = 900
 NEEDED = {"docs/mcp-tools.md": "mcp"}
 """Packages of extras, which `make setup` alone does not install, by the page whose blocks need them."""
 
-NIGHTLY = ("docs/agent-programs.md", "docs/own-algorithm.md", "docs/own-environment.md", "training/README.md")
+NIGHTLY = (
+    *("docs/agent-programs.md", "docs/own-algorithm.md", "docs/own-environment.md", "docs/training.md"),
+    "training/README.md",
+)
 """Pages that take two or three minutes each, whose features other tests run as well."""
 
 

@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from benchmarks._figures import Figure
+from benchmarks._figures import TIMES, Figure, correct_time
 from benchmarks._registry import Benchmark
 from benchmarks._results import Result, write_summary
 
 __all__ = ["Change", "Comparison", "compare_results", "make_baseline"]
 
-TIMES = ("s", "ms", "us", "min", "s CPU", "ms CPU", "CPU s", "CPU ms", "s/step")
 SIZES = ("B", "bytes", "KB", "MB", "MiB", "GB")
 LEAST = {"ms": 0.05, "ms CPU": 0.05, "CPU ms": 0.05, "us": 5.0, "MB": 2.0, "MiB": 2.0}
 """Values below these are noise: what is smaller counts as this."""
@@ -65,7 +63,7 @@ def compare_results(
         new = now.get(name)
         if new is None or new.size is not old.size:
             continue
-        speed = fmean(new.calibration) / fmean(old.calibration)
+        pace = new.pace / old.pace
         found = {figure.name: figure for figure in new.figures if not figure.of}
         for figure in old.figures:
             bar = bars.get((name, figure.name))
@@ -76,7 +74,7 @@ def compare_results(
             if other is None:
                 yield Comparison(name, figure.name, figure.unit, figure.value, None, None, Change.MISSING)
                 continue
-            ratio = _find_ratio(figure, other, grows, speed)
+            ratio = _find_ratio(figure, other, grows, pace)
             change = Change.WORSE if ratio > tolerance else Change.BETTER if ratio < 1 / tolerance else Change.SAME
             yield Comparison(name, figure.name, figure.unit, figure.value, other.value, ratio, change)
 
@@ -88,11 +86,10 @@ def _find_direction(unit: str) -> bool | None:
     return False if unit in TIMES or unit in SIZES else None
 
 
-def _find_ratio(old: Figure, new: Figure, more_is_better: bool, speed: float) -> float:
+def _find_ratio(old: Figure, new: Figure, more_is_better: bool, pace: float) -> float:
     least = LEAST.get(old.unit, 1e-9)
-    before, now = max(old.value, least), max(new.value, least)
-    ratio = before / now if more_is_better else now / before
-    return ratio / speed if old.unit in TIMES or old.unit.endswith("/s") else ratio
+    before, now = max(old.value, least), correct_time(max(new.value, least), old.unit, pace)
+    return before / now if more_is_better else now / before
 
 
 def make_baseline(known: list[Benchmark], results: Mapping[str, Result], path: Path) -> None:

@@ -19,20 +19,29 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from spear_envs.data.files import write_json
 
+TIMES = ("s", "ms", "us", "min", "s CPU", "ms CPU", "CPU s", "CPU ms", "CPU min", "s/step")
+REFERENCE_S = 0.0256
+"""CPU seconds of the fixed piece of work (:func:`time_calibration`) on the core for which bars of time are."""
+
 __all__ = [
+    "REFERENCE_S",
+    "TIMES",
     "Bar",
     "Figure",
     "LeftOut",
     "Size",
     "Status",
+    "correct_time",
     "describe_hardware",
     "find_bar",
+    "find_pace",
     "format_value",
     "make_parser",
     "measure_cpu",
@@ -71,7 +80,7 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Bar:
-    """Bound of a figure: at most, or at least, a constant."""
+    """Bound of a figure: at most, or at least, a constant. One of a time or rate is for the reference core."""
 
     name: str
     """The figure's name."""
@@ -90,8 +99,9 @@ class Bar:
         """Whether a run of this size measures enough for the bar."""
         return list(Size).index(Size(self.size)) <= list(Size).index(size)
 
-    def holds(self, value: float) -> bool:
-        """Whether a figure of this value holds the bar; one that is not a number does not."""
+    def holds(self, value: float, pace: float = 1.0) -> bool:
+        """Whether a figure of this value holds the bar, on a core of this :func:`find_pace`; NaN does not."""
+        value = correct_time(value, self.unit, pace)
         return bool(value <= self.at_most if self.at_most is not None else value >= (self.at_least or 0.0))
 
     @property
@@ -142,6 +152,18 @@ def time_calibration() -> float:
     return min(measure_cpu(work) for _ in range(5))
 
 
+def find_pace(calibration: Sequence[float]) -> float:
+    """How many times as long as the reference core this one takes for the fixed piece of work."""
+    return fmean(calibration) / REFERENCE_S
+
+
+def correct_time(value: float, unit: str, pace: float) -> float:
+    """A time or rate as the reference core would have it; values of other units stay as they are."""
+    if unit in TIMES:
+        return value / pace
+    return value * pace if unit.endswith("/s") else value
+
+
 def read_versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of packages; "not installed" where one is not."""
     found = {"Python": platform.python_version()}
@@ -175,13 +197,13 @@ def find_bar(figure: Figure, bars: Iterable[Bar]) -> Bar | None:
     return next((bar for bar in bars if bar.name == figure.name), None) if not figure.of else None
 
 
-def print_figures(figures: Iterable[Figure], bars: Sequence[Bar]) -> Iterator[Figure]:
-    """Print each figure as it comes, with its bar and verdict, and pass it on."""
+def print_figures(figures: Iterable[Figure], bars: Sequence[Bar], pace: float) -> Iterator[Figure]:
+    """Print each figure as it comes, with its bar and verdict on a core of this pace, and pass it on."""
     for figure in figures:
         bar = find_bar(figure, bars)
         if bar is not None and bar.unit != figure.unit:
             raise ValueError(f"{figure.name!r} is measured in {figure.unit!r}, its bar is in {bar.unit!r}")
-        verdict = "" if bar is None else f"  bar {bar}  {'held' if bar.holds(figure.value) else 'NOT HELD'}"
+        verdict = "" if bar is None else f"  bar {bar}  {'held' if bar.holds(figure.value, pace) else 'NOT HELD'}"
         whose = f" [{figure.of}]" if figure.of else ""
         note = f"  ({figure.note})" if figure.note else ""
         print(f"{figure.name + whose:72} {format_value(figure.value):>10} {figure.unit:9}{verdict}{note}", flush=True)
@@ -214,15 +236,16 @@ def run_benchmark(
     versions = read_versions(packages)
     print("; ".join(f"{name} {found}" for name, found in versions.items()), flush=True)
     report = _Report(options, versions)
-    held = True
+    pace, held = report.pace, True
+    print(f"pace {pace:.2f}: a fixed task takes as many times {1e3 * REFERENCE_S:.1f} ms, which bars of time allow for")
     with tempfile.TemporaryDirectory() as folder:
         options.work = options.work or Path(folder)
         options.work.mkdir(parents=True, exist_ok=True)
         try:
             applying = [bar for bar in bars if bar.applies_to(options.size)]
-            for figure in print_figures(measure(options), applying):
+            for figure in print_figures(measure(options), applying, pace):
                 bar = find_bar(figure, applying)
-                held &= bar is None or bar.holds(figure.value)
+                held &= bar is None or bar.holds(figure.value, pace)
                 report.add(figure)
         except LeftOut as error:
             print(f"left out: {error}", flush=True)
@@ -251,6 +274,11 @@ class _Report:
             "figures": [],
         }
         self._write()
+
+    @property
+    def pace(self) -> float:
+        """Pace of the core so far."""
+        return find_pace(self._report["calibration"])
 
     def add(self, figure: Figure) -> None:
         """One more figure."""

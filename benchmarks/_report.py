@@ -115,7 +115,8 @@ def describe_result(result: Result) -> str:
     load = f"load {' to '.join(f'{value:.1f}' for value in result.load)}"
     load += ": other programs ran beside it, so times by the clock mean little" if busy else ""
     parts = [f"{result.status.value}{f' ({result.reason})' if result.reason else ''}", f"size {result.size.value}"]
-    parts += [f"{result.seconds:,.0f} s, {result.cpu_seconds:,.0f} s of CPU", machine, load, result.date]
+    parts += [f"{result.seconds:,.0f} s, {result.cpu_seconds:,.0f} s of CPU", machine, load]
+    parts += [f"pace {result.pace:.2f}", result.date]
     versions = ", ".join(f"{name} {found}" for name, found in result.versions.items())
     return "; ".join([*parts, versions]) + "."
 
@@ -131,7 +132,7 @@ def _list_rows(benchmark: Benchmark, result: Result) -> Iterator[tuple[str, str,
         if ours is None or bar is None:
             verdict = ""
         else:
-            verdict = (Verdict.HELD if bar.holds(ours.value) else Verdict.NOT_HELD).value
+            verdict = (Verdict.HELD if bar.holds(ours.value, result.pace) else Verdict.NOT_HELD).value
         value = "" if ours is None else f"{format_value(ours.value)} {ours.unit}".rstrip()
         yield name + note, value, others, "" if bar is None else str(bar), verdict
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import Bar, Figure, Size, Status
+from benchmarks._figures import Bar, Figure, Size, Status, find_pace
 from benchmarks._registry import Benchmark
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import write_json
@@ -50,6 +50,11 @@ class Result:
     seconds: float
     cpu_seconds: float
     figures: tuple[Figure, ...]
+
+    @property
+    def pace(self) -> float:
+        """Pace of the core (:func:`~benchmarks._figures.find_pace`)."""
+        return find_pace(self.calibration)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Result:
@@ -113,7 +118,7 @@ def judge(benchmark: Benchmark, result: Result | None) -> Iterator[Judgement]:
     for bar in benchmark.bars:
         value = values.get(bar.name)
         if value is not None and result is not None and bar.applies_to(result.size):
-            verdict = Verdict.HELD if bar.holds(value) else Verdict.NOT_HELD
+            verdict = Verdict.HELD if bar.holds(value, result.pace) else Verdict.NOT_HELD
             yield Judgement(benchmark.name, bar, verdict, value)
         else:
             yield Judgement(benchmark.name, bar, Verdict.NOT_MEASURED, None, _explain(bar, result))

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import _cli, _compare, _registry, _running
-from benchmarks._figures import Bar, Size, Status
+from benchmarks import _cli, _figures, _registry, _running
+from benchmarks._figures import REFERENCE_S, Bar, Size, Status
 from benchmarks._random_play import measure_random_play
-from benchmarks._registry import FOLDER, choose_benchmarks, find_benchmarks, read_benchmark
-from benchmarks._results import Verdict, judge, read_result, read_results, read_summary
+from benchmarks._registry import FOLDER, Benchmark, choose_benchmarks, find_benchmarks, read_benchmark
+from benchmarks._results import Result, Verdict, judge, read_result, read_results, read_summary
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.engine import Board
@@ -159,6 +159,29 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
     assert counter.read_text() == "x", "the finished one was not run again"
 
 
+@pytest.mark.parametrize(
+    ("bar", "value", "alone", "on_a_slow_core"),
+    [
+        (Bar("a", "ms", at_most=2.0), 3.0, False, True),
+        (Bar("a", "CPU s", at_most=2.0), 5.0, False, False),
+        (Bar("a", "episodes/s", at_least=10.0), 6.0, False, True),
+        (Bar("a", "MB", at_most=2.0), 3.0, False, False),
+        (Bar("a", "times", at_least=10.0), 6.0, False, False),
+    ],
+)
+def test_times_and_rates_are_held_as_on_the_reference_core(
+    bar: Bar, value: float, alone: bool, on_a_slow_core: bool
+) -> None:
+    assert (bar.holds(value), bar.holds(value, pace=2.0)) == (alone, on_a_slow_core)
+    figures = [{"name": "a", "value": value, "unit": bar.unit, "of": "", "note": ""}]
+    for pace, held in ((1.0, alone), (2.0, on_a_slow_core)):
+        report = {"figures": figures, "calibration": [pace * REFERENCE_S] * 2, "size": "quick", "status": "finished"}
+        report |= {"benchmark": "b", "reason": "", "date": "", "hardware": {}, "versions": {}, "load": [0.0, 0.0]}
+        result = Result.read({**report, "seconds": 1.0, "cpu_seconds": 1.0})
+        (judgement,) = judge(Benchmark("b", "", (bar,)), result)
+        assert judgement.verdict is (Verdict.HELD if held else Verdict.NOT_HELD)
+
+
 def test_comparing_with_a_baseline(
     run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +192,7 @@ def test_comparing_with_a_baseline(
     assert run(command="compare") == 0 and "0 worse" in capsys.readouterr().out
     write_script(folder, "good", "yield Figure('step', 1.9, 'ms')")
     assert run("--again") == 0
-    monkeypatch.setattr(_compare, "fmean", lambda values: 1.0)  # the cores are as fast as they were
+    monkeypatch.setattr(_figures, "fmean", lambda values: 1.0)  # the cores are as fast as they were
     assert run(command="compare") == 1
     captured = capsys.readouterr()
     assert "1.9" in captured.out and "missing" in captured.out and "1 figures are worse" in captured.err

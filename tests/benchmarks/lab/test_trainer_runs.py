@@ -176,4 +176,4 @@ def test_it_is_the_step_over_verls_own_worker_with_a_real_model() -> None:
     assert found["replayed"] > 0 and found["moved"] > 1e-3
     exact = {"gamma", *(name for name in found["differences"] if name.startswith("row/"))}
     assert {name: gap for name, gap in found["differences"].items() if gap > (1e-12 if name in exact else 1e-5)} == {}
-    assert found["weights"] < 1e-6
+    assert found["weights"] < 1e-5

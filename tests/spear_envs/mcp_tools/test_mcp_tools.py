@@ -160,7 +160,7 @@ def test_servers_that_fail(make: Make) -> None:
     with pytest.raises(EnvFault, match=r"mcp_unreachable.*no answer within 2 s"):
         make(server=f"sleep {mark}", seconds=2.0)
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in path.read_bytes()]
-    env = make(server=COMMAND, seconds=5.0, most_characters=100)
+    env = make(server=COMMAND, seconds=12.0, most_characters=100)
     assert not env.unwrapped.restores, "what its server did cannot be kept"
     observation, *_ = play(env, 0, ['wait {"seconds": 0}'])[-1]
     assert observation.endswith("(19,900 characters more)")

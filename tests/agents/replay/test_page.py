@@ -397,6 +397,8 @@ def test_a_table_of_a_run_that_goes_on_stays_as_it_was_left(browser: Chromium, t
         browser.wait("state.rows.length === 9")
         assert browser.evaluate(NAMES)[0] == "1", "sorted by episodes"
         assert browser.evaluate("[...document.querySelectorAll('.parts')].length") == 1
+        labels = browser.evaluate("[...document.querySelectorAll('.models .model span')].map((one) => one.textContent)")
+        assert {"random · 0", "random · 1", "random · 2"} <= set(labels), "alike but for the run"
         assert browser.evaluate("document.querySelector('.runs input:checked').ariaLabel") == f"compare {left}"
 
 

@@ -102,8 +102,15 @@ function drawModels() {
   }
   $("models").replaceChildren(make("div", { class: "grid" }, [...groups].filter(([, found]) => found.length > 1).map(([title, found]) =>
     make("figure", { class: "chart models" }, make("figcaption", {}, title, make("span", { class: "soft" }, "  won %, 95 % interval")), found.map((source) =>
-      make("div", { class: "model" }, make("span", { title: source.name }, [modelOf(source), source.settings.method === "plain" ? "" : source.settings.method].filter(Boolean).join(" · ") || source.name),
+      make("div", { class: "model" }, make("span", { title: source.name }, labelOf(source, found)),
         bar(whole(source).success) || make("span"), make("b", {}, percent(whole(source).success.mean))))))));
+}
+
+// Model and method; the run as well where another one has the same.
+function labelOf(source, others) {
+  const label = (one) => [modelOf(one), one.settings.method === "plain" ? "" : one.settings.method].filter(Boolean).join(" · ");
+  const alike = others.filter((one) => label(one) === label(source)).length > 1;
+  return [label(source), alike ? source.name : ""].filter(Boolean).join(" · ") || source.name;
 }
 
 // The interval as a band and the mean as a mark in it.

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rooms import ROOMS, ROOT, find_modules
+from tests.rooms import IMPORT_RATIO, ROOMS, ROOT, TIME_IMPORT, find_modules
 
 MAX_LINES = 600
-IMPORT_RATIO = 1.25
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("scipy", "pandas", "faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.retriever", "spear_envs.retrieval.client")
@@ -108,13 +107,4 @@ def test_an_environment_of_texts_loads_no_pictures() -> None:
 
 
 def test_import_of_spear_envs_is_fast() -> None:
-    code = """
-import time
-start = time.process_time()
-import gymnasium
-between = time.process_time()
-import spear_envs
-print((time.process_time() - start) / (between - start))
-"""
-    # Neighbours disturb single runs, so that the best decides.
-    assert min(float(run_python(code)) for _ in range(4)) < IMPORT_RATIO, "times gymnasium's own import"
+    assert min(float(run_python(TIME_IMPORT)) for _ in range(4)) < IMPORT_RATIO

@@ -100,17 +100,20 @@ function drawModels() {
     const title = [source.env.replaceAll("spear/", ""), source.settings.panel || source.settings.split].filter(Boolean).join(" · ");
     groups.set(title, [...(groups.get(title) || []), source]);
   }
-  $("models").replaceChildren(make("div", { class: "grid" }, [...groups].filter(([, found]) => found.length > 1).map(([title, found]) =>
-    make("figure", { class: "chart models" }, make("figcaption", {}, title, make("span", { class: "soft" }, "  won %, 95 % interval")), found.map((source) =>
-      make("div", { class: "model" }, make("span", { title: source.name }, labelOf(source, found)),
-        bar(whole(source).success) || make("span"), make("b", {}, percent(whole(source).success.mean))))))));
+  $("models").replaceChildren(make("div", { class: "grid" }, [...groups].filter(([, found]) => found.length > 1).map(([title, found]) => {
+    const labels = labelAll(found);
+    return make("figure", { class: "chart models" }, make("figcaption", {}, title, make("span", { class: "soft" }, "  won %, 95 % interval")), found.map((source, place) =>
+      make("div", { class: "model" }, make("span", { title: source.name }, labels[place]),
+        bar(whole(source).success) || make("span"), make("b", {}, percent(whole(source).success.mean)))));
+  })));
 }
 
-// Model and method; the run as well where another one has the same.
-function labelOf(source, others) {
-  const label = (one) => [modelOf(one), one.settings.method === "plain" ? "" : one.settings.method].filter(Boolean).join(" · ");
-  const alike = others.filter((one) => label(one) === label(source)).length > 1;
-  return [label(source), alike ? source.name : ""].filter(Boolean).join(" · ") || source.name;
+// Model and method of each run, and its name as well where another one has the same.
+function labelAll(found) {
+  const labels = found.map((one) => [modelOf(one), one.settings.method === "plain" ? "" : one.settings.method].filter(Boolean).join(" · "));
+  const counts = new Map();
+  for (const label of labels) counts.set(label, (counts.get(label) || 0) + 1);
+  return found.map((one, place) => [labels[place], !labels[place] || counts.get(labels[place]) > 1 ? one.name : ""].filter(Boolean).join(" · "));
 }
 
 // The interval as a band and the mean as a mark in it.

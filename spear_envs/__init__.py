@@ -1,11 +1,10 @@
 """SPEAR environments: language-agent tasks with one interface. Importing the package registers them with gymnasium."""
 
-from importlib.metadata import version
-
 from spear_envs.core import EnvFault, SpearEnv, SpearError, UnknownTaskError, image_of, set_training_step, text_of
 from spear_envs.core.registration import register_builtin, register_env
 
-__version__ = version("spear-envs")
+__version__: str
+"""The installed release."""
 
 __all__ = [
     "EnvFault",
@@ -20,3 +19,12 @@ __all__ = [
 ]
 
 register_builtin()
+
+
+def __getattr__(name: str) -> str:
+    # Late: reading the metadata costs as much as our own modules, and few programs ask.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("spear-envs")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,6 +54,16 @@ def test_on_a_cpu_the_cache_is_held_while_the_engine_generates(cluster: str) -> 
     assert update.keys() & rollout.keys() >= {"engine's weights", "processes"}
 
 
+def test_the_cache_of_a_cpu_is_of_the_episodes_that_run_at_a_time() -> None:
+    words = ("preset=alfworld_smollm2", "model.path=smollm2-135m", "rollout.dtype=float32", "--device-memory", "16")
+    made = ask(*words)
+    assert made["fits"], "32 episodes of a step and 64 of a validation, not rollout.max_requests=128"
+    key_and_value = 2 * 30 * 3 * 64 * 4  # layers, heads, their size, float32
+    assert made["rollout"]["key-value cache"] == 64 * 2048 * key_and_value
+    assert ask(*words, "validation.tasks=8")["rollout"]["key-value cache"] == 32 * 2048 * key_and_value
+    assert ask(*words, "rollout.max_requests=16")["rollout"]["key-value cache"] == 16 * 2048 * key_and_value
+
+
 DTYPE = "verl.actor_rollout_ref.actor.fsdp_config.model_dtype"
 
 

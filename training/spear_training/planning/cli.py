@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
     from spear_training.run.computing import measure_weights
     from spear_training.run.environments import count_turns
-    from spear_training.run.launch import resolve_machine
+    from spear_training.run.launch import count_episodes, resolve_machine
     from spear_training.run.to_verl import to_verl
     from spear_training.step.minibatches import count_minibatches
 
@@ -89,7 +90,10 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
         note, refused = str(error), True
     tokens = min(float(config.train.tokens_per_gpu), mini_batch * row_tokens / config.ranks)
     longest = config.longest_row
-    memory = size_memory(to_verl(config, Path("plan")), model, tokens, longest, device_bytes)
+    validation = config.validation
+    played = math.inf if validation.tasks is None else validation.tasks * validation.samples
+    running = max(count_episodes(config), played)
+    memory = size_memory(to_verl(config, Path("plan")), model, tokens, longest, running, device_bytes)
     short = memory.cache_tokens is not None and memory.cache_tokens < longest
     largest = max(sum_bytes(memory.update), sum_bytes(memory.rollout))
     update, generate = ({item.name: item.bytes for item in items} for items in (memory.update, memory.rollout))

@@ -275,11 +275,11 @@ def read_width(fsdp_config: DictConfig) -> int:
 
 
 def size_memory(
-    config: DictConfig, model: Architecture, tokens: float, longest: float, device_bytes: float
+    config: DictConfig, model: Architecture, tokens: float, longest: float, episodes: float, device_bytes: float
 ) -> DeviceMemory:
     """Return the memory of one device of ``device_bytes`` with the policy ``model``, in micro-batches of ``tokens``.
 
-    ``longest`` are the tokens of a row at most.
+    ``longest`` are the tokens of a row at most, and ``episodes`` those that run at a time.
     """
     actor = config.actor_rollout_ref.actor
     trainer = Trainer.of_config(config, model)
@@ -289,7 +289,7 @@ def size_memory(
     if config.trainer.device == "cpu":
         others = size_rollout_on_cpu(config, model)
         waiting = sum(item.bytes for item in update if item.name in ("weights", "adapter", "Adam"))
-        cache = Item("key-value cache", _size_live_cache(config, model, longest, device_bytes))
+        cache = Item("key-value cache", _size_live_cache(config, model, longest, episodes, device_bytes))
         return DeviceMemory((*update, *others), (*others, cache, Item("trainer's share", waiting)), None)
     rollout, parameters = config.actor_rollout_ref.rollout, model.parameters
     width = _read_rollout_width(config)
@@ -314,10 +314,10 @@ def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, 
     return (*held, Item("processes", PROCESSES, estimated=True))
 
 
-def _size_live_cache(config: DictConfig, model: Architecture, longest: float, room: float) -> float:
+def _size_live_cache(config: DictConfig, model: Architecture, longest: float, episodes: float, room: float) -> float:
     """Return the most bytes that an engine's cache takes on a CPU while it generates; ``room`` is free before that."""
     rollout = config.actor_rollout_ref.rollout
-    size = rollout.max_num_seqs * longest * _read_rollout_width(config) * model.cache_values
+    size = min(rollout.max_num_seqs, episodes) * longest * _read_rollout_width(config) * model.cache_values
     if rollout.name != "vllm_cpu":
         return float(size)
     gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib

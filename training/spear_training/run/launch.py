@@ -193,12 +193,12 @@ def count_workers(config: RunConfig) -> int:
     has_gpu = shutil.which(CARDS[0]) is not None
     room = len(os.sched_getaffinity(0)) * config.cluster.nodes - gpus if has_gpu else math.inf
     driven = math.ceil(HEADROOM * gpus * TURNS_OF_A_GPU / TURNS_OF_A_WORKER)
-    return max(1, int(min(room, max(2, driven, math.ceil(_count_episodes(config) / MOST_EPISODES)))))
+    return max(1, int(min(room, max(2, driven, math.ceil(count_episodes(config) / MOST_EPISODES)))))
 
 
 def describe_workers(config: RunConfig) -> str:
     """Return one line on the workers of a training."""
-    workers, episodes = config.rollout.workers or 1, _count_episodes(config)
+    workers, episodes = config.rollout.workers or 1, count_episodes(config)
     each = math.ceil(episodes / workers)
     many = f"up to {each:,} episodes" if each <= MOST_EPISODES else f"{MOST_EPISODES} of {each:,} episodes"
     return f"{workers} rollout worker{'s' if workers > 1 else ''}, each with {many} at a time ({WORKERS})"
@@ -227,8 +227,8 @@ def describe_void(config: RunConfig, turns: int) -> str | None:
     )
 
 
-def _count_episodes(config: RunConfig) -> int:
-    """Return the most episodes that run at a time."""
+def count_episodes(config: RunConfig) -> int:
+    """Return the most episodes of training that run at a time."""
     return config.train.batch_size * config.rollout.group_size * (1 + config.rollout.staleness)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from pathlib import Path
@@ -32,6 +32,27 @@ MOST_LEVELS = 32
 _HINTS: Mapping[Any, type] = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict
 }  # fmt: skip
+
+
+def _ignore(_validator: Any, _value: Any, _instance: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    return iter(())
+
+
+def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if "patternProperties" not in schema:
+        yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](
+            validator, value, instance, schema
+        )
+
+
+# Patterns are left to the server: they are of ECMA-262, which Python may refuse or search for ever.
+_Validator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    {
+        **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), _ignore),
+        "additionalProperties": _check_additional,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -77,13 +98,13 @@ class McpTool(Tool):
         return write_action(self.name, arguments)
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check arguments against the schema.
+        """Check arguments against the schema, but for its patterns.
 
         Raises:
             CallError: they do not fit.
         """
         # An empty registry, so that a stranger's schema cannot fetch anything.
-        validator = jsonschema.Draft202012Validator(self.entry.schema, registry=Registry())
+        validator = _Validator(self.entry.schema, registry=Registry())
         try:
             problem = next(validator.iter_errors(dict(arguments)), None)
         except (Unresolvable, RecursionError, OverflowError) as error:
@@ -139,7 +160,7 @@ def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]
                 f"the tool name {entry.name!r} is taken, empty, or has white space in it: see answer_tool."
             )
         try:
-            jsonschema.Draft202012Validator.check_schema(dict(entry.schema))
+            _Validator.check_schema(dict(entry.schema), format_checker=jsonschema.FormatChecker(()))
         except jsonschema.SchemaError as error:
             raise SpearError(f"the schema of the tool {entry.name!r} is invalid: {error.message}") from error
         made[entry.name] = McpTool(_take(entry), re.compile(".+"), entry=entry)

@@ -229,6 +229,24 @@ def test_odd_schemas() -> None:
         send.check({"days": 10**400})
 
 
+@pytest.mark.parametrize("pattern", [r"^\p{L}+$", "(?<year>[0-9]{4})", "(a+)+$", "["])
+def test_patterns_are_left_to_the_server(pattern: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"pattern": {"type": "string", "pattern": pattern}},
+        "additionalProperties": False,
+    }
+    (search, _) = make_tools([ToolEntry("search", "", schema)], "answer")
+    search.check({"pattern": "a" * 60 + "!"})
+    for wrong in ({"pattern": 1}, {"other": "a"}):
+        with pytest.raises(CallError, match="search cannot take this"):
+            search.check(wrong)
+    named = {"type": "object", "patternProperties": {pattern: {"type": "string"}}}
+    for closed in ("additionalProperties", "unevaluatedProperties"):
+        (label, _) = make_tools([ToolEntry("label", "", {**named, closed: False})], "answer")
+        label.check({"a" * 60 + "!": "b"})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -187,6 +187,21 @@ def test_an_error_of_the_function_names_its_place(tmp_path: Path, text: str, mes
 
 
 @pytest.mark.parametrize(
+    "text", ["def compute_score(**_):\n    {}", "async def compute_score(**_):\n    await asyncio.{}"]
+)
+def test_a_function_that_takes_long_is_named_in_the_log(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("spear_training.run.custom_reward.SLOW", 0.5)
+    head, tail = "import asyncio\nfrom time import sleep\n", "\n    return 1"
+    score(load(tmp_path, head + text.format("sleep(1)") + tail), play(0))
+    assert "compute_score has not returned" in caplog.text and "t/train/0" in caplog.text
+    caplog.clear()
+    score(load(tmp_path, head + text.format("sleep(0)") + tail), play(0))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
     ("text", "name", "message"),
     [
         ("x = 1\n1 / 0", "", "reward.py, line 2 cannot be loaded: ZeroDivisionError: division by zero"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 import math
 import os
 import traceback
@@ -34,6 +35,10 @@ LARGEST = 2.0**63
 """Largest size of a score: advantages are float32, where the square of a larger one is infinite."""
 DEFAULT = "compute_score"
 """Name of the function, unless another is given."""
+SLOW = 60.0
+"""Seconds of a call after which the training's log names it: nothing ends a function that never returns."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class CustomReward:
             return episode
         # Copies: a function that sorts its answers must not change the task, nor the options of the next call.
         arguments = copy.deepcopy({**describe_episode(episode, tasks.get(episode.task_id), split), **self.kwargs})
+        message = "%s has not returned for %g s (task %s); the training waits"
+        timer = asyncio.get_running_loop().call_later(SLOW, _log.warning, message, self.place, SLOW, episode.task_id)
         try:
             if inspect.iscoroutinefunction(self.function):
                 answer = await self.function(**arguments)
@@ -71,6 +78,8 @@ class CustomReward:
             line = _find_line(error, self.path)  # of the user's file; none if the function was called wrongly
             place = f"line {line.lineno}, in {line.name}" if line else self.name
             raise SpearError(f"{self.path}, {place}: {_describe(error)} (task {episode.task_id})") from error
+        finally:
+            timer.cancel()
         score: Any = answer.get("score") if isinstance(answer, Mapping) else answer
         try:
             number = float(score)  # also a tensor or a number of numpy

@@ -22,7 +22,7 @@ register_builtin()
 
 
 def __getattr__(name: str) -> str:
-    # Late: reading the metadata costs as much as our own modules, and few programs ask.
+    # Late: reading the metadata took a quarter of the import, and few programs need it.
     if name == "__version__":
         from importlib.metadata import version
 

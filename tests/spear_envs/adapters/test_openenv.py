@@ -160,7 +160,7 @@ def test_sessions_do_not_see_each_other(running: Running) -> None:
 
 
 def test_a_session_in_which_nothing_happens_ends() -> None:
-    with run_service(settings=ServiceSettings(idle_s=0.2)) as running, running.connect() as player:
+    with run_service(settings=ServiceSettings(idle_s=1.0)) as running, running.connect() as player:
         player.ask("reset", seed=1)
         assert json.loads(player.socket.recv(10))["data"]["code"] == "SESSION_ERROR"
         with pytest.raises(ConnectionClosed):

@@ -168,7 +168,7 @@ def test_time_is_linear(piece: str) -> None:
     start = time.process_time()
     for response in (longest, "<think>" + longest[: MAX_RESPONSE_LENGTH - 20] + "</action>"):
         TagParser().parse(response)
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 0.5
 
 
 PINNED = "iZ=B\"&\t2}j\u304bYe\u093fth^`\uae00>~m\nL\u0416_!xt\xdf2(\u0416 ]'AVOM!\n,\nm\\j<fxKT\U0001f600|\u221a"

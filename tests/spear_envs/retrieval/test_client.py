@@ -261,15 +261,18 @@ def test_what_a_user_must_mend_is_no_fault(status: int, word: str) -> None:
 
 
 def test_the_deadline_covers_all_tries() -> None:
+    over = threading.Event()
+
     def hang(*_: Any) -> bytes:
-        time.sleep(3)
+        over.wait(30)
         return reply(200, {})
 
     with serve(reply(503, {}), hang) as server:
         start = time.monotonic()
         with pytest.raises(RetrieverFault, match=r"within 0\.5 s, at try 2") as caught:
             find_documents(make_client(server, deadline_s=0.5), "a", 1)
-        assert caught.value.kind == "retriever_timeout" and time.monotonic() - start < 2.5
+        assert caught.value.kind == "retriever_timeout" and time.monotonic() - start < 10
+        over.set()
 
 
 def test_a_dead_server_among_several_costs_no_answer() -> None:

@@ -82,7 +82,7 @@ def test_requests_under_way_are_answered_after_the_signal(corpus: str) -> None:
             body = json.dumps({"query": "amber fox", "topk": 1}).encode()
             head = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
             caller.sendall(head + body[:5])
-            time.sleep(0.3)
+            time.sleep(1.0)  # until it is read
             running.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
             caller.sendall(body[5:])

@@ -146,10 +146,10 @@ def test_reading_is_linear(part: str) -> None:
     text = part * (600_000 // len(part))
     start = time.process_time()
     parse_response(text)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2
     start = time.process_time()
     PeerSearchParser().parse(text)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2
 
 
 # ---- observations ----------------------------------------------------------------------------------------------------

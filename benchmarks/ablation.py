@@ -23,11 +23,11 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, Scenario
-from benchmarks._ablation_report import print_report, write_report
-from benchmarks._ablation_results import compare_arms, read_arms
-from benchmarks._ablation_run import WARM_START, Ablation, read_result
-from benchmarks._figures import Bar, Figure, LeftOut, make_parser, run_benchmark
+from benchmarks.ablations.plan import ARMS, BASES, SCENARIOS, Scenario
+from benchmarks.ablations.report import print_report, write_report
+from benchmarks.ablations.results import compare_arms, read_arms
+from benchmarks.ablations.run import WARM_START, Ablation, read_result
+from benchmarks.runner.figures import Bar, Figure, LeftOut, make_parser, run_benchmark
 from spear_agents.comparison.statistics import estimate_mean
 
 RESULTS = Path(__file__).parent / "results" / "ablation"

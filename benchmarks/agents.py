@@ -37,8 +37,15 @@ import gymnasium as gym
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks._agents_workload import WORKLOADS, Recording, Workload, make_policy, record_experts, write_responses
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
+from benchmarks.parts.agents_workload import (
+    WORKLOADS,
+    Recording,
+    Workload,
+    make_policy,
+    record_experts,
+    write_responses,
+)
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from spear_agents.engines.base import Engine, Generation, Request, Sampling
 from spear_agents.engines.tensors import RequestBatcher
 from spear_agents.play.prompting import PromptBuilder

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_training.step.tasks import BatchesAhead
 
 BARS = (

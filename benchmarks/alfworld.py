@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks._alfworld_parity import compare_steps
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
+from benchmarks.parts.alfworld_parity import compare_steps
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.alfworld.gamefile import GameFile, TaskType, make_game
 from spear_envs.alfworld.interpreter import Interpreter

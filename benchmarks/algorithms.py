@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._figures import Bar, Figure, make_parser, measure_cpu, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, make_parser, measure_cpu, run_benchmark
 from spear_training.algorithms import (
     BaselineBuffer,
     CovarianceClip,

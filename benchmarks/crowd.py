@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks.ahead import Setup
 from benchmarks.loop import LOADS, Instant, Load, make_rows, open_load
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_agents.engines.base import Finish, Generation, Sampling, StopFinder
 
 BARS = (Bar("memory of an episode", "KiB", at_most=512.0),)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from spear_training.demo import RESULTS, run_demo
 
 BARS = (

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks._figures import Bar, Figure, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, make_parser, run_benchmark
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert
 from spear_agents.gateway import programs as loop

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks._figures import Bar, Figure, make_parser, run_benchmark
 from benchmarks.lab.comparison import Comparison
 from benchmarks.lab.runs import Registry, run_all
+from benchmarks.runner.figures import Bar, Figure, make_parser, run_benchmark
 
 BARS = (Bar("30 seeds × 7 arms, two processes", "min", at_most=15.0),)
 FILE = Path(__file__).parent / "lab" / "fresh_03.yaml"

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks._agents_workload import CHAT_TEMPLATE, PIECES
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.parts.agents_workload import CHAT_TEMPLATE, PIECES
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_agents.engines.base import Finish, Generation, Sampling, StopFinder
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.rollout import Job, play_many

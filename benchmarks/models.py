@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from spear_agents.evaluation.records import read_history
 
 BARS = (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 
 BARS = (
     Bar("import spear_envs", "s CPU", at_most=0.5),

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks._figures import Figure, LeftOut, Size, make_parser, run_benchmark
 from benchmarks.models import MODEL, fine_tune, run_spear
+from benchmarks.runner.figures import Figure, LeftOut, Size, make_parser, run_benchmark
 from spear_agents.evaluation.run import SUMMARY
 
 BARS = ()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.testing import check_spear_env
 
 BARS = (

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from spear_agents.evaluation.run import run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.viewer.runs import Run

@@ -11,8 +11,8 @@ import argparse
 import asyncio
 from collections.abc import Iterator
 
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from benchmarks._siege import run_siege
+from benchmarks.parts.siege import run_siege
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 
 BARS = (
     Bar("episodes lost", "", at_most=0),

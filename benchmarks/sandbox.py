@@ -24,9 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks import _gem
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._sandbox_http import CpuGroup, measure_http
+from benchmarks.parts import gem
+from benchmarks.parts.sandbox_http import CpuGroup, measure_http
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.pool.backends import BwrapBackend
 from spear_sandbox.pool.local import GUEST_UID, LocalExecutor
@@ -119,13 +119,13 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
             reachable = replace(installation, interpreter=os.path.realpath(SYSTEM_PYTHON), prefix="/usr")
         runners["bwrap"] = await make_bwrap_runner(reachable)
     async with AsyncExitStack() as stack:
-        python = _gem.find_python()
+        python = gem.find_python()
         if python is None:
-            print(_gem.MEND)
+            print(gem.MEND)
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            tool = await stack.enter_async_context(_gem.start_tool(python, Path(folder)))
-            runners[f"{_gem.GEM}, not isolated"] = tool.run
+            tool = await stack.enter_async_context(gem.start_tool(python, Path(folder)))
+            runners[f"{gem.GEM}, not isolated"] = tool.run
         async for figure in _compare_runners(group, runners, quick):
             yield figure
 

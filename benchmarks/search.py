@@ -4,7 +4,7 @@ Our BM25 and the peers answer in this process, on the questions and passages of 
 or on the embedded base where that folder is missing. Times are CPU seconds, taken in turn: ours, the peers, ours again.
 A peer that is not installed is left out (``pip install tantivy bm25s``). The service has ``search_service.py``.
 
-``--full`` builds and searches an index of as many passages as wiki-18 has (``_search_wiki.py``; 10 GB of disk). With
+``--full`` builds and searches an index of as many passages as wiki-18 has (``parts/search_wiki.py``; 10 GB of disk). With
 ``--work`` the index is kept, and another run only searches it.
 """
 
@@ -25,8 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, measure_cpu, run_benchmark
-from benchmarks._search_wiki import measure_wiki
+from benchmarks.parts.search_wiki import measure_wiki
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, measure_cpu, run_benchmark
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import BM25Index
 from spear_envs.retrieval.vectors import WIKI18_ROWS

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks.peers import SEARCH_R1, find_port, start_search_r1
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.retrieval.corpus import INDEX
 from spear_envs.retrieval.encoders import find_model
 

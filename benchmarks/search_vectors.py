@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
-from benchmarks._search_vectors_data import BuildCost, build_index, open_passages, read_questions, write_mixtures
+from benchmarks.parts.search_vectors_data import BuildCost, build_index, open_passages, read_questions, write_mixtures
+from benchmarks.runner.figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from spear_envs.retrieval.build import DenseBuild, EncoderSource, VectorFiles, build_dense, encode_corpus
 from spear_envs.retrieval.corpus import EXACT, EXPORT, INDEX, Part
 from spear_envs.retrieval.encoders import MINILM, Encoder, OnnxEncoder, TorchEncoder, describe_model, find_model

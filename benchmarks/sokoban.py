@@ -23,9 +23,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from benchmarks import _gem
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._random_play import measure_random_play
+from benchmarks.parts import gem
+from benchmarks.parts.random_play import measure_random_play
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.sokoban.engine import Board
 from spear_envs.sokoban.env import SokobanEnv
 from spear_envs.sokoban.generate import Recipe, draw_held_out, make_level
@@ -261,16 +261,16 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_random(quick)
     if peer is not None:
         yield from count_mismatches(peer, *COMPARED[options.size])
-    python = _gem.find_python()
+    python = gem.find_python()
     if python is None:
-        print(_gem.MEND)
+        print(gem.MEND)
     else:
-        report = _gem.play_sokoban(python, 3_000 if quick else 30_000, options.work)
+        report = gem.play_sokoban(python, 3_000 if quick else 30_000, options.work)
         for name, value, unit in (
             ("env.step through gym.make, modality 'text'", report["steps_per_second"], "steps/s"),
             ("env.reset with picture and infos, every level made anew", report["reset_ms"], "ms"),
         ):
-            yield Figure(name, value, unit, _gem.GEM, note=f"text alone, {report['episodes']:,} episodes")
+            yield Figure(name, value, unit, gem.GEM, note=f"text alone, {report['episodes']:,} episodes")
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """SPEAR's training step next to GRPO's: time and memory.
 
 One training of the demo's policy in which GRPO's steps (no replay), SPEAR's whose replay never fires (every row still
-goes through the buffer) and SPEAR's that replay take turns, all on the same episodes; see ``_training_arms``.
+goes through the buffer) and SPEAR's that replay take turns, all on the same episodes; see ``parts/training_arms.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_agents.evaluation.records import read_history
 from spear_training.algorithms import RowTable
 from spear_training.run.compose import compose
@@ -44,7 +44,7 @@ MIXES = {
     "WebShop": (256, 4, lambda random, rows: random.lognormal(6.8, 0.8, rows)),
 }
 """Simulated mini-batches: rows, ranks that share them, and lengths in tokens."""
-OWN = "benchmarks._training_arms"
+OWN = "benchmarks.parts.training_arms"
 """The training's process."""
 NAME = "arms"
 SETTLE = 24

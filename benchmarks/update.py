@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._running import run_spear
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks.runner.running import run_spear
 from spear_agents.evaluation.records import read_history
 from spear_training.demo import FULL
 from spear_training.sft.samples import SampleReader
@@ -122,8 +122,8 @@ def save(path: Path, columns: dict[str, Any]) -> Path:
 
 
 def start_arms(task: str, rows: Path, model: Path, options: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start ``_update_arms`` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks._update_arms", task, str(rows), str(model), json.dumps(options)]
+    """Start ``benchmarks.parts.update_arms`` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.parts.update_arms", task, str(rows), str(model), json.dumps(options)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options["threads"]), "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 

@@ -23,9 +23,9 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks import webshop_search as large
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._profile_texts import TextMaker, read_profile
-from benchmarks._webshop_data import write_catalogue
+from benchmarks.parts.profile_texts import TextMaker, read_profile
+from benchmarks.parts.webshop_data import write_catalogue
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks.webshop_search import MIB, read_cpu_seconds, read_memory, watch_memory
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalogue import open_catalogue

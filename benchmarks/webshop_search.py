@@ -1,6 +1,6 @@
 """WebShop's search on 1.18 million products.
 
-The texts are synthetic, with the term statistics of the real products (see `_profile_texts.py`), since the full
+The texts are synthetic, with the term statistics of the real products (see `profile_texts.py`), since the full
 catalogue cannot be shipped.
 
 Times are CPU seconds; memory is what the kernel says in `smaps_rollup`. A finished index in --work is used again, an
@@ -23,8 +23,8 @@ from statistics import mean
 
 import numpy as np
 
-from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._profile_texts import TextMaker, read_profile
+from benchmarks.parts.profile_texts import TextMaker, read_profile
+from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import map_index
 from spear_envs.bm25.index import SearchIndex, choose_rank, rank_with_numpy

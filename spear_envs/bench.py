@@ -12,7 +12,7 @@ import click
 from spear_envs.core.errors import SpearError
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULE = "benchmarks._cli"
+MODULE = "benchmarks.runner.cli"
 
 
 @click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

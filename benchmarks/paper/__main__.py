@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import click
 from rich.table import Table
 
-from benchmarks._report import fill_places
 from benchmarks.paper.jobs import MACHINE, Choice, Flavour, Job
 from benchmarks.paper.tables import Gathered, gather, make_latex, make_markdown
+from benchmarks.runner.report import fill_places
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import hold_lock, write_text
 from spear_sandbox.console import echo, run_command

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks._running import count_steps, run_spear
+from benchmarks.runner.running import count_steps, run_spear
 from spear_agents.comparison.statistics import Estimate
 from spear_agents.comparison.tables import Cell
 from spear_agents.evaluation.baselines import Method

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks._report import format_table
 from benchmarks.paper.jobs import Choice, Flavour, Job, Result, read_table
+from benchmarks.runner.report import format_table
 from spear_agents.comparison.significance import estimate_over_seeds
 from spear_agents.comparison.statistics import Estimate
 from spear_agents.comparison.tables import Cell, format_latex

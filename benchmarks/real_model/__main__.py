@@ -12,9 +12,6 @@ from typing import Any, NoReturn
 
 import click
 
-from benchmarks._figures import describe_hardware
-from benchmarks._report import fill_places
-from benchmarks._running import run_spear
 from benchmarks.real_model.figures import draw_learning, draw_reasons, estimate_arm, make_behaviour, make_tables
 from benchmarks.real_model.records import (
     COLD,
@@ -30,6 +27,9 @@ from benchmarks.real_model.records import (
     write_record,
 )
 from benchmarks.real_model.start import ADAPTER, merge_adapter, shorten_adapter
+from benchmarks.runner.figures import describe_hardware
+from benchmarks.runner.report import fill_places
+from benchmarks.runner.running import run_spear
 from spear_agents.comparison.statistics import format_percent
 from spear_agents.evaluation.run import SUMMARY
 from spear_agents.model_files import resolve_model

@@ -6,7 +6,7 @@ HEAD = '''"""{summary}"""
 
 import os, signal, sys, time
 
-from benchmarks._figures import Bar, Figure, LeftOut, make_parser, run_benchmark
+from benchmarks.runner.figures import Bar, Figure, LeftOut, make_parser, run_benchmark
 
 BARS = (
     Bar("step", "ms", at_most=20.0),

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
-from benchmarks._ablation_report import make_tables
-from benchmarks._ablation_results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
-from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
 from benchmarks.ablation import RESULTS
+from benchmarks.ablations.plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
+from benchmarks.ablations.report import make_tables
+from benchmarks.ablations.results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
+from benchmarks.ablations.run import CURVES, WARM_START, Ablation, choose_rates
 from spear_agents.comparison.statistics import estimate_difference
 from spear_training.run.compose import compose
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import _cli, _figures, _registry, _running
-from benchmarks._figures import REFERENCE_S, Bar, Size, Status
-from benchmarks._random_play import measure_random_play
-from benchmarks._registry import FOLDER, Benchmark, choose_benchmarks, find_benchmarks, read_benchmark
-from benchmarks._results import Result, Verdict, judge, read_result, read_results, read_summary
+from benchmarks.parts.random_play import measure_random_play
+from benchmarks.runner import cli as runner
+from benchmarks.runner import figures, registry, running
+from benchmarks.runner.figures import REFERENCE_S, Bar, Size, Status
+from benchmarks.runner.registry import FOLDER, Benchmark, choose_benchmarks, find_benchmarks, read_benchmark
+from benchmarks.runner.results import Result, Verdict, judge, read_result, read_results, read_summary
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.engine import Board
@@ -35,14 +36,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout whose benchmarks are those that a test writes."""
     place = tmp_path / "checkout" / "benchmarks"
     place.mkdir(parents=True)
-    for path in ROOT.glob("benchmarks/_*.py"):
-        (place / path.name).symlink_to(path)
-    known = _registry.find_benchmarks
-    monkeypatch.setattr(_cli, "find_benchmarks", lambda: known(place))
-    monkeypatch.setattr(_cli, "BASELINES", place / "baseline")
-    monkeypatch.setattr(_running, "ROOT", place.parent)
+    for name in ("__init__.py", "runner"):
+        (place / name).symlink_to(ROOT / "benchmarks" / name)
+    known = registry.find_benchmarks
+    monkeypatch.setattr(runner, "find_benchmarks", lambda: known(place))
+    monkeypatch.setattr(runner, "BASELINES", place / "baseline")
+    monkeypatch.setattr(running, "ROOT", place.parent)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(_running, "PATIENCE", tuple((number, 2.0) for number, _ in _running.PATIENCE))
+    monkeypatch.setattr(running, "PATIENCE", tuple((number, 2.0) for number, _ in running.PATIENCE))
     return place
 
 
@@ -105,14 +106,14 @@ def test_one_that_fails_stops_no_other(
     captured = capsys.readouterr()
     assert "1 bars do not hold; failed: a_bad." in captured.err
     assert "the moon is full" in (tmp_path / "out" / "a_bad.log").read_text()
-    results = read_results(tmp_path / "out", _cli.find_benchmarks())
+    results = read_results(tmp_path / "out", runner.find_benchmarks())
     assert [results[name].status for name in sorted(results)] == [
         Status.RUNNING,
         Status.FINISHED,
         Status.LEFT_OUT,
         Status.FINISHED,
     ]
-    known = {one.name: one for one in _cli.find_benchmarks()}
+    known = {one.name: one for one in runner.find_benchmarks()}
     assert next(judge(known["b_slow"], results["b_slow"])).verdict is Verdict.NOT_HELD
     assert next(judge(known["c_out"], results["c_out"])).reason == "it needs the moon"
     bad = list(judge(known["a_bad"], results["a_bad"]))
@@ -141,9 +142,9 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
                                     "yield Figure('gain', 2.0, 'times')")  # fmt: skip
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
-        "from benchmarks import _cli, _registry, _running\n"
-        "find = _registry.find_benchmarks; place = Path(sys.argv[2])\n"
-        "_cli.find_benchmarks = lambda: find(place); _running.ROOT = place.parent\n"
+        "from benchmarks.runner import cli, registry, running\n"
+        "find = registry.find_benchmarks; place = Path(sys.argv[2])\n"
+        "cli.find_benchmarks = lambda: find(place); running.ROOT = place.parent\n"
         "from spear_envs.cli import main; main(sys.argv[3:])"
     )
     command = [sys.executable, "-c", code, str(ROOT), str(folder), "bench", "run", "--out", str(tmp_path / "out")]
@@ -192,7 +193,7 @@ def test_comparing_with_a_baseline(
     assert run(command="compare") == 0 and "0 worse" in capsys.readouterr().out
     write_script(folder, "good", "yield Figure('step', 1.9, 'ms')")
     assert run("--again") == 0
-    monkeypatch.setattr(_figures, "fmean", lambda values: 1.0)  # the cores are as fast as they were
+    monkeypatch.setattr(figures, "fmean", lambda values: 1.0)  # the cores are as fast as they were
     assert run(command="compare") == 1
     captured = capsys.readouterr()
     assert "1.9" in captured.out and "missing" in captured.out and "1 figures are worse" in captured.err

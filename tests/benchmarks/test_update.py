@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'train'")
 
-from benchmarks._update_arms import cut_batches
+from benchmarks.parts.update_arms import cut_batches
 from benchmarks.update import compare, take
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from benchmarks._siege import Injury, run_siege
+from benchmarks.parts.siege import Injury, run_siege
 from spear_envs.core.errors import EnvFault
 from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.client import RetrieverClient

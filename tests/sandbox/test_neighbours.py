@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks._figures import find_bar
+from benchmarks.runner.figures import find_bar
 from benchmarks.sandbox import BARS, measure_leaks
 from spear_sandbox.blocking import BlockingExecutor
 from spear_sandbox.pool.backends import WarmBackend

@@ -1,9 +1,9 @@
 """Synthetic WebShop catalogues of any size, in the form of the official files, for timing builds and stores.
 
-    python -m benchmarks._webshop_data --products 1180000 --out DIR
+    python -m benchmarks.parts.webshop_data --products 1180000 --out DIR
 
 writes ``items_shuffle.json`` and ``items_ins_v2.json``. No word in them is real. Titles, descriptions and first
-features have the term statistics of the real products (see `_profile_texts.py`). What a record is made of follows the
+features have the term statistics of the real products (see `profile_texts.py`). What a record is made of follows the
 1,000 real ones: title words, features, images, option groups and their sizes, the shares of products without price,
 with a range, without description, with an instruction. Keys that a reader drops fill a record up to 4.4 KB, the mean
 of the official file. Written as a stream; the same number and seed give the same files.
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._profile_texts import TextMaker, read_profile
+from benchmarks.parts.profile_texts import TextMaker, read_profile
 
 __all__ = ["make_products", "write_catalogue"]
 

@@ -12,9 +12,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks._figures import Figure, find_bar, format_value
-from benchmarks._registry import Benchmark
-from benchmarks._results import Judgement, Result, Verdict, judge
+from benchmarks.runner.figures import Figure, find_bar, format_value
+from benchmarks.runner.registry import Benchmark
+from benchmarks.runner.results import Judgement, Result, Verdict, judge
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import write_text
 

@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks._compare import Change, compare_results, make_baseline
-from benchmarks._figures import Size, Status
-from benchmarks._registry import FOLDER, Benchmark, choose_benchmarks, find_benchmarks
-from benchmarks._report import list_judgements, make_markdown, show_results
-from benchmarks._results import SUMMARY, Result, Verdict, read_results, read_summary, write_summary
-from benchmarks._running import is_done, run_one
+from benchmarks.runner.compare import Change, compare_results, make_baseline
+from benchmarks.runner.figures import Size, Status
+from benchmarks.runner.registry import FOLDER, Benchmark, choose_benchmarks, find_benchmarks
+from benchmarks.runner.report import list_judgements, make_markdown, show_results
+from benchmarks.runner.results import SUMMARY, Result, Verdict, read_results, read_summary, write_summary
+from benchmarks.runner.running import is_done, run_one
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import write_text
 
@@ -177,7 +177,7 @@ def _write_all(out: Path, known: Sequence[Benchmark]) -> dict[str, Result]:
     write_summary(out / SUMMARY, known, results)
     write_text(out / "bench.md", make_markdown(known, results))
     if find_spec("matplotlib") is not None:
-        from benchmarks._plots import plot_bars, plot_peers
+        from benchmarks.runner.plots import plot_bars, plot_peers
 
         plot_bars(known, results, out / "bars.png")
         plot_peers(known, results, out / "peers.png")

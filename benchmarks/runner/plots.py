@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import Figure, format_value
-from benchmarks._registry import Benchmark
-from benchmarks._report import list_judgements
-from benchmarks._results import Judgement, Result, Verdict
+from benchmarks.runner.figures import Figure, format_value
+from benchmarks.runner.registry import Benchmark
+from benchmarks.runner.report import list_judgements
+from benchmarks.runner.results import Judgement, Result, Verdict
 
 __all__ = ["plot_bars", "plot_peers"]
 

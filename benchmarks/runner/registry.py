@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._figures import Bar
+from benchmarks.runner.figures import Bar
 from spear_envs.core.errors import SpearError, suggest_name
 
 __all__ = ["FOLDER", "Benchmark", "choose_benchmarks", "find_benchmarks", "read_benchmark"]
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)

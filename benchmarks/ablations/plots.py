@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._ablation_plan import ARMS, Scenario
-from benchmarks._ablation_results import ArmResult
+from benchmarks.ablations.plan import ARMS, Scenario
+from benchmarks.ablations.results import ArmResult
 from spear_agents.comparison.statistics import Estimate
 from spear_training.run.training import smooth
 

@@ -3,7 +3,7 @@
 ``webshop_profile.json`` was measured on the 1,000 real products and 300 recorded queries of WebShop,
 ``search_profile.json`` on real Wikipedia text, cut into passages of 100 words as those of wiki-18 are, and 960
 questions of seven benchmarks. They hold no word of these, only how often terms occur.
-``python -m benchmarks._profile_texts SHARED`` measures them anew.
+``python -m benchmarks.parts.profile_texts SHARED`` measures them anew.
 
 - *Document frequencies.* A term that 3 or more of the measured documents hold keeps its share of documents at any size.
   The rest is a power law over millions of rarer terms, with as many occurrences a document as were measured, and the

@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import TIMES, Figure, correct_time
-from benchmarks._registry import Benchmark
-from benchmarks._results import Result, write_summary
+from benchmarks.runner.figures import TIMES, Figure, correct_time
+from benchmarks.runner.registry import Benchmark
+from benchmarks.runner.results import Result, write_summary
 
 __all__ = ["Change", "Comparison", "compare_results", "make_baseline"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks._ablation_plan import ARMS, TUNING_SEED, Scenario
-from benchmarks._ablation_plots import plot_curves, plot_overview
-from benchmarks._ablation_results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
-from benchmarks._ablation_run import WARM_START, choose_rates, read_result
-from benchmarks._report import fill_places, format_table
+from benchmarks.ablations.plan import ARMS, TUNING_SEED, Scenario
+from benchmarks.ablations.plots import plot_curves, plot_overview
+from benchmarks.ablations.results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
+from benchmarks.ablations.run import WARM_START, choose_rates, read_result
+from benchmarks.runner.report import fill_places, format_table
 from spear_agents.comparison.significance import estimate_over_seeds
 from spear_agents.comparison.statistics import Estimate, estimate_mean
 

@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import Bar, Figure, Size, Status, find_pace
-from benchmarks._registry import Benchmark
+from benchmarks.runner.figures import Bar, Figure, Size, Status, find_pace
+from benchmarks.runner.registry import Benchmark
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import write_json
 
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def pace(self) -> float:
-        """Pace of the core (:func:`~benchmarks._figures.find_pace`)."""
+        """Pace of the core (:func:`~benchmarks.runner.figures.find_pace`)."""
         return find_pace(self.calibration)
 
     @classmethod

@@ -1,6 +1,6 @@
 """BM25 over as many passages as wiki-18 has: synthetic ones with the term statistics of Wikipedia's.
 
-Terms occur together by article and theme, and each question is about a passage (`_profile_texts.py`).
+Terms occur together by article and theme, and each question is about a passage (`profile_texts.py`).
 
 The index is built in a process of its own, which is killed on the way and started again. Making the texts is part of
 it, and taken out of the CPU time. Run as a script, this module is that process.
@@ -21,15 +21,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._figures import Figure
-from benchmarks._profile_texts import PASSAGE_TAILS, Kin, TextMaker, read_profile
+from benchmarks.parts.profile_texts import PASSAGE_TAILS, Kin, TextMaker, read_profile
+from benchmarks.runner.figures import Figure
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import MANIFEST
 from spear_envs.bm25.index import SearchIndex
 
 __all__ = ["measure_wiki"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RARE_TERMS = 4_000_000
 TOPK = 3
 NAME = "21 million passages"
@@ -57,7 +57,7 @@ def build_interrupted(folder: Path, passages: int) -> BuildCost:
     cpu_seconds, peak, kept = 0.0, 0, 0
     for stop in (passages // 4, None):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "benchmarks._search_wiki", str(folder), str(passages)]
+        command = [sys.executable, "-m", "benchmarks.parts.search_wiki", str(folder), str(passages)]
         said = {"making": 0.0}
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

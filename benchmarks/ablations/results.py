@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._ablation_plan import BASES, Scenario
-from benchmarks._ablation_run import choose_rates, read_result
+from benchmarks.ablations.plan import BASES, Scenario
+from benchmarks.ablations.run import choose_rates, read_result
 from spear_agents.comparison.significance import estimate_crossed
 from spear_agents.comparison.statistics import Estimate, estimate_difference
 

@@ -15,8 +15,8 @@ __all__ = ["GEM", "MEND", "PythonTool", "find_python", "play_sokoban", "start_to
 
 GEM = "GEM"
 MEND = "GEM is left out: scripts/setup_peers.sh makes .venv-peers (or name another one with PEERS)"
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = Path(__file__).with_name("_gem_peer.py")
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("gem_peer.py")
 
 
 def find_python() -> Path | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 if __name__ == "__main__":
     # Every process of the run registers the trainer, as it does the plugin's.
-    os.environ["VERL_USE_EXTERNAL_MODULES"] = "spear_training.verl_plugin,benchmarks._training_arms"
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = "spear_training.verl_plugin,benchmarks.parts.training_arms"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     from spear_training.verl_plugin.process import main
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks._figures import Size, Status
-from benchmarks._registry import FOLDER, Benchmark
-from benchmarks._results import Result, read_result
+from benchmarks.runner.figures import Size, Status
+from benchmarks.runner.registry import FOLDER, Benchmark
+from benchmarks.runner.results import Result, read_result
 
 __all__ = ["count_steps", "is_done", "run_one", "run_spear"]
 

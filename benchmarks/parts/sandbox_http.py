@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks._figures import Figure, LeftOut, Size
 from benchmarks.peers import SANDBOX_FUSION, find_port, start_fusion
+from benchmarks.runner.figures import Figure, LeftOut, Size
 from spear_sandbox.installation import Installation, find_installation
 
 __all__ = ["CpuGroup", "measure_http"]

@@ -25,7 +25,7 @@ from spear_envs.retrieval.vectors import parse_type
 
 __all__ = ["BuildCost", "build_index", "open_passages", "read_questions", "write_mixtures"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data" / "qa"
 PASSAGES = ("kilt_passages", "2wiki_passages")
 SEED = 0

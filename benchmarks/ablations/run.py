@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._ablation_plan import TUNING_SEED, Scenario, Trial, list_trials
-from benchmarks._running import POLL_S, count_steps, run_spear
+from benchmarks.ablations.plan import TUNING_SEED, Scenario, Trial, list_trials
+from benchmarks.runner.running import POLL_S, count_steps, run_spear
 from spear_agents.comparison.statistics import average_by_task
 from spear_agents.evaluation.records import read_history
 from spear_agents.evaluation.run import run_evaluation

@@ -1,0 +1,1 @@
+"""Trainings of the arms of an ablation: planned, run, compared and drawn."""

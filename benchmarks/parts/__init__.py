@@ -1,0 +1,1 @@
+"""Workloads, data and peers that a benchmark needs."""

@@ -1,0 +1,1 @@
+"""Run benchmarks, keep their figures, and judge them by their bars."""

@@ -85,11 +85,6 @@ class Profile:
         """Distinct terms."""
         return sum(terms for _, terms in self.frequencies)
 
-    @property
-    def mean_distinct(self) -> float:
-        """Distinct terms of a document."""
-        return sum(count * terms for count, terms in self.frequencies) / self.documents
-
 
 def read_profile(name: str) -> Profile:
     """A measured profile: ``webshop`` or ``search``."""

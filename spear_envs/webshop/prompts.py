@@ -191,7 +191,7 @@ _HEAD = re.compile(
 _BUTTONS = "Rating: N.A.\n[button] Description [button_]\n"
 _MALFORMED = "\nYour response could not be read: "
 _AMOUNT = re.compile(r"\$([\d.]+)")
-_CEILING = re.compile(r"(\d+)\.00 dollars")
+_CEILING = re.compile(r"(?<!\d)(\d+)\.00 dollars")
 _NO_WORD = re.compile(r"[^\w\s'.&%+-]+")
 
 

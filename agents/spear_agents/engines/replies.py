@@ -23,11 +23,11 @@ _PASSING = frozenset({408, 409, 425, 429})
 _NOT_OF_THE_REQUEST = frozenset({*_PASSING, 401, 402, 403, 404, 503, 504})
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached")
 _TOO_LONG = re.compile(
-    r"context[ _-]?(length|size|window|limit|the overflow)|max\w* (context|prompt|input|model)\w* (len|tok)"
+    r"context[ _-]?(length|size|window|limit|the overflow)|max\w{0,20} (context|prompt|input|model)\w{0,20} (len|tok)"
     r"|max_(model_len|input_tokens)|too many (\w+ )?tokens|string_above_max_length"
     r"|\b(prompt|inputs?|messages?|conversation|text|string|sequence|request)\b[^.]{0,80}?\btoo (long|large)"
     r"|\btokens?\b[^.]{0,80}?(exceed|longer than|must be <|less than|larger than|greater than|too (long|large))"
-    r"|exceed\w*[^.]{0,60}?\b(tokens?|length|context)\b|longer than[^.]{0,60}?\b(length|tokens?|context)\b"
+    r"|exceed\w{0,20}[^.]{0,60}?\b(tokens?|length|context)\b|longer than[^.]{0,60}?\b(length|tokens?|context)\b"
     r"|reduce (the |your )?(length|prompt|message|input|conversation|context|number of tokens)"
     r"|(less|fewer) than [\d,]+ tokens|range of input length|length\b[^.]{0,40}?\b(exceed|limit)",
     re.IGNORECASE,
@@ -43,9 +43,9 @@ _EXCESS = re.compile(
     re.IGNORECASE,
 )
 _ALONE = re.compile(
-    r"(?<!\+ )(?<!\+ [`'])max_?\w*tokens\W*( or \W*max\w+\W*)?( value)?( is|:| must be)? *"
+    r"(?<!\+ )(?<!\+ [`'])max\w{0,20}tokens\W*( or \W*max\w+\W*)?( value)?( is|:| must be)? *"
     r"(invalid|too (large|high|big)|less than|at most|<)"
-    r"|max_?\w*tokens value|range of max_tokens|at most [\d,]+ (completion|output)|maximum tokens you requested",
+    r"|max\w{0,20}tokens value|range of max_tokens|at most [\d,]+ (completion|output)|maximum tokens you requested",
     re.IGNORECASE,
 )
 """The response's limit is too large by itself, whatever the prompt."""
@@ -55,7 +55,7 @@ _WITHHELD_WORDS = re.compile(
     r"|safety (system|filter|polic)|inappropriate content|sensitive content",
     re.IGNORECASE,
 )
-_STREAM = re.compile(r"stream\w*\b[^.]{0,40}?\b(required|true|only|must)|only[^.]{0,30}?\bstream", re.IGNORECASE)
+_STREAM = re.compile(r"stream\w{0,20}\b[^.]{0,40}?\b(required|true|only|must)|only[^.]{0,30}?\bstream", re.IGNORECASE)
 _UNSUPPORTED = re.compile(
     r"support|unknown|unrecogni[sz]ed|unexpected|extra|not (permitted|allowed|available|implemented|accepted)"
     r"|cannot find|deprecated|(only|must)\b[^.]{0,40}?\b(default|1|one)\b|(cannot|can't|not) both|mutually exclusive"

@@ -4,8 +4,8 @@ Our BM25 and the peers answer in this process, on the questions and passages of 
 or on the embedded base where that folder is missing. Times are CPU seconds, taken in turn: ours, the peers, ours again.
 A peer that is not installed is left out (``pip install tantivy bm25s``). The service has ``search_service.py``.
 
-``--full`` builds and searches an index of as many passages as wiki-18 has (``parts/search_wiki.py``; 10 GB of disk). With
-``--work`` the index is kept, and another run only searches it.
+``--full`` builds and searches an index of as many passages as wiki-18 has (``parts/search_wiki.py``; 10 GB of disk).
+With ``--work`` the index is kept, and another run only searches it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.parts import gem
+from benchmarks.parts import gem_process
 from benchmarks.parts.sandbox_http import CpuGroup, measure_http
 from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_sandbox.installation import Installation, find_installation
@@ -119,13 +119,13 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
             reachable = replace(installation, interpreter=os.path.realpath(SYSTEM_PYTHON), prefix="/usr")
         runners["bwrap"] = await make_bwrap_runner(reachable)
     async with AsyncExitStack() as stack:
-        python = gem.find_python()
+        python = gem_process.find_python()
         if python is None:
-            print(gem.MEND)
+            print(gem_process.MEND)
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            tool = await stack.enter_async_context(gem.start_tool(python, Path(folder)))
-            runners[f"{gem.GEM}, not isolated"] = tool.run
+            tool = await stack.enter_async_context(gem_process.start_tool(python, Path(folder)))
+            runners[f"{gem_process.GEM}, not isolated"] = tool.run
         async for figure in _compare_runners(group, runners, quick):
             yield figure
 

@@ -23,7 +23,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from benchmarks.parts import gem
+from benchmarks.parts import gem_process
 from benchmarks.parts.random_play import measure_random_play
 from benchmarks.runner.figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.sokoban.engine import Board
@@ -261,16 +261,16 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_random(quick)
     if peer is not None:
         yield from count_mismatches(peer, *COMPARED[options.size])
-    python = gem.find_python()
+    python = gem_process.find_python()
     if python is None:
-        print(gem.MEND)
+        print(gem_process.MEND)
     else:
-        report = gem.play_sokoban(python, 3_000 if quick else 30_000, options.work)
+        report = gem_process.play_sokoban(python, 3_000 if quick else 30_000, options.work)
         for name, value, unit in (
             ("env.step through gym.make, modality 'text'", report["steps_per_second"], "steps/s"),
             ("env.reset with picture and infos, every level made anew", report["reset_ms"], "ms"),
         ):
-            yield Figure(name, value, unit, gem.GEM, note=f"text alone, {report['episodes']:,} episodes")
+            yield Figure(name, value, unit, gem_process.GEM, note=f"text alone, {report['episodes']:,} episodes")
 
 
 def main() -> int:

@@ -1,4 +1,7 @@
-"""GEM beside ours, in the environment of its own that its pins ask for (``scripts/setup_peers.sh``)."""
+"""GEM beside ours, in the environment of its own that its pins ask for (``scripts/setup_peers.sh``).
+
+Not named gem: the script that the other environment runs lies beside it, and imports GEM.
+"""
 
 from __future__ import annotations
 

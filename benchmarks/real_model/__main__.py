@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 
 import click
 
-from benchmarks.real_model.figures import draw_learning, draw_reasons, estimate_arm, make_behaviour, make_tables
+from benchmarks.real_model.figures import (
+    draw_learning,
+    draw_reasons,
+    estimate_arm,
+    make_behaviour,
+    make_summary,
+    make_tables,
+)
 from benchmarks.real_model.records import (
     COLD,
     RECORDS,
@@ -39,6 +46,7 @@ from spear_envs.data.files import hold_lock, write_text
 from spear_sandbox.console import echo, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "real-model-results.md"
 PICTURES = {"real-model-learning.png": draw_learning, "real-model-reasons.png": draw_reasons}
 ENV_ID = "spear/ALFWorld-v0"
@@ -188,29 +196,34 @@ def _do(log: Path, *words: str) -> None:
 
 
 @real_model.command()
-@click.option("--write", is_flag=True, help="Write the page's tables and the pictures anew.")
+@click.option("--write", is_flag=True, help="Write the pages' tables and the pictures anew.")
 def verify(write: bool) -> None:
     """Recompute every published figure from the committed records, without a model.
 
-    Exit code 1 if a record was edited or a table of the page has other figures.
+    Exit code 1 if a record was edited, or if a table of the README or of the page has other figures.
 
     \b
       python -m benchmarks.real_model verify
     """
     plan = read_plan()
     records = read_records(plan)
-    tables = {"real-model success": make_tables(records, plan), "real-model play": make_behaviour(records, plan)}
+    tables = {
+        PAGE: {"real-model success": make_tables(records, plan), "real-model play": make_behaviour(records, plan)},
+        README: {"real-model summary": make_summary(records, plan)},
+    }
     if write:
-        fill_places(PAGE, {name: f"\n{text}\n" for name, text in tables.items()})
+        for page, places in tables.items():
+            fill_places(page, {name: f"\n{text}\n" for name, text in places.items()})
         for name, draw in PICTURES.items():
             draw(records, plan, PAGE.parent / "images" / name)
-    page = PAGE.read_text("utf-8")
-    for name, text in tables.items():
-        if text not in page:
-            raise SpearError(f"the table '{name}' of {PAGE.name} is not what the records give: verify --write.")
+    for page, places in tables.items():
+        found = page.read_text("utf-8")
+        for name, text in places.items():
+            if text not in found:
+                raise SpearError(f"the table '{name}' of {page.name} is not what the records give: verify --write.")
     done = sum(name in records for name, _, _ in plan.list_runs())
     echo(
-        f"{len(records)} records hold, {done} of {plan.seeds * len(plan.arms)} trainings; {PAGE.name} has their figures"
+        f"{len(records)} records hold, {done} of {plan.seeds * len(plan.arms)} trainings; the pages have their figures"
     )
 
 

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#7a8288", "#2a6f97", "#b5651d")
+SHORT = {
+    "small": "240 games in small rooms, 12 turns",
+    "unseen": "`valid_unseen`, 12 turns",
+    "unseen-paper": "`valid_unseen`, the paper's 50 turns",
+}
+"""Heads of the panels where their full titles do not fit: in the README and in pictures."""
 
 
 def list_outcomes(records: Mapping[str, Record], plan: Plan, arm: str, panel: str) -> list[list[float]]:
@@ -82,6 +88,20 @@ def _format_difference(steps: Sequence[Sequence[float]]) -> str:
     return f"{100 * found.mean:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
+def make_summary(records: Mapping[str, Record], plan: Plan) -> str:
+    """Write the README's table as Markdown: success by arm and panel, of an arm its mean and its seeds; the verdict."""
+    lines = [f"| unseen games won, % | {' | '.join(SHORT[panel] for panel in plan.panels)} |"]
+    lines.append("|---" * (1 + len(plan.panels)) + "|")
+    for arm, title in {COLD: "cold start", **{name: arm.title for name, arm in plan.arms.items()}}.items():
+        cells = []
+        for panel in plan.panels:
+            seeds = [100 * fmean(outcomes) for outcomes in list_outcomes(records, plan, arm, panel)]
+            listed = f" ({', '.join(f'{seed:.1f}' for seed in seeds)})" if len(seeds) > 1 else ""
+            cells.append(f"{fmean(seeds):.1f}{listed}" if seeds else "–")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", judge_primary(records, plan)])
+
+
 def judge_primary(records: Mapping[str, Record], plan: Plan) -> str:
     """Say in a sentence what the registered comparison found, or how far it is."""
     primary = plan.primary
@@ -139,21 +159,25 @@ def draw_learning(records: Mapping[str, Record], plan: Plan, path: Path) -> None
         curves.plot(range(1, len(mean) + 1), smooth(mean), color=COLOURS[number + 1], label=described.title)
     curves.set(xlabel="step", ylabel="won training games, %", ylim=(0, None))
     curves.xaxis.get_major_locator().set_params(integer=True)
-    titles = [COLD, *plan.arms]
-    for number, arm in enumerate(titles):
+    titles = {COLD: "cold start"} | {name: arm.title for name, arm in plan.arms.items()}
+    for number, (arm, title) in enumerate(titles.items()):
         for place, panel in enumerate(plan.panels):
-            outcomes = list_outcomes(records, plan, arm, panel)
-            if outcomes:
-                found = estimate_arm(outcomes)
-                bounds = [[100 * (found.mean - found.low)], [100 * (found.high - found.mean)]]
-                label = ("cold start" if arm == COLD else plan.arms[arm].title) if place == 0 else None
-                panels.errorbar(
-                    [place + 0.16 * (number - 1)], [100 * found.mean], bounds, fmt="D", color=COLOURS[number],
-                    capsize=3, label=label,
-                )  # fmt: skip
+            if outcomes := list_outcomes(records, plan, arm, panel):
+                _mark_arm(panels, place + 0.2 * (number - 1), outcomes, COLOURS[number], title if place == 0 else None)
     panels.set(ylabel="won unseen games, %", ylim=(0, None), xlim=(-0.5, len(plan.panels) - 0.5))
-    panels.set_xticks(range(len(plan.panels)), list(plan.panels))
+    heads = [SHORT[panel].replace("`", "").replace(", ", ",\n") for panel in plan.panels]
+    panels.set_xticks(range(len(plan.panels)), heads)
     _finish(figure, [curves, panels], path)
+
+
+def _mark_arm(axes: Axes, place: float, outcomes: Sequence[Sequence[float]], colour: str, label: str | None) -> None:
+    """Draw an arm's mean with its interval, which two seeds are too few for, and a point for each seed."""
+    found = estimate_arm(outcomes)
+    bounds = [[100 * (found.mean - found.low)], [100 * (found.high - found.mean)]] if len(outcomes) != 2 else None
+    axes.errorbar([place], [100 * found.mean], bounds, fmt="D", color=colour, capsize=3, label=label)
+    if len(outcomes) > 1:
+        seeds = [100 * fmean(row) for row in outcomes]
+        axes.plot([place + 0.07] * len(seeds), seeds, "o", color=colour, alpha=0.5, markersize=4)
 
 
 def draw_reasons(records: Mapping[str, Record], plan: Plan, path: Path) -> None:

@@ -59,7 +59,7 @@ def describe_sources(
     Returns:
         For each source its ``name``, ``source``, ``step``, ``env``, ``settings`` (as text), ``tokens``, ``cost`` and
         ``seconds`` (sums over episodes, None if unknown), ``date`` (``YYYY-MM-DD hh:mm`` in UTC, None if unknown), and
-        ``parts``: all episodes first, then each subtask, with success and its 95 % interval.
+        ``parts``: all episodes first (``subtask`` is None), then each subtask, with success and its 95 % interval.
     """
     groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -84,7 +84,7 @@ def _describe(
     source: str, step: int | None, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     subtasks = sorted({row["subtask"] for row in rows}, key=split_numbers)
-    parts = [_describe_part("all", rows)]
+    parts = [_describe_part(None, rows)]
     if len(subtasks) > 1:
         parts += [_describe_part(name, [row for row in rows if row["subtask"] == name]) for name in subtasks]
     return {
@@ -113,13 +113,13 @@ def _name_panel(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _describe_part(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _describe_part(subtask: str | None, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     valid = [row for row in rows if row["stop"] != "fault"]
     won: dict[str, list[bool]] = defaultdict(list)
     for row in valid:
         won[row["task"]].append(row["won"])
     return {
-        "name": name,
+        "subtask": subtask,
         "episodes": len(valid),
         "faults": len(rows) - len(valid),
         "success": plain_estimate(estimate_mean(list(map(fmean, won.values())))) if won else None,

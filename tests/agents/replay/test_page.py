@@ -37,7 +37,7 @@ def test_figures_are_those_of_the_evaluation(runs: Path) -> None:
     expected = result.overall.to_json()
     assert whole["success"] == expected["success"] and whole["episodes"] == 12
     assert whole["turns"] == round(expected["turns"], 4)
-    assert [part["name"] for part in parts] == list(result.subtasks)
+    assert whole["subtask"] is None and [part["subtask"] for part in parts] == list(result.subtasks)
     assert [part["success"] for part in parts] == [part.to_json()["success"] for part in result.subtasks.values()]
 
 
@@ -52,6 +52,8 @@ def test_faults_and_what_was_played_again_do_not_count() -> None:
     assert whole["reward"] == 2.0
     (broken,) = describe_sources([rows[2]], {})
     assert broken["parts"][0]["success"] is None
+    (mixed,) = describe_sources([rows[0], {**rows[0], "subtask": "all", "task": "u"}], {})
+    assert [(part["subtask"], part["episodes"]) for part in mixed["parts"]] == [(None, 2), ("all", 1), ("s", 1)]
 
 
 READY_SECONDS = 2.0

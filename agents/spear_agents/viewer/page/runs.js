@@ -128,7 +128,7 @@ function bar(success) {
 
 function showPart(source, part) {
   state.found = null;
-  Object.assign(filters, { text: "", said: "", source: source.source, step: source.step === null ? "" : String(source.step), subtask: part.name === "all" ? "" : part.name, env: "", stop: "", won: "", low: "", high: "" });
+  Object.assign(filters, { text: "", said: "", source: source.source, step: source.step === null ? "" : String(source.step), subtask: part.subtask ?? "", env: "", stop: "", won: "", low: "", high: "" });
   showView("episodes");
   buildFilters();
   applyFilters();
@@ -144,8 +144,8 @@ function drawCompared() {
 }
 
 function drawSource(source) {
-  const rows = source.parts.map((part) => make("tr", { class: part.name === "all" ? "whole" : "", tabIndex: 0, onclick: () => showPart(source, part), onkeydown: (event) => event.key === "Enter" && showPart(source, part) },
-    make("th", { scope: "row" }, part.name), make("td", {}, part.success ? String(part.success.tasks) : "0"), make("td", {}, String(part.episodes)),
+  const rows = source.parts.map((part) => make("tr", { class: part.subtask === null ? "whole" : "", tabIndex: 0, onclick: () => showPart(source, part), onkeydown: (event) => event.key === "Enter" && showPart(source, part) },
+    make("th", { scope: "row" }, part.subtask ?? "all"), make("td", {}, part.success ? String(part.success.tasks) : "0"), make("td", {}, String(part.episodes)),
     make("td", {}, part.success ? percent(part.success.mean) : "–"), make("td", {}, interval(part.success)), make("td", {}, bar(part.success)),
     make("td", {}, percent(part.score)), make("td", {}, part.turns === null ? "–" : part.turns.toFixed(1)), make("td", {}, String(part.faults))));
   return make("section", { class: "source" }, make("h2", {}, source.name),
@@ -155,14 +155,14 @@ function drawSource(source) {
 
 // Three runs or more: a column for each, a row for each subtask.
 function drawAcross(found) {
-  const names = [...new Set(found.flatMap((one) => one.parts.map((part) => part.name)))];
-  const row = (name) => make("tr", { class: name === "all" ? "whole" : "" }, make("th", { scope: "row" }, name), found.map((source) => {
-    const part = source.parts.find((one) => one.name === name);
+  const subtasks = [...new Set(found.flatMap((one) => one.parts.map((part) => part.subtask)))];
+  const row = (subtask) => make("tr", { class: subtask === null ? "whole" : "" }, make("th", { scope: "row" }, subtask ?? "all"), found.map((source) => {
+    const part = source.parts.find((one) => one.subtask === subtask);
     if (!part || !part.success) return make("td", {}, "–");
     return make("td", {}, `${percent(part.success.mean)} `, make("span", { class: "soft" }, interval(part.success)), bar(part.success));
   }));
   return make("section", { class: "source", id: "across" }, make("h2", {}, "Side by side"), make("p", { class: "soft" }, "Won %, 95 % interval. Whether they differ by more than chance: spear compare."),
-    make("div", { class: "scroll" }, make("table", { class: "figures" }, make("thead", {}, make("tr", {}, ["subtask", ...found.map((one) => one.name)].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, names.map(row)))));
+    make("div", { class: "scroll" }, make("table", { class: "figures" }, make("thead", {}, make("tr", {}, ["subtask", ...found.map((one) => one.name)].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, subtasks.map(row)))));
 }
 
 function drawPair([a, b]) {

@@ -377,7 +377,7 @@ def _make_mathematics(year: int, context: str, turns: int, tokens: int) -> Panel
     how = Protocol(30, 1.0, 0.6, 0, tokens, layout=_CONVERSATION, max_prompt_tokens=2_048, max_row_tokens=tokens)
     title = f"30 problems with a code interpreter in {context.upper()} tokens, as in the paper"
     keywords = {"dataset": f"aime-{year}", "max_turns": turns}
-    return Panel(f"aime-{year}-paper-{context}", title, _CODE, "test", keywords, how, _GET_CODE)
+    return Panel(f"aime-{year}-paper-{context}", title, _CODE, "test", keywords, how, f"{_GET_CODE} aime-{year}")
 
 
 # Protocols of the paper's tab:hyperparams_value, as in the presets of training, whose validation plays 128 tasks; these
@@ -464,8 +464,18 @@ OFFICIAL: Mapping[str, Panel] = {
             Protocol(temperature=0.0, template="search_r1"),
             data="spear data get search",
         ),
-        Panel("aime-2024", "30 problems", _CODE, "test", {"dataset": "aime-2024"}, Protocol(30), data=_GET_CODE),
-        Panel("aime-2025", "30 problems", _CODE, "test", {"dataset": "aime-2025"}, Protocol(30), data=_GET_CODE),
+        *(
+            Panel(
+                f"aime-{year}",
+                "30 problems",
+                _CODE,
+                "test",
+                {"dataset": f"aime-{year}"},
+                Protocol(30),
+                data=f"{_GET_CODE} aime-{year}",
+            )
+            for year in (2024, 2025)
+        ),
         *_PAPER,
     )
 }

@@ -27,6 +27,11 @@ SHORT = {
 """Heads of the panels where their full titles do not fit: in the README and in pictures."""
 
 
+def name_arms(plan: Plan) -> dict[str, str]:
+    """Return the title of each arm, the cold start first."""
+    return {COLD: "cold start"} | {name: arm.title for name, arm in plan.arms.items()}
+
+
 def list_outcomes(records: Mapping[str, Record], plan: Plan, arm: str, panel: str) -> list[list[float]]:
     """Return won games, [seeds][games], of the finished seeds of an arm; one row for the cold start."""
     names = [COLD] if arm == COLD else [name for name, found, _ in plan.list_runs() if found == arm]
@@ -57,7 +62,7 @@ def estimate_arm(outcomes: Sequence[Sequence[float]]) -> Estimate:
 
 def make_tables(records: Mapping[str, Record], plan: Plan) -> str:
     """Write the tables of the page as Markdown: success by arm and panel, then differences."""
-    titles = {COLD: "cold start"} | {name: arm.title for name, arm in plan.arms.items()}
+    titles = name_arms(plan)
     done = {arm: len(list_outcomes(records, plan, arm, plan.primary["panel"])) for arm in titles}
     lines = [f"| won, % | seeds | {' | '.join(str(each['title']) for each in plan.panels.values())} |"]
     lines.append("|---" * (2 + len(plan.panels)) + "|")
@@ -92,7 +97,7 @@ def make_summary(records: Mapping[str, Record], plan: Plan) -> str:
     """Write the README's table as Markdown: success by arm and panel, of an arm its mean and its seeds; the verdict."""
     lines = [f"| unseen games won, % | {' | '.join(SHORT[panel] for panel in plan.panels)} |"]
     lines.append("|---" * (1 + len(plan.panels)) + "|")
-    for arm, title in {COLD: "cold start", **{name: arm.title for name, arm in plan.arms.items()}}.items():
+    for arm, title in name_arms(plan).items():
         cells = []
         for panel in plan.panels:
             seeds = [100 * fmean(outcomes) for outcomes in list_outcomes(records, plan, arm, panel)]
@@ -124,7 +129,7 @@ def judge_primary(records: Mapping[str, Record], plan: Plan) -> str:
 def make_behaviour(records: Mapping[str, Record], plan: Plan) -> str:
     """Write the table of how the policies play as Markdown: turns, admissible and different commands of a game."""
     lines = ["| panel | policy | turns | admissible | different commands |", "|---|---|---|---|---|"]
-    titles = {COLD: "cold start"} | {name: arm.title for name, arm in plan.arms.items()}
+    titles = name_arms(plan)
     for panel in plan.panels:
         for arm, title in titles.items():
             names = [COLD] if arm == COLD else [name for name, found, _ in plan.list_runs() if found == arm]
@@ -159,8 +164,7 @@ def draw_learning(records: Mapping[str, Record], plan: Plan, path: Path) -> None
         curves.plot(range(1, len(mean) + 1), smooth(mean), color=COLOURS[number + 1], label=described.title)
     curves.set(xlabel="step", ylabel="won training games, %", ylim=(0, None))
     curves.xaxis.get_major_locator().set_params(integer=True)
-    titles = {COLD: "cold start"} | {name: arm.title for name, arm in plan.arms.items()}
-    for number, (arm, title) in enumerate(titles.items()):
+    for number, (arm, title) in enumerate(name_arms(plan).items()):
         for place, panel in enumerate(plan.panels):
             if outcomes := list_outcomes(records, plan, arm, panel):
                 _mark_arm(panels, place + 0.2 * (number - 1), outcomes, COLOURS[number], title if place == 0 else None)

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from spear_agents.cli import evaluate
 from spear_agents.evaluation.exports import export_data
-from spear_agents.evaluation.panels import OFFICIAL, digest_panel, panel, rescore, write_panel
+from spear_agents.evaluation.panels import OFFICIAL, digest_panel, panel, write_panel
 from spear_agents.evaluation.records import EPISODES, SETTINGS
+from spear_agents.evaluation.rescoring import rescore
 from spear_agents.shortcuts import evaluate as run
 from spear_agents.viewer.runs import Run
 from spear_agents.viewer.server import view

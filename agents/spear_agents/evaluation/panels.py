@@ -1,4 +1,4 @@
-"""``spear panel`` and ``spear rescore``."""
+"""Panels, fixed tasks with a protocol: ``spear panel``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from typing import Any
 
 import click
 
-from spear_agents.comparison.statistics import format_percent, plain_estimate
 from spear_agents.comparison.tables import print_rows
 from spear_agents.evaluation.baselines import Method
 from spear_agents.evaluation.options import TRUST
-from spear_agents.evaluation.rescoring import rescore_run
 from spear_agents.evaluation.settings import EngineKind, EvalSettings, PlayedPanel
 from spear_agents.play.prompting import Overlong
 from spear_agents.play.trajectory import Layout
-from spear_envs.cli import read_keywords
 from spear_envs.core import PromptContext, SpearEnv, SpearError, Task, canonical_json
 from spear_envs.core.errors import name_error, suggest_name
 from spear_envs.core.making import make_env, require_harmless
@@ -100,8 +97,6 @@ _SETTINGS = {name: name for name in (*_SAMPLING, *_ADDED)} | {"episodes_per_task
 _KINDS: Mapping[str, type[Enum]] = {"layout": Layout, "overlong": Overlong, "method": Method}
 _LIMITS = ("max_prompt_tokens", "max_row_tokens")
 """Settings in tokens of a local model."""
-MOST_NAMED = 10
-"""Differences that are listed one by one."""
 _SHOWN = 40
 """Characters of an override's value in the name of a panel; a longer one is followed by its digest."""
 
@@ -499,9 +494,6 @@ def open_panel(name: str, *, trust: bool = False) -> Panel:
     return panel
 
 
-FOLDER = FilePath(file_okay=False)
-
-
 @click.group()
 def panel() -> None:
     """Fixed tasks with a protocol: list, export, verify."""
@@ -555,47 +547,3 @@ def verify_panel(file: Path, trust: bool) -> None:
     if text:
         raise SystemExit(1)
     echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
-
-
-@click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Another keyword, such as another grader.")
-@click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
-@TRUST
-def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> None:
-    """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
-
-    Exit code 1 if one differs. With --env the episodes are scored differently, and differences do not fail.
-
-    \b
-      spear rescore runs/first
-      spear rescore runs/aime --env grader=math_verify
-    """
-    changes = read_keywords(pairs)
-    found = rescore_run(run, changes, trust=trust)
-    if as_json:
-        figures = {
-            "episodes": found.episodes,
-            "faults": found.faults,
-            "differences": list(found.differences),
-            "recorded": plain_estimate(found.recorded),
-            "replayed": plain_estimate(found.replayed),
-            "panel": found.panel and asdict(found.panel),
-            "changes": changes,
-        }
-        echo(json.dumps(figures, indent=2))
-    else:
-        for line in found.differences[:MOST_NAMED]:
-            echo(show_entry(line))
-        if len(found.differences) > MOST_NAMED:
-            echo(f"and {len(found.differences) - MOST_NAMED:,} more")
-        left_out = f", {found.faults} left out since a service failed" if found.faults else ""
-        echo(
-            f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
-            f" {format_percent(found.replayed)}, recorded {format_percent(found.recorded)}"
-        )
-        if found.panel is not None:
-            scored = f"; {describe_overrides(changes)} scores it as another" if changes else ""
-            echo(show_entry(f"panel {found.panel.label}{scored}"))
-    if found.differences and not changes:
-        raise SystemExit(1)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spear_agents.comparison.statistics import Estimate, estimate_outcomes
+import click
+
+from spear_agents.comparison.statistics import Estimate, estimate_outcomes, format_percent, plain_estimate
 from spear_agents.evaluation.baselines import Method, wrap_reader
+from spear_agents.evaluation.options import TRUST
+from spear_agents.evaluation.panels import describe_overrides
 from spear_agents.evaluation.records import EPISODES, read_last, read_settings
 from spear_agents.evaluation.settings import PlayedPanel
 from spear_agents.play.trajectory import StopReason, Trajectory
+from spear_envs.cli import read_keywords
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env, require_harmless
+from spear_sandbox.console import FilePath, echo
+from spear_sandbox.errors import show_entry
 
 TOLERANCE = 1e-9
+MOST_NAMED = 10
+"""Differences that are listed one by one."""
 
 
 @dataclass(frozen=True)
@@ -120,3 +130,47 @@ def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
         if abs(found["terms"].get(name, 0.0) - value) > TOLERANCE:
             lines.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {value}")
     return lines
+
+
+@click.command()
+@click.argument("run", type=FilePath(file_okay=False))
+@click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Another keyword, such as another grader.")
+@click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
+@TRUST
+def rescore(run: Path, pairs: tuple[str, ...], as_json: bool, trust: bool) -> None:
+    """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
+
+    Exit code 1 if one differs. With --env the episodes are scored differently, and differences do not fail.
+
+    \b
+      spear rescore runs/first
+      spear rescore runs/aime --env grader=math_verify
+    """
+    changes = read_keywords(pairs)
+    found = rescore_run(run, changes, trust=trust)
+    if as_json:
+        figures = {
+            "episodes": found.episodes,
+            "faults": found.faults,
+            "differences": list(found.differences),
+            "recorded": plain_estimate(found.recorded),
+            "replayed": plain_estimate(found.replayed),
+            "panel": found.panel and asdict(found.panel),
+            "changes": changes,
+        }
+        echo(json.dumps(figures, indent=2))
+    else:
+        for line in found.differences[:MOST_NAMED]:
+            echo(show_entry(line))
+        if len(found.differences) > MOST_NAMED:
+            echo(f"and {len(found.differences) - MOST_NAMED:,} more")
+        left_out = f", {found.faults} left out since a service failed" if found.faults else ""
+        echo(
+            f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
+            f" {format_percent(found.replayed)}, recorded {format_percent(found.recorded)}"
+        )
+        if found.panel is not None:
+            scored = f"; {describe_overrides(changes)} scores it as another" if changes else ""
+            echo(show_entry(f"panel {found.panel.label}{scored}"))
+    if found.differences and not changes:
+        raise SystemExit(1)

@@ -291,12 +291,15 @@ def test_signals_to_the_own_process_group_reach_no_other_run(pool: BlockingExecu
 
 @pytest.mark.parametrize("killer", KILLERS)
 def test_control_signals_to_a_shared_process_group(killer: str) -> None:
-    # The shell's group is new, so that this process is not in it.
-    script = '"$1" -c "$2" & sleep 0.5; trap "" KILL TERM; "$1" -c "$3"; wait'
-    command = ["/bin/sh", "-c", script, "sh", sys.executable, VICTIM, KILLERS[killer]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    # The shell's group is new, so that this process is not in it. It waits for a line before it starts the killer.
+    script = '"$1" -c "$2" & read line; trap "" KILL TERM; "$1" -c "$3"; wait'
+    command = ["/bin/sh", "-c", script, "sh", sys.executable, VICTIM.replace("1.5", "20"), KILLERS[killer]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
         try:
-            printed = process.communicate(timeout=CONTROL_S)[0]
+            ready = process.stdout.readline()
+            printed = process.communicate("\n", timeout=CONTROL_S)[0]
         finally:
             process.kill()
-    assert "READY" in printed and "ALIVE" not in printed
+    assert ready == "READY\n" and "ALIVE" not in printed

@@ -23,9 +23,9 @@ from spear_agents.evaluation.panels import (
     find_differences,
     panel,
     read_panel,
-    rescore,
     write_panel,
 )
+from spear_agents.evaluation.rescoring import rescore
 from spear_agents.evaluation.settings import EngineKind, EvalSettings, PlayedPanel
 from spear_agents.play.trajectory import Layout
 from spear_agents.shortcuts import compare as compare_folders

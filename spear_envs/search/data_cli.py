@@ -14,7 +14,7 @@ from types import MappingProxyType
 import click
 from rich.table import Table
 
-from spear_envs.data import data_folder
+from spear_envs.data import RemoteFile, data_folder
 from spear_envs.data.archives import join_files
 from spear_envs.data.cli import (
     AbsentDataError,
@@ -22,6 +22,7 @@ from spear_envs.data.cli import (
     Expected,
     Finding,
     conclude,
+    expect,
     inspect_file,
     json_option,
     source_option,
@@ -35,18 +36,29 @@ from spear_envs.data.fetching import (
     record_digest,
 )
 from spear_envs.data.progress import say, show_table
-from spear_envs.search.tasks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
+from spear_envs.search.tasks import (
+    BENCHMARKS,
+    DATASETS,
+    SAMPLES,
+    TRAINING,
+    locate_file,
+    name_source,
+    open_benchmark,
+)
 from spear_sandbox.terminal import Console
 
 PANEL = 125
 """Questions of each benchmark in the panel that ``verify`` prints; Bamboogle has no more."""
+SAMPLED = 3_197
+"""Questions in DeepResearcher's evaluation set."""
+_GITHUB = "GAIR-NLP/DeepResearcher/{}c93be8fd8637c1ac4a438ce730d118afd308f832/data/test.parquet"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one repository of data sets on Hugging Face.
+    """Files of one repository of data sets on Hugging Face, or one file of another publisher.
 
-    Names, sizes and SHA-256 of the files come from the repository's listing. Its commit and the SHA-256 of each file
+    Names, sizes and SHA-256 of the repository's files come from its listing. Its commit and the SHA-256 of each file
     are locked at the first download.
     """
 
@@ -58,6 +70,8 @@ class Source:
     summary: str
     target: str | None = None
     """File that they become: parts are joined, a single ``.gz`` is unpacked."""
+    file: RemoteFile | None = None
+    """The file, if the repository is not on Hugging Face."""
 
 
 # Not tried against Hugging Face itself: the tests run a local server.
@@ -74,6 +88,19 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "search-r1",
             r"(?:train|test)\.parquet",
             "Search-R1's training questions, and the seven benchmarks in its form",
+        ),
+        SAMPLES: Source(
+            "GAIR-NLP/DeepResearcher",
+            SAMPLES,
+            r"test\.parquet",
+            "DeepResearcher's samples of the seven benchmarks: 3,197 questions",
+            file=RemoteFile(
+                "test.parquet",
+                f"https://raw.githubusercontent.com/{_GITHUB.format('')}",
+                611_936,
+                "30c21c7da1872af08d7db1aacb5f45a57d0a7f038dd7f7baed51231bf6c5e10e",
+                f"Open https://github.com/{_GITHUB.format('blob/')} in a browser.",
+            ),
         ),
         "wiki-18": Source(
             "PeterJinGo/wiki-18-corpus",
@@ -110,14 +137,15 @@ def folder_of(source: Source) -> Path:
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
 @source_option
 def get(names: tuple[str, ...], source: Path | None) -> None:
-    """Fetch WHAT, by default the questions of the seven benchmarks, from Hugging Face (or $HF_ENDPOINT).
+    """Fetch WHAT, by default the questions of the seven benchmarks, from Hugging Face (or $HF_ENDPOINT) and GitHub.
 
     \b
-    questions   the questions of the seven benchmarks
-    train       Search-R1's training questions (NQ and HotpotQA)
-    wiki-18     the corpus: 21,015,324 passages, 14 GB unpacked
-    e5-flat     exact index of the corpus by E5-base-v2, 64.6 GB
-    e5-hnsw64   HNSW index of the same, about 75 GB
+    questions       the questions of the seven benchmarks
+    deepresearcher  3,197 of them, DeepResearcher's evaluation set (GitHub)
+    train           Search-R1's training questions (NQ and HotpotQA)
+    wiki-18         the corpus: 21,015,324 passages, 14 GB unpacked
+    e5-flat         exact index of the corpus by E5-base-v2, 64.6 GB
+    e5-hnsw64       HNSW index of the same, about 75 GB
 
     An interrupted download resumes. An index is joined from its parts, which takes twice its space.
 
@@ -132,6 +160,8 @@ def get(names: tuple[str, ...], source: Path | None) -> None:
 
 def _get(name: str, source: Source, given: Path | None, console: Console) -> Path:
     base = folder_of(source)
+    if source.file is not None:
+        return fetch_locked(source.file, base, source=given, console=console)
     target = base / source.target if source.target else None
     # Separate for files that are joined, since parts of two indexes share names.
     folder = base / f"{name}.files" if target else base
@@ -159,7 +189,10 @@ def expect_files() -> Iterator[Expected]:
     """Yield the files that can be fetched; only the hub knows the names of the question files."""
     for source in SOURCES.values():
         path = f"search/{source.folder}/{source.target or ''}"
-        yield Expected(path, locate_page(source.repository), repository=source.repository)
+        if source.file is not None:
+            yield expect(path.rstrip("/"), source.file)
+        else:
+            yield Expected(path, locate_page(source.repository), repository=source.repository)
 
 
 def list_collections() -> Iterator[Collection]:
@@ -167,8 +200,8 @@ def list_collections() -> Iterator[Collection]:
     for name, splits in DATASETS.items():
         files = [locate_file(path) for paths in splits.values() for path in paths]
         packages = ("pyarrow",) if any(file.suffix == ".parquet" for file in files) else ()
-        what = "train" if name == TRAINING else "questions"
-        yield Collection(name, all(file.is_file() for file in files), f"spear data get search {what}", packages)
+        command = f"spear data get search {name_source(name)}"
+        yield Collection(name, all(file.is_file() for file in files), command, packages)
     for name, source in SOURCES.items():
         if source.target is not None:
             target = folder_of(source) / source.target
@@ -227,7 +260,8 @@ def _count_questions(console: Console) -> Iterator[Finding]:
                 continue
             tasks, panel = open_benchmark(name, split), open_benchmark(name, split, PANEL)
             counts = Counter(question.subtask for question in tasks.questions)
-            due = sum(published[item] for item in counts if item in published) if name != TRAINING else len(tasks)
+            whole = sum(published[item] for item in counts if item in published)
+            due = {TRAINING: len(tasks), SAMPLES: SAMPLED}.get(name, whole)
             fault = f"{name}/{split}: {len(tasks):,} questions instead of {due:,}" if len(tasks) != due else ""
             yield Finding(f"{name}/{split}", fault)
             table.add_row(name, split, f"{len(tasks):,} ({due:,})", tasks.fingerprint[:12], panel.fingerprint[:12])

@@ -190,14 +190,23 @@ def _find_in_prompt(prompt: Any) -> str | None:
     return prompt.rpartition(_QUESTION_MARK)[2]
 
 
+_ALIASES = {"2wiki": "2wikimultihopqa", "tq": "triviaqa", "Bamboogle": "bamboogle"}
+"""Names of benchmarks in DeepResearcher's files."""
+
+
 def _find_benchmark(row: Mapping[str, Any]) -> str:
     """Return the benchmark that a row names; verl writes ``searchR1_nq``."""
     found = _first_present(_dig(row, "metadata", "benchmark"), row.get("data_source"))
-    return found.removeprefix("searchR1_") if isinstance(found, str) else ""
+    if not isinstance(found, str):
+        return ""
+    name = found.removeprefix("searchR1_")
+    return _ALIASES.get(name, name)
 
 
 SEVEN = "seven"
 TRAINING = "nq_hotpotqa"
+SAMPLES = "deepresearcher"
+"""DeepResearcher's evaluation set: 512 questions of each of the seven, and all 125 of Bamboogle."""
 PANEL_SALT = "spear-panel-1"
 """Salt of the hash that draws panels; another salt draws other panels."""
 
@@ -234,9 +243,15 @@ DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         **{item.name: {"test": (f"flashrag/{item.path}",)} for item in BENCHMARKS},
         SEVEN: {"test": tuple(f"flashrag/{item.path}" for item in BENCHMARKS)},
         TRAINING: {"train": ("search-r1/train.parquet",), "test": ("search-r1/test.parquet",)},
+        SAMPLES: {"test": ("deepresearcher/test.parquet",)},
     }
 )
 """Files of each split by name, below the folder ``search`` of the data folder."""
+
+
+def name_source(dataset: str) -> str:
+    """Return the name under which ``spear data get search`` fetches one of :data:`DATASETS`."""
+    return {TRAINING: "train", SAMPLES: SAMPLES}.get(dataset, "questions")
 
 
 def locate_file(path: str) -> Path:
@@ -261,10 +276,10 @@ def open_benchmark(dataset: str, split: str, panel: int | None = None) -> Questi
         for path in DATASETS[dataset][split]:
             found = locate_file(path)
             if not found.is_file():
-                what = "train" if dataset == TRAINING else "questions"
-                raise SpearError(f"{found} is missing: 'spear data get search {what}' fetches it.")
-            # Training files mix benchmarks; their rows name them.
-            groups.append(list(read_questions(found, None if dataset == TRAINING else path.split("/")[1])))
+                raise SpearError(f"{found} is missing: 'spear data get search {name_source(dataset)}' fetches it.")
+            # FlashRAG has a folder for each benchmark; other files mix benchmarks, which their rows name.
+            source, folder, *_ = path.split("/")
+            groups.append(list(read_questions(found, folder if source == "flashrag" else None)))
         name = dataset
     else:
         groups.append(list(read_questions(Path(dataset))))

@@ -1,5 +1,6 @@
 """The published panels in ``panels/``: this code makes the same tasks of the same data."""
 
+import hashlib
 import json
 import lzma
 import re
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from spear_agents.evaluation.panels import OFFICIAL, digest_panel, panel, read_panel
 from spear_envs.core.errors import SpearError
 from spear_envs.data import data_folder, unpack_archive
+from spear_envs.search.tasks import DATASETS
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "panels").glob("*.json"))
@@ -52,9 +54,10 @@ def test_every_panel_that_needs_no_download_is_published() -> None:
 def test_a_published_panel_is_what_the_code_makes(
     path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if path.stem.startswith("aime"):
-        if not (data_folder() / "code" / path.stem[:9]).is_dir():
-            pytest.skip("needs the published problems: spear data get code")
+    own = {"aime": f"code/{path.stem[:9]}", "search-": "search/deepresearcher"}
+    if needed := next((folder for begin, folder in own.items() if path.stem.startswith(begin)), None):
+        if not (data_folder() / needed).is_dir():
+            pytest.skip(f"needs the published problems: {OFFICIAL[path.stem].data}")
     elif OFFICIAL[path.stem].data:
         folder = request.getfixturevalue("data")
         monkeypatch.setenv("SPEAR_DATA", str(folder))
@@ -67,6 +70,44 @@ def test_protocols_of_one_year_of_aime_have_the_same_problems() -> None:
     problems = {name: tuple(task["sha256"] for task in each["tasks"]) for name, each in written.items()}
     assert len(problems) == 6 and len(set(problems.values())) == 2
     assert all(problems[name] == problems[name[:9]] and len(set(problems[name])) == 30 for name in problems)
+
+
+def test_questions_of_the_seven_sets_are_those_of_another_copy(shared: Path) -> None:
+    listed = read_panel(ROOT / "panels" / "search-deepresearcher.json")[1]["tasks"]
+    known = {(task["subtask"], task["sha256"]) for task in listed}
+    with lzma.open(shared / "data" / "qa" / "seven_benchmarks.jsonl.xz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) == 960 and len(listed) == 3_197
+    for row in rows:
+        content = {"golden_answers": row["golden_answers"], "question": row["question"]}
+        digest = hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+        assert (row["metadata"]["benchmark"], digest) in known, row["id"]
+
+
+@pytest.mark.parametrize("name", ["search-seven", "search-deepresearcher"])
+def test_a_panel_over_a_retrieval_service_is_exported_and_verified(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    row = {"question": "Who?", "golden_answers": ["Ann"]}
+    for place in [place for files in DATASETS[OFFICIAL[name].env_kwargs["dataset"]].values() for place in files]:
+        path = tmp_path / "search" / place
+        path.parent.mkdir(parents=True)
+        if path.suffix == ".parquet":
+            pandas.DataFrame([row | {"data_source": "tq"}]).to_parquet(path)
+        else:
+            path.write_text(json.dumps(row) + "\n")
+    path = tmp_path / "panel.json"
+    assert CliRunner().invoke(panel, ["export", name, "--out", str(path)]).exit_code == 0
+    written = json.loads(path.read_text())
+    assert written["env_kwargs"]["retriever"] and len(written["tasks"]) == (7 if name == "search-seven" else 1)
+    assert "triviaqa" in {task["subtask"] for task in written["tasks"]}
+    verify(path)
+    elsewhere = written | {"name": "mine", "env_kwargs": written["env_kwargs"] | {"retriever": "http://10.0.0.1:80"}}
+    path.write_text(json.dumps(elsewhere | {"digest": digest_panel(elsewhere)}))
+    with pytest.raises(SpearError, match="retriever"):
+        read_panel(path)
 
 
 @pytest.fixture

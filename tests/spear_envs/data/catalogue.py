@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import zipfile
@@ -15,8 +16,10 @@ import pytest
 from spear_envs.alfworld import data_cli as alfworld
 from spear_envs.code.data_cli import PUBLICATIONS
 from spear_envs.data import RemoteFile
+from spear_envs.search import data_cli as search
 from spear_envs.search.data_cli import SOURCES
 from spear_envs.search.tasks import BENCHMARKS as QUESTIONS
+from spear_envs.search.tasks import SAMPLES
 from spear_envs.webshop import data_cli as webshop
 from tests.spear_envs.alfworld.game_files import write_trial
 from tests.spear_envs.data import hub
@@ -87,7 +90,17 @@ SEARCH: dict[str, tuple[dict[str, bytes], str]] = {
     "e5-hnsw64": ({"part_aa": FILLING, "part_ab": FILLING}, "wiki-18/e5_HNSW64.index"),
 }
 
+
+def _publish_samples(site: Site, monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
+    item = SOURCES[SAMPLES]
+    assert item.file is not None
+    moved = replace(_move(site, item.file, FILLING), sha256=hashlib.sha256(FILLING).hexdigest())
+    monkeypatch.setattr(search, "SOURCES", {**SOURCES, SAMPLES: replace(item, file=moved)})
+    return f"/{moved.name}"
+
+
 PARTS = (
+    Part(("search", SAMPLES), "search/deepresearcher/test.parquet", _publish_samples),
     *(
         Part(("search", name), f"search/{kept}", _publish_hub(SOURCES[name].repository, files, lfs=name != "questions"))
         for name, (files, kept) in SEARCH.items()

@@ -90,8 +90,12 @@ PROMPT = "Answer the given question. Question: an example? Question: who wrote i
             },
             RawQuestion("5", "who wrote it?", ("Ann", "A. Nn"), "musique"),
         ),
+        (  # DeepResearcher, another name of a benchmark
+            {"data_source": "tq", "question": "who?", "reward_model": {"ground_truth": "Ann"}},
+            RawQuestion("1", "who?", ("Ann",), "triviaqa"),
+        ),
     ],
-    ids=["search-r1", "search-r1-bare", "verl", "deepresearcher"],
+    ids=["search-r1", "search-r1-bare", "verl", "deepresearcher", "deepresearcher-alias"],
 )
 def test_parquet_files_of_others(tmp_path: Path, row: dict[str, Any], expected: RawQuestion) -> None:
     assert list(read_questions(write_parquet(tmp_path / "x.parquet", [row]))) == [expected]

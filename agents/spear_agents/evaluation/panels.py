@@ -358,6 +358,8 @@ _GET_ALFWORLD, _GET_CODE = "spear data get alfworld", "spear data get code"
 _CONVERSATION = Layout.CONVERSATION.value
 _SERVICE = "http://127.0.0.1:8000"
 """Where a retrieval service over wiki-18 is expected."""
+_GREEDY = Protocol(temperature=0.0, max_tokens=500, template="search_r1", layout=_CONVERSATION)
+"""As Search-R1 validates: one text, which goes on, and at most 500 tokens a turn."""
 
 
 def _play_as_paper(max_tokens: int, max_prompt_tokens: int) -> Protocol:
@@ -458,7 +460,7 @@ OFFICIAL: Mapping[str, Panel] = {
             _SEARCH,
             "test",
             {"dataset": "seven", "preset": "search_r1", "retriever": _SERVICE},
-            Protocol(temperature=0.0, template="search_r1"),
+            _GREEDY,
             data="spear data get search",
         ),
         Panel(
@@ -467,7 +469,7 @@ OFFICIAL: Mapping[str, Panel] = {
             _SEARCH,
             "test",
             {"dataset": "deepresearcher", "preset": "search_r1", "retriever": _SERVICE},
-            Protocol(temperature=0.0, template="search_r1"),
+            _GREEDY,
             data="spear data get search deepresearcher",
         ),
         *(

@@ -74,7 +74,8 @@ class Source:
     """The file, if the repository is not on Hugging Face."""
 
 
-# Not tried against Hugging Face itself: the tests run a local server.
+# Not tried against Hugging Face or GitHub: the tests run a local server. The digest of DeepResearcher's file is that of
+# its blob in a copy of the repository.
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         "questions": Source(

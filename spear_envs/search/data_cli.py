@@ -94,7 +94,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "GAIR-NLP/DeepResearcher",
             SAMPLES,
             r"test\.parquet",
-            "DeepResearcher's samples of the seven benchmarks: 3,197 questions",
+            "DeepResearcher's evaluation set: 3,197 questions of the seven benchmarks",
             file=RemoteFile(
                 "test.parquet",
                 f"https://raw.githubusercontent.com/{_GITHUB.format('')}",
@@ -142,7 +142,7 @@ def get(names: tuple[str, ...], source: Path | None) -> None:
 
     \b
     questions       the questions of the seven benchmarks
-    deepresearcher  3,197 of them, DeepResearcher's evaluation set (GitHub)
+    deepresearcher  DeepResearcher's evaluation set: 3,197 questions (GitHub)
     train           Search-R1's training questions (NQ and HotpotQA)
     wiki-18         the corpus: 21,015,324 passages, 14 GB unpacked
     e5-flat         exact index of the corpus by E5-base-v2, 64.6 GB

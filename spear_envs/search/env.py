@@ -81,8 +81,8 @@ class SearchR1Env(SpearEnv[str]):
 
     Args:
         dataset: ``"mini"`` (embedded), ``"mini-small"`` (the same for word-level models), the name of a benchmark
-            fetched by ``spear data get search``, ``"seven"`` for all seven, ``"deepresearcher"`` for its samples
-            of them, or the path of a file of questions.
+            fetched by ``spear data get search``, ``"seven"`` for all seven, ``"deepresearcher"`` for its
+            evaluation set, or the path of a file of questions.
         split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded questions; other files have
             their own ``splits``.
         panel: number of questions per benchmark, always the same ones; None for all.

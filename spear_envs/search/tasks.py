@@ -206,7 +206,7 @@ def _find_benchmark(row: Mapping[str, Any]) -> str:
 SEVEN = "seven"
 TRAINING = "nq_hotpotqa"
 SAMPLES = "deepresearcher"
-"""DeepResearcher's evaluation set: 512 questions of each of the seven, and all 125 of Bamboogle."""
+"""DeepResearcher's evaluation set: 512 questions each of six benchmarks, and all 125 of Bamboogle."""
 PANEL_SALT = "spear-panel-1"
 """Salt of the hash that draws panels; another salt draws other panels."""
 

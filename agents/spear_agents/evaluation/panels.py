@@ -358,8 +358,6 @@ _GET_ALFWORLD, _GET_CODE = "spear data get alfworld", "spear data get code"
 _CONVERSATION = Layout.CONVERSATION.value
 _SERVICE = "http://127.0.0.1:8000"
 """Where a retrieval service over wiki-18 is expected."""
-_GREEDY = Protocol(temperature=0.0, max_tokens=500, template="search_r1", layout=_CONVERSATION)
-"""As Search-R1 validates: one text, which goes on, and at most 500 tokens a turn."""
 
 
 def _play_as_paper(max_tokens: int, max_prompt_tokens: int) -> Protocol:
@@ -370,6 +368,14 @@ def _play_as_paper(max_tokens: int, max_prompt_tokens: int) -> Protocol:
 def _make_household(name: str, split: str, title: str) -> Panel:
     keywords = {**_PUBLISHED, "max_turns": 50, "on_malformed": "peer"}
     return Panel(name, title, _ALFWORLD, split, keywords, _play_as_paper(512, 2_048), _GET_ALFWORLD)
+
+
+def _make_questions(dataset: str, title: str, data: str) -> Panel:
+    """Return a panel played as Search-R1 validates: one text, which goes on, and at most 500 tokens a turn."""
+    how = Protocol(temperature=0.0, max_tokens=500, template="search_r1", layout=_CONVERSATION)
+    keywords = {"dataset": dataset, "preset": "search_r1", "retriever": _SERVICE}
+    title = f"{title}, a local service over wiki-18"
+    return Panel(f"search-{dataset}", title, _SEARCH, "test", keywords, how, data)
 
 
 def _make_mathematics(year: int, context: str, turns: int, tokens: int) -> Panel:
@@ -454,23 +460,11 @@ OFFICIAL: Mapping[str, Panel] = {
             {"catalog": "full", "goal_kind": "human", "split_scheme": "original"},
             data="spear data get webshop --size full --human",
         ),
-        Panel(
-            "search-seven",
-            "the seven question sets of Search-R1, a local service over wiki-18",
-            _SEARCH,
-            "test",
-            {"dataset": "seven", "preset": "search_r1", "retriever": _SERVICE},
-            _GREEDY,
-            data="spear data get search",
-        ),
-        Panel(
-            "search-deepresearcher",
-            "DeepResearcher's 3,197 questions of the seven sets, a local service over wiki-18",
-            _SEARCH,
-            "test",
-            {"dataset": "deepresearcher", "preset": "search_r1", "retriever": _SERVICE},
-            _GREEDY,
-            data="spear data get search deepresearcher",
+        _make_questions("seven", "the seven question sets of Search-R1", "spear data get search"),
+        _make_questions(
+            "deepresearcher",
+            "DeepResearcher's 3,197 questions of the seven sets",
+            "spear data get search deepresearcher",
         ),
         *(
             Panel(

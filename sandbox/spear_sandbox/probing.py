@@ -56,7 +56,7 @@ def look_around(canaries: dict[str, Any]) -> dict[str, Any]:
         fields = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
         wanted = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")
         found["status"] = {name: int(fields[name], 16) for name in wanted if name in fields}
-    # prctl tells the same if /proc cannot be read.
+    # prctl says the same if /proc cannot be read.
     found["no_new_privileges"] = ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)
     found["seccomp"] = ctypes.CDLL(None).prctl(21, 0, 0, 0, 0)
     found["calls"] = try_calls()

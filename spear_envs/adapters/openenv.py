@@ -242,7 +242,7 @@ MakeConversation = Callable[[str | None], Conversation]
 
 
 class SessionPool:
-    """Admits sessions and lends environments; from any thread.
+    """Admits sessions and gives them environments; from any thread.
 
     Args:
         max_sessions: at a time; each holds at most one environment.

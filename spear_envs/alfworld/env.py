@@ -233,7 +233,7 @@ class ALFWorldEnv(SpearEnv[str]):
         return plan(play.game, play.state)
 
     def expert_thought(self, plan: Sequence[str]) -> str:
-        """See ``SpearEnv``; it only tells what the episode has shown."""
+        """See ``SpearEnv``; it knows only what the episode has shown."""
         play = self.play
         return explain(play.game, play.state, self._shown, plan)
 

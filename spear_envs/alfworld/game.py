@@ -27,7 +27,7 @@ class Game:
     problem: Problem
     """The parsed PDDL; ``problem.rows("inreceptacle")`` has the initial facts."""
     goal: Condition
-    """``goal.holds(state)`` tells whether the game is won; ``goal.expression`` is the condition as nested tuples."""
+    """``goal.holds(state)`` returns whether the game is won; ``goal.expression`` is the condition as nested tuples."""
     names: Mapping[str, str]
     """Id -> name in observations and commands (``apple 1``)."""
     agent: str

@@ -453,7 +453,7 @@ def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
 def explain(game: Game, state: State, shown: Set[str], commands: Sequence[str]) -> str:
     """Return a thought before the first of an expert's ``commands``: what is missing, or what comes next and why.
 
-    It only tells what was shown: a thing in a receptacle that was not shown counts as missing.
+    It knows only what was shown: a thing in a receptacle that was not shown counts as missing.
     """
     if not commands:
         return ""

@@ -82,7 +82,7 @@ def map_index(folder: Path, mend: str = MEND) -> Packed:
     """Map the index in ``folder``.
 
     Args:
-        mend: what an error message tells the user to do.
+        mend: the end of an error message, what the user can do.
 
     Raises:
         SpearError: there is no index, it is of another version, or files are missing or have another size than was

@@ -92,7 +92,7 @@ class SearchIndex:
     Args:
         packed: the documents' terms.
         rank: scores documents; the compiled loop by default, if there is one.
-        mend: what an error message tells the user to do if a search finds damage.
+        mend: the end of the error message if a search finds damage: what the user can do.
     """
 
     def __init__(self, packed: Packed, rank: Rank | None = None, mend: str = MEND) -> None:
@@ -112,7 +112,7 @@ class SearchIndex:
         """Map an index from :func:`~spear_envs.bm25.build.build_index`.
 
         Args:
-            mend: what an error message tells the user to do if it cannot be used, now or in a search.
+            mend: the end of the error message if it cannot be used, now or in a search.
 
         Raises:
             SpearError: there is none, it is half built, of another version, or visibly damaged.

@@ -205,7 +205,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return [Criterion("answer", self.episode.won, str(self.task.content["answer"]), self._answer or "no answer")]
 
     def _observe(self, message: str) -> str:
-        # Output may be empty, so the turn tells whether there is any.
+        # Output may be empty, so the turn says whether there is any.
         return message if self.turn else self.task.instruction
 
     def _world(self) -> dict[str, Any]:

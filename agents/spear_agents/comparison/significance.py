@@ -90,7 +90,7 @@ def _quantile(freedom: float) -> float:
 
 
 MOST_PAIRS = 2**20
-"""Pairs of runs beyond which their number tells nothing more."""
+"""Pairs of runs beyond which another changes nothing."""
 
 
 def count_pairs(deviation: float, difference: float) -> int | None:

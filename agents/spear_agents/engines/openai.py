@@ -124,7 +124,7 @@ def _split_url(url: str) -> SplitResult:
 
 
 def choose_kind(base_url: str) -> ServerKind:
-    """Return the kind of server at an address, as far as the address tells."""
+    """Return the kind of server at an address, as far as the address shows it."""
     host = _split_url(base_url).hostname or ""
     return ServerKind.OPENAI if host.endswith(_OPENAI_HOSTS) else ServerKind.COMPATIBLE
 

@@ -198,7 +198,7 @@ def _read_value(written: str, kinds: frozenset[str]) -> Any:
 
 
 def _list_types(function: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Return the JSON types of each parameter, as far as its schema tells."""
+    """Return the JSON types of each parameter, as far as its schema gives them."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     found = {}

@@ -164,7 +164,7 @@ def compare_configs(
 
     Keys and nodes in ``changeable`` may differ. The message begins with ``run`` and ends with ``advice``.
     """
-    # A node of free keywords that is empty on one side only is told by the keys of the other.
+    # A node of free keywords that is empty on one side only: the other side's keys name the difference.
     filled = {
         key
         for one, other in ((before, after), (after, before))

@@ -125,9 +125,9 @@ def count_threads(weights: float, ranks: int) -> int:
 def choose_dtype(chosen: str, weights: float) -> str:
     """Return what ``chosen`` (``auto``, ``float32`` or ``bfloat16``) means for a model on this CPU.
 
-    ``auto`` is bfloat16 where this CPU multiplies matrices of it faster than those of float32, which a short trial
-    tells. A tiny model stays float32, and so does one that is not made yet (0 bytes of ``weights``). Raises SpearError
-    for another type.
+    ``auto`` is bfloat16 where this CPU multiplies matrices of it faster than those of float32, as a short trial
+    measures. A tiny model stays float32, and so does one that is not made yet (0 bytes of ``weights``). Raises
+    SpearError for another type.
     """
     if chosen in DTYPES:
         return chosen

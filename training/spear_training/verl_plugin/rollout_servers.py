@@ -51,7 +51,7 @@ def explain_death(error: BaseException) -> str | None:
     found = _find_death(error)
     if found is None:
         return None
-    return f"{found} died in the middle of a step (killed, or out of memory: `dmesg` tells). {_RESUMES}"
+    return f"{found} died in the middle of a step (killed, or out of memory: see `dmesg`). {_RESUMES}"
 
 
 def stop_if_dead(fault: EngineFault) -> None:

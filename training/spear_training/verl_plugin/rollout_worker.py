@@ -152,7 +152,7 @@ class ServerEngine:
         except EngineFault as fault:
             stop_if_dead(fault)
             raise
-        # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
+        # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token decides.
         finish = Finish.LENGTH
         if output.token_ids and output.token_ids[-1] in ends:
             finish = Finish.STOP

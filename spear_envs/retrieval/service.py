@@ -546,6 +546,6 @@ def _work(load: OpenIndexes, settings: ServiceSettings, host: str, port: int, te
         threading.Thread(target=follow_parent, daemon=True).start()
         serve(service, listener, lambda: text.send((True, service.summarize())))
     except (SpearError, ModuleNotFoundError) as error:
-        with contextlib.suppress(OSError):  # the parent has heard of another worker's
+        with contextlib.suppress(OSError):  # the parent stopped because another worker failed
             text.send((False, str(error)))
         sys.exit(1)

@@ -162,7 +162,7 @@ def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
 
 
 def _lay(below: Values, above: Values) -> Values:
-    """Return ``values`` merged over ``others``; keywords of one environment are not passed on to another."""
+    """Return ``above`` merged over ``below``; keywords of one environment are not passed on to another."""
     env, other = below.get("env"), above.get("env")
     if isinstance(env, Mapping) and isinstance(other, Mapping) and other.get("id", env.get("id")) != env.get("id"):
         below = {**below, "env": {key: value for key, value in env.items() if key != "kwargs"}}

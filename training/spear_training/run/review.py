@@ -160,7 +160,7 @@ def advise(run: Path) -> None:
 
     RUN is the folder of `spear train --out`, of a running or a finished training.
 
-    
+    \b
       spear advise runs/alfworld
     """
     path = run / CONFIG_FILE

@@ -28,6 +28,7 @@ from spear_envs.data.files import explain_unwritable, put_folder, read_regular, 
 DECIDED = (
     *("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "max_tokens", "max_prompt_tokens"),
     *("max_row_tokens", "overlong", "template", "layout", "history", "seed", "method", "trials", "agent"),
+    "native_tools",
 )
 """Settings of a run fixed by its panel, besides tasks and samples, which its episodes show."""
 SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value, EngineKind.SCRIPT.value)
@@ -121,7 +122,7 @@ def require_panel(run: Path, name: str) -> Mapping[str, Any]:
     for key in DECIDED:
         if key == "max_tokens" and panel.protocol.max_tokens is None:  # the model's own limit
             continue
-        value = wanted[key]
+        value = wanted.get(key)
         if settings.get(key, getattr(EvalSettings, key, None)) != value:
             raise SpearError(
                 f"{run} was played with {key}={settings.get(key)!r} and panel {panel.name} says {value!r}:"
@@ -158,6 +159,7 @@ def add_entry(
     if path.exists():
         raise SpearError(f"{path} exists: an entry is never changed; choose another name.")
     panel, settings = open_panel(panel_name), require_panel(run, panel_name)
+    named = panel.name if panel.name in OFFICIAL else panel_name  # what opens it again: a name, or a file
     engine = str(settings.get("engine"))
     outcomes, scores = _collect(read_last(run / EPISODES), panel)
     written = write_named_panel(panel_name)
@@ -169,14 +171,14 @@ def add_entry(
     player = f"--engine {engine}" + (f" --model {shlex.quote(played)}" if played else "")
     entry = Entry(
         name=name,
-        panel=panel.name,
+        panel=named,
         panel_digest=written["digest"],
         fingerprint=written["fingerprint"],
         engine=engine,
         model=shown,
         model_digest=settings.get("model_digest"),
         code=spear_envs.__version__,
-        command=f"spear eval --panel {panel.name} {player}",
+        command=f"spear eval --panel {shlex.quote(named)} {player}",
         outcomes=outcomes,
         scores=scores,
         digest=digest_outcomes(outcomes, scores),
@@ -237,7 +239,10 @@ def check_entry(entry: Entry) -> list[str]:
         lines.append("the digest does not match its outcomes")
     if plain_estimate(entry.recompute()) != dict(entry.success):
         lines.append(f"its outcomes give {format_percent(entry.recompute())}, unlike its figures")
-    written = write_named_panel(entry.panel)
+    try:
+        written = write_named_panel(entry.panel)
+    except SpearError as error:
+        return [*lines, str(error)]
     if written["fingerprint"] != entry.fingerprint:
         lines.append(f"panel {entry.panel} has other tasks here (fingerprint {written['fingerprint'][:12]})")
     elif written["digest"] != entry.panel_digest:

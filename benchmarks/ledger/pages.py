@@ -96,7 +96,7 @@ def format_leaderboard(entries: Sequence[Entry]) -> str:
         panel = open_panel(name)
         rows = sorted((e for e in entries if e.panel == name), key=lambda entry: -entry.recompute().mean)
         first = rows[0]
-        parts.append(f"## {name}")
+        parts.append(f"## {panel.name}")
         parts.append(
             f"{panel.title.capitalize()}: `{panel.env_id}`, split `{panel.split}`, {len(first.outcomes)} tasks ×"
             f" {panel.protocol.samples} samples at temperature {panel.protocol.temperature:g}, prompt"

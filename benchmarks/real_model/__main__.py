@@ -27,6 +27,7 @@ from benchmarks.real_model.records import (
     Plan,
     Record,
     describe_code,
+    list_faults,
     make_evaluation,
     read_plan,
     read_records,
@@ -38,6 +39,7 @@ from benchmarks.runner.figures import describe_hardware
 from benchmarks.runner.report import fill_places
 from benchmarks.runner.running import run_spear
 from spear_agents.comparison.statistics import format_percent
+from spear_agents.evaluation.records import EPISODES, read_last
 from spear_agents.evaluation.run import SUMMARY
 from spear_agents.model_files import resolve_model
 from spear_agents.models import digest_model
@@ -179,7 +181,8 @@ def _make_record(plan: Plan, out: Path, name: str, arm: str, seed: int, policy: 
 
 def _evaluate(plan: Plan, folder: Path, panel: str, policy: Path, digest: str) -> Evaluation:
     out = folder / f"eval-{panel}"
-    if not (out / SUMMARY).exists():
+    # Run again, an evaluation plays what a fault cut short.
+    if not (out / SUMMARY).exists() or list_faults(read_last(out / EPISODES)):
         echo(f"{folder.name}: {plan.panels[panel]['title']}")
         words = (*plan.panels[panel]["options"], "--engine", "vllm", "--model", str(policy), "--out", str(out))
         _do(folder / "log.txt", "eval", *words)

@@ -127,6 +127,11 @@ def digest_record(record: Record) -> str:
     return hashlib.sha256(canonical_json(plain).encode()).hexdigest()
 
 
+def list_faults(episodes: Sequence[Trajectory]) -> list[str]:
+    """List the tasks of episodes that a fault cut short."""
+    return [each.task_id for each in episodes if each.stop is StopReason.FAULT]
+
+
 def make_evaluation(folder: Path, model_digest: str) -> Evaluation:
     """Read a finished ``spear eval --out`` of the model with this digest.
 
@@ -138,7 +143,7 @@ def make_evaluation(folder: Path, model_digest: str) -> Evaluation:
         raise SpearError(f"{folder} was played by another model than the one beside it: remove it, to play again.")
     played = PlayedPanel.read(settings)
     episodes = read_last(folder / EPISODES)
-    faults = [each.task_id for each in episodes if each.stop is StopReason.FAULT]
+    faults = list_faults(episodes)
     if played is None or faults:
         raise SpearError(f"{folder} {f'has faults, the first in {faults[0]}' if faults else 'was played on no panel'}")
     games = {each.task_id: _describe_game(each) for each in sorted(episodes, key=lambda each: each.task_id)}

@@ -124,6 +124,11 @@ class LocalSession(Session):
         return session
 
     @property
+    def busy(self) -> bool:
+        """Whether a cell or a file is under way, or waits for its turn or a place."""
+        return self._waiting > 0
+
+    @property
     def alive(self) -> bool:
         """Whether cells can be run."""
         return not self._ended.is_set()
@@ -336,6 +341,9 @@ class LocalSession(Session):
                         await self._follow(pidfd)
                     finally:
                         send_signal(pidfd, signal.SIGKILL)
+                        for stream in self._streams:
+                            stream.read_rest(self._limits.max_output)
+                            stream.open = False  # its descriptor is closed next, and may then be another run's
                         report.read_rest(1 << 20)
                         record = unpack_record(bytes(report.data))
                         if self._reason is KillReason.NONE and (

@@ -10,6 +10,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, Con
 from skyrl_gym.envs.registration import registry
 
 from spear_envs.adapters.texts import open_row, write_rows
+from spear_envs.core.env import RewardMode
 
 ENV_CLASS = "spear"
 """The value of ``env_class`` in a row of the data set."""
@@ -54,7 +55,9 @@ class SkyRLEnv(BaseTextEnv):
         reward = message.reward
         done = message.done
         if not done and self.turns >= self.max_turns:
-            done, reward = True, self._episode.conversation.pay(message) or 0.0
+            done, conversation = True, self._episode.conversation
+            if conversation.env.reward_mode is RewardMode.SPEAR:  # the native one is paid turn by turn
+                reward = conversation.pay(message) or 0.0
         said = [] if done else [{"role": "user", "content": message.text}]
         return BaseTextEnvStepOutput(
             observations=said, reward=reward, done=done, metadata=self._episode.describe(), postprocessed_action=None

@@ -81,7 +81,11 @@ class Transfer:
         # Uncompressed: lengths, ranges and checksums are of the stored bytes.
         headers = {"Accept-Encoding": "identity", "User-Agent": "spear-envs"}
         failures, farthest = 0, self._size()
-        with httpx.Client(follow_redirects=True, timeout=timeout, headers=headers) as client:
+        try:
+            client = httpx.Client(follow_redirects=True, timeout=timeout, headers=headers)
+        except (ImportError, ValueError) as error:
+            raise RefusedError(f"the proxy that the environment names cannot be used: {error}") from error
+        with client:
             while True:
                 try:
                     return self._try(client)

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import mcp
 from anyio.from_thread import start_blocking_portal
+from mcp.types import INVALID_PARAMS
 
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import canonical_json
@@ -95,6 +96,8 @@ class McpSession:
         try:
             return self._portal.call(self._call, name, arguments)
         except Exception as error:
+            if isinstance(error, mcp.MCPError) and _is_answer(error.code):
+                return CallResult(error.message, is_error=True)
             self.close()
             if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
                 text = f"{name} gave no result within {self._seconds:g} s"
@@ -158,6 +161,14 @@ class McpSession:
         variables = get_default_environment() | self._variables
         parameters = StdioServerParameters(command=command, args=rest, env=variables)
         return mcp.Client(stdio_client(parameters, errlog=self._said))
+
+
+def _is_answer(code: int) -> bool:
+    """Return whether a server gave this error itself: it refuses the arguments, or has an error of its own.
+
+    The package uses the other codes of JSON-RPC for connections that broke.
+    """
+    return code == INVALID_PARAMS or not -32768 <= code <= -32000
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -419,7 +419,7 @@ class McpToolsEnv(SpearEnv[str]):
         super().close()
 
     def _start(self, task: Task) -> None:
-        if self._server is not None and not self._fresh:
+        if self._server is not None and (self._session is None or not self._fresh):
             self._disconnect()
             self._session = self._connect()
         self._fresh = False

@@ -94,8 +94,11 @@ def test_a_conversation_ends_at_its_own_limit(settings: EvalSettings, tiny_model
 
 
 def test_baselines_are_free_of_limits_in_tokens(settings: EvalSettings) -> None:
-    chance = play_baseline(replace(settings, max_prompt_tokens=1, max_row_tokens=1), EngineKind.EXPERT)
-    assert chance.success is not None and chance.success.mean == 1.0
+    limits = {"max_prompt_tokens": 1, "max_row_tokens": 1}
+    program = {"engine": EngineKind.HF, "model": "m", "agent": "mine.py:play"}
+    for own in (limits, program, {"thoughts": True}):
+        chance = play_baseline(replace(settings, **own), EngineKind.EXPERT)  # type: ignore[arg-type]
+        assert chance.success is not None and chance.success.mean == 1.0
 
 
 def test_more_samples_may_join_but_other_settings_may_not(settings: EvalSettings, tmp_path: Path) -> None:

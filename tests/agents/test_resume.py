@@ -212,6 +212,29 @@ def test_a_server_that_answers_as_another_model_stops_the_run_except_by_choice(
         pass
 
 
+@pytest.mark.parametrize("left_out", ["lora", "native_tools", "reasoning_effort"])
+def test_an_option_that_is_left_out_is_another_evaluation(
+    settings: EvalSettings, tmp_path: Path, left_out: str
+) -> None:
+    run_evaluation(settings, tmp_path)
+    written = json.loads((tmp_path / SETTINGS).read_text())
+    (tmp_path / SETTINGS).write_text(json.dumps(written | {left_out: "was given"}))
+    with pytest.raises(SpearError, match=f"{left_out}='was given', not None"):
+        run_evaluation(settings, tmp_path)
+
+
+def test_a_job_whose_later_trial_was_cut_short_by_a_fault_is_not_lost(settings: EvalSettings, tmp_path: Path) -> None:
+    run_evaluation(settings, tmp_path)
+    path = tmp_path / EPISODES
+    first = path.read_text().splitlines()[0]
+    lost = json.loads(first) | {"won": False, "stop": "failed", "reward_terms": {"outcome": -1.0}}
+    fault = lost | {"stop": "fault", "fault": "engine_timeout", "trial": 2}
+    path.write_text("\n".join(map(json.dumps, (lost | {"reflection": "look first"}, fault))) + "\n")
+    assert [one.stop.value for one in read_last(path)] == ["fault"]
+    path.write_text("\n".join(map(json.dumps, (lost, fault))) + "\n")  # played to its end, then again
+    assert [one.stop.value for one in read_last(path)] == ["failed"]
+
+
 def test_an_engine_out_of_memory_stops_the_run_and_leaves_what_was_played(
     settings: EvalSettings, tmp_path: Path
 ) -> None:

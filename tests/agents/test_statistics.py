@@ -367,3 +367,12 @@ def test_the_tasks_needed_would_show_the_difference_four_times_in_five() -> None
 def test_a_difference_is_that_of_shares() -> None:
     with pytest.raises(SpearError, match="outside"):
         estimate_difference([0.0, 50.0])
+
+
+def test_differences_that_are_equal_but_for_rounding_count_as_equal() -> None:
+    thirds = [2 / 3 - 1 / 3, 1 - 2 / 3]
+    assert thirds[0] != thirds[1]
+    found, equal = estimate_difference(thirds), estimate_difference([1 / 3, 1 / 3])
+    assert (found.low, found.high) == pytest.approx((equal.low, equal.high))
+    assert estimate_mean(thirds).high == pytest.approx(estimate_mean([1 / 3, 1 / 3]).high)
+    assert judge_comparison(replace(compare([1.0]), steps=tuple(thirds))).detectable is None

@@ -88,6 +88,22 @@ def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, file: str, monk
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
+def test_a_checkpoint_whose_folder_is_a_link_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    import torch
+
+    from spear_training.run.checkpoints import check_files, finish_checkpoint
+    from tests.training.trainings import save_small_checkpoint
+
+    folder = save_small_checkpoint(tmp_path / "run", 3)
+    (folder / "actor").rename(tmp_path / "shards")
+    torch.save({"weights": Bomb(tmp_path / "trace")}, tmp_path / "shards" / "model_world_size_1_rank_0.pt")
+    (folder / "actor").symlink_to(tmp_path / "shards")
+    finish_checkpoint(folder)
+    with pytest.raises(SpearError, match="link"):
+        check_files(folder)
+
+
 @pytest.mark.parametrize(
     "name", ["actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt", "data.pt"]
 )

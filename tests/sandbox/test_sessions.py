@@ -117,6 +117,17 @@ time.sleep(20)
     assert (await session.run("1")).stdout == "", "nothing of the former cell"
 
 
+async def end_while_the_loop_is_busy(executor: LocalExecutor) -> None:
+    """The output, the end of the pipe and the end of the process are seen in one round of the event loop."""
+    for held in (0.05, 0.1):
+        session = await executor.open_session()
+        cell = asyncio.ensure_future(session.run("import os, time; time.sleep(0.05); os.write(1, b'bye'); os._exit(1)"))
+        await asyncio.sleep(0.045)
+        time.sleep(held)
+        outcome = await cell
+        assert (outcome.status, outcome.stdout) == (CellStatus.ENDED, "bye")
+
+
 async def rest_between_cells(executor: LocalExecutor) -> None:
     """No processor between cells: neither threads, nor children, nor what a timer of its own wakes."""
     session = await executor.open_session()
@@ -309,6 +320,21 @@ async def take_a_place(executor: LocalExecutor) -> None:
     await asyncio.gather(*cells)
 
 
+async def wait_for_a_place(executor: LocalExecutor) -> None:
+    """A session whose cell waits is not idle."""
+    table = SessionTable(executor, most=4, idle_s=0.5)
+    session, _ = await table.open({}, LIMITS)
+    for _ in range(2):
+        await executor._admission.enter(None)
+    cell = asyncio.ensure_future(session.run("1 + 1"))
+    await asyncio.sleep(1.2)
+    for _ in range(2):
+        executor._admission.leave()
+    assert (await cell).display == ({"text/plain": "2"},)
+    await asyncio.sleep(1.5)
+    assert not session.alive, "nobody uses it any more"
+
+
 @pytest.mark.slow
 def test_cells() -> None:
     play(play_cells, keep_files, stop_cells, bound_answers, interrupt_at_once, forget_closed_sessions)
@@ -316,7 +342,8 @@ def test_cells() -> None:
 
 @pytest.mark.slow
 def test_limits_and_rest() -> None:
-    play(end_at_limits, rest_between_cells, take_a_place, stay_at_rest, forge_answers, max_running=2)
+    play(end_at_limits, end_while_the_loop_is_busy, rest_between_cells, take_a_place, max_running=2)
+    play(wait_for_a_place, stay_at_rest, forge_answers, max_running=2)
 
 
 @pytest.mark.slow
@@ -340,6 +367,7 @@ httpx = pytest.importorskip("httpx", reason="needs the extra 'server'")
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 from spear_sandbox.client import HttpExecutor  # noqa: E402
+from spear_sandbox.service.cells import SessionTable  # noqa: E402
 from tests.sandbox.service import RunningService, ask, run_local  # noqa: E402
 
 

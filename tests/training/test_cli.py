@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -176,6 +177,28 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, model_folder: Path, trai
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, model_folder)
     assert "stopped after step 1; the same command resumes it" in (tmp_path / "console.txt").read_text()
+
+
+def test_a_policy_made_for_other_settings_is_made_anew_unless_a_checkpoint_holds_it(
+    tmp_path: Path, model_folder: Path, training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def make_policy(settings: Any, folder: Path, console: Console) -> None:
+        made.append(settings.env_id)
+        shutil.copytree(model_folder, folder)
+
+    def begin(preset: str, *words: str) -> None:
+        console, _ = open_console(tmp_path)
+        runs.run_training((f"preset={preset}", "model=tiny", *words), tmp_path / "run", console)
+
+    monkeypatch.setattr(runs, "make_policy", make_policy)
+    training(lambda *_: None)
+    begin("demo")
+    begin("demo")
+    assert made == ["spear/Sokoban-v1"]
+    begin("alfworld_tiny")
+    assert made == ["spear/Sokoban-v1", "spear/ALFWorld-v0"]
 
 
 # ---- spear demo ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from spear_training.run.checkpoints import (
     read_best,
     repair_tracker,
 )
-from spear_training.run.store import CheckpointStore, Uploads, fetch_config, fetch_newer, publish
+from spear_training.run.store import CheckpointStore, Uploads, export_policy, fetch_config, fetch_newer, publish
 from tests.training.object_store import BUCKET, serve_s3
 from tests.training.silent_network import SilentNetwork
 from tests.training.trainings import save_small_checkpoint
@@ -299,3 +299,68 @@ def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_ano
     unwritable = "checkpoint.store=file:///proc/nowhere"
     with pytest.raises(SpearError, match="file:///proc/nowhere: cannot be written"):
         prepare_training(compose(("model.path=no/folder/here", text, unwritable)), out)
+
+
+def go_on(out: Path, launch: str, steps: Sequence[int], last: int, value: float) -> None:
+    """What a launch leaves: metrics of ``steps``, a checkpoint of the last one, and a best one."""
+    before = read_files(out / "metrics")
+    start_run(out, last, large=10)
+    (out / "metrics" / "0001.jsonl").unlink()
+    for name, content in before.items():
+        (out / "metrics" / name).write_bytes(content)
+    lines = [json.dumps({"step": step, "data": {"training/global_step": step}}) for step in steps]
+    (out / "metrics" / launch).write_text("\n".join(lines) + "\n")
+    keep_best(out / "checkpoints" / f"global_step_{last}", "success/all", value)
+
+
+def test_a_machine_that_fell_behind_erases_neither_the_best_nor_the_metrics(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(first, "0000.jsonl", range(1, 21), 20, 0.4)
+    publish(store, first, 20, keep=2)
+    fetch_newer(store, second, trust)
+    go_on(second, "0001.jsonl", range(21, 41), 40, 0.9)
+    publish(store, second, 40, keep=2)
+
+    (first / "metrics" / "0001.jsonl").write_text('{"step": 21, "data": {"training/global_step": 21}}\n')
+    assert fetch_newer(store, first, trust) == 40
+    assert read_best(first / "checkpoints") == {"step": 40, "metric": "success/all", "value": 0.9}
+    assert read_files(first / "metrics") == read_files(second / "metrics")
+    go_on(first, "0002.jsonl", range(41, 61), 60, 0.5)
+    publish(store, first, 60, keep=1)
+    assert store.list_whole() == [40, 60], "the best stays"
+    third = tmp_path / "third"
+    assert fetch_newer(store, third, trust) == 60
+    assert read_files(third / "metrics") == read_files(first / "metrics")
+    assert read_best(third / "checkpoints") == {"step": 40, "metric": "success/all", "value": 0.9}
+
+
+def test_a_launch_that_stops_before_the_metrics_fetches_the_checkpoint_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(first, "0000.jsonl", range(1, 21), 20, 0.4)
+    publish(store, first, 20, keep=2)
+    whole = CheckpointStore.read
+
+    def fail(self: CheckpointStore, name: str) -> bytes | None:
+        if name.startswith("metrics/"):
+            raise SpearError("the network is gone")
+        return whole(self, name)
+
+    with monkeypatch.context() as patch, pytest.raises(SpearError, match="gone"):
+        patch.setattr(CheckpointStore, "read", fail)
+        fetch_newer(store, second, trust)
+    assert fetch_newer(store, second, trust) == 20
+    assert read_files(second / "metrics") == read_files(first / "metrics")
+
+
+def test_an_export_leaves_the_tracker_to_the_training(tmp_path: Path) -> None:
+    checkpoints = start_run(tmp_path, 50, 60, large=10)
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    tracker.write_text("60")
+    (checkpoints / "global_step_60" / MANIFEST).unlink()  # verl names a step before it is finished
+    with pytest.raises(SpearError):
+        export_policy(tmp_path, tmp_path / "policy")  # these files are no policy
+    assert tracker.read_text() == "60"

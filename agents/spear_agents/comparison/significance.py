@@ -18,6 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from spear_agents.comparison.statistics import (
+    ROUNDED,
     Comparison,
     Estimate,
     Metric,
@@ -40,10 +41,6 @@ from spear_sandbox.terminal import Console
 
 CONFIDENCE = 0.95
 POWER = 0.8
-
-
-ROUNDED = 1e-20
-"""Variance of a mean of values in [-1, 1] below which they differ by rounding alone, as means of equal thirds do."""
 
 
 def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
@@ -206,12 +203,18 @@ class Judgement:
         return vars(self) | {"significant": self.significant, "alpha": ALPHA, "power": POWER}
 
 
+def measure_spread(steps: Sequence[float]) -> float:
+    """Return the standard deviation of two differences or more; 0 if they differ by rounding alone."""
+    spread = stdev(steps)
+    return spread if spread**2 > ROUNDED else 0.0
+
+
 def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
     """Test the paired differences of ``comparison``; ``seed`` is that of drawn permutations."""
     steps = comparison.steps
     permutation_p, exact = compute_permutation_p(steps, seed)
     count = len(steps)
-    spread = stdev(steps) if count > 1 else None
+    spread = measure_spread(steps) if count > 1 else None
     factor = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
     mean = fmean(steps)
     needed = None
@@ -480,7 +483,7 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
         if found.tasks_alone.low > 0 or found.tasks_alone.high < 0:
             text += " The interval over tasks alone leaves 0 out, but it describes these runs only."
     sentences = [text]
-    deviation = stdev(found.by_seed)
+    deviation = measure_spread(found.by_seed)
     if deviation and abs(points) >= _SHOWN:
         pairs = count_pairs(deviation, difference.mean)
         sentences.append(

@@ -15,6 +15,8 @@ from spear_agents.play.trajectory import StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
 
 _Z95 = 1.959963984540054
+ROUNDED = 1e-20
+"""Variance of values in [-1, 1] below which they differ by rounding alone, as means of equal thirds do."""
 _DIGITS = 4000
 """Characters of a name's number that sort it; Python reads no longer ones."""
 
@@ -64,7 +66,7 @@ def estimate_mean(per_task: Sequence[float]) -> Estimate:
 def _count_trials(per_task: Sequence[float]) -> tuple[float, float]:
     """Return the mean of rates, and the number of independent trials that would give the same uncertainty."""
     mean, spread = fmean(per_task), pvariance(per_task)
-    return mean, len(per_task) * mean * (1 - mean) / spread if spread else len(per_task)
+    return mean, len(per_task) * mean * (1 - mean) / spread if spread > ROUNDED else len(per_task)
 
 
 def estimate_amount(per_task: Sequence[float]) -> Estimate:
@@ -362,8 +364,9 @@ def estimate_difference(steps: Sequence[float]) -> Estimate:
         raise SpearError(f"a difference of {wrong:g} is outside [-1, 1]")
     gained, lost = [max(0.0, step) for step in steps], [max(0.0, -step) for step in steps]
     (up, up_low, up_high), (down, down_low, down_high) = _correct(gained), _correct(lost)
-    spread = math.sqrt(pvariance(gained) * pvariance(lost))
-    common = -up * down / spread if spread else 0.0  # no task is both gained and lost
+    spreads = pvariance(gained), pvariance(lost)
+    # No task is both gained and lost.
+    common = -up * down / math.sqrt(math.prod(spreads)) if min(spreads) > ROUNDED else 0.0
     mean = fmean(steps)
 
     def combine(first: float, second: float) -> float:

@@ -492,11 +492,11 @@ class OpenAIEngine:
             raise httpx.ReadTimeout("the answer did not end", request=response.request) from None
         found: Reply | Refusal | BadReplyError
         try:
-            found = read_refusal(response.status_code, response.content)
-            if response.status_code == 200:
+            if response.is_success:
                 found = read_reply(response.content)
                 response.extensions[_READ] = found
                 return
+            found = read_refusal(response.status_code, response.content)
         except RefusedError as error:
             found = error.refusal
         except BadReplyError as error:
@@ -505,7 +505,7 @@ class OpenAIEngine:
             found = BadReplyError(f"the answer has values of other types ({type(error).__name__})")
         response.extensions[_READ] = found
         is_passing = isinstance(found, BadReplyError) or found.will_pass
-        if response.status_code == 200:
+        if response.is_success:
             response.status_code = found.status if isinstance(found, Refusal) else 502
         waits = "retry-after" in response.headers  # the client itself refuses to wait too long
         if not (waits and is_passing):

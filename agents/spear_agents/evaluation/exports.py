@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -244,6 +245,8 @@ def write_dataset(recorded: Recorded, folder: Path) -> int:
         ]
     )
     split, first = str(recorded.settings.get("split") or "train"), recorded.episodes[0]
+    if not re.fullmatch(r"\w+(?:[.-]\w+)*", split):  # the settings may come from anybody
+        raise SpearError(f"the settings name the split {split!r}, which cannot be part of a file's name")
     card = CARD.format(
         split=split,
         env_id=first.env_id,

@@ -141,8 +141,8 @@ class Panel:
         """Return the panel that the ``given`` fields of ``settings`` make of this one, and the values that differ.
 
         Keywords of the environment in ``settings`` are laid over the panel's. A method that needs a conversation brings
-        that layout, and reflexion its trials. An agent program, which prompts in its own way, always makes another
-        panel. Without a difference it is the same one.
+        that layout, and reflexion its trials. An agent program, which prompts in its own way, and a server's native
+        tools, which have their own template, always make another panel. Without a difference it is the same one.
         """
         wanted = {name for name in _SETTINGS if name in given} | ({"trials"} if "method" in given else set())
         values = {name: _plain(getattr(settings, name)) for name in _SETTINGS if name in wanted}
@@ -161,6 +161,7 @@ class Panel:
         changes = ({"split": split} if split != self.split else {}) | values
         changes |= {f"env_kwargs.{key}": value for key, value in kwargs.items()}
         changes |= {"agent": settings.agent} if settings.agent else {}
+        changes |= {"native_tools": True} if settings.server is not None and settings.server.tools else {}
         if not changes:
             return self, {}
         protocol = replace(self.protocol, **{_SETTINGS[name]: value for name, value in values.items()})

@@ -317,10 +317,10 @@ def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
         write_json(path, identity)
         return
     found = read_settings(out)
-    for key, value in identity.items():
-        if found.get(key) != value:
+    for key in {**identity, **found}:  # of both, since some keys are only there if they are set
+        if found.get(key) != identity.get(key):
             raise SpearError(
-                f"{out} holds an evaluation with {key}={found.get(key)!r}, not {value!r}: "
+                f"{out} holds an evaluation with {key}={found.get(key)!r}, not {identity.get(key)!r}: "
                 "choose another folder or remove this one"
             )
 
@@ -343,7 +343,8 @@ def read_settings(out: Path) -> dict[str, Any]:
 def read_last(path: Path) -> list[Trajectory]:
     """Read the last episode of each job, but one that ended rather than a later one cut short by a fault.
 
-    Raises SpearError if the file cannot be read, or an episode is not of the evaluation that its settings name.
+    A failed trial with a reflection, after which another begins, does not end its job. Raises SpearError if the file
+    cannot be read, or an episode is not of the evaluation that its settings name.
     """
     last: dict[Key, Trajectory] = {}
     named = read_settings(path.parent)
@@ -351,6 +352,8 @@ def read_last(path: Path) -> list[Trajectory]:
     own = read_own(path, *(named[name] for name in _TASK_SET)) if is_named else read_trajectories(path)
     for trajectory in own:
         key = trajectory.task_id, trajectory.seed
-        if key not in last or trajectory.stop is not StopReason.FAULT or last[key].stop is StopReason.FAULT:
+        before = last.get(key)
+        is_final = before is not None and before.stop is not StopReason.FAULT and before.reflection is None
+        if trajectory.stop is not StopReason.FAULT or not is_final:
             last[key] = trajectory
     return list(last.values())

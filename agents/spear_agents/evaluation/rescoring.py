@@ -21,6 +21,7 @@ from spear_agents.play.trajectory import StopReason, Trajectory
 from spear_envs.cli import read_keywords
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env, require_harmless
+from spear_envs.core.rewards import compose_reward
 from spear_sandbox.console import FilePath, echo
 from spear_sandbox.errors import show_entry
 
@@ -90,21 +91,25 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None, *, trust: b
 
 
 def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
-    """Return the present end of the episode and native reward of each turn."""
+    """Return the present end of the episode, its reward, and the native reward of each turn."""
     _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
     rewards = [0.0] * len(episode.turns)
-    played = 0
+    played, paid, core = 0, 0.0, env.unwrapped
     for place, response in episode.list_steps():
-        if env.unwrapped.done:
+        if core.done:
             break
         before = info["reward_terms"]["native_return"]
-        _, _, _, _, info = env.step(response)
+        _, reward, _, _, info = env.step(response)
+        paid += float(reward)
         if info["fault"] is not None:
             raise EnvFault(info["fault"], "a service failed")
         played += 1
         if place >= 0:
             rewards[place] += info["reward_terms"]["native_return"] - before
+    if episode.stop.is_early and getattr(core, "reward_mode", "spear") == "spear":  # paid by the player, as in World
+        paid = compose_reward(info["reward_terms"], core.mu(core.training_step))
     return {
+        "reward": paid,
         "won": info["won"],
         "score": info["score"],
         "tool_calls": info["tool_calls"],
@@ -114,6 +119,14 @@ def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
     }
 
 
+def _differ(found: float, recorded: float) -> bool:
+    """Return whether two values differ; NaN, and what does not fit into a float, differ from everything."""
+    try:
+        return not abs(float(found) - float(recorded)) <= TOLERANCE
+    except OverflowError:
+        return True
+
+
 def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
     where = f"{episode.task_id}, seed {episode.seed}"
     lines = []
@@ -121,14 +134,15 @@ def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
     if found["steps"] != steps:
         lines.append(f"{where}: ends after {found['steps']} steps, recorded {steps}")
     for number, (turn, reward) in enumerate(zip(episode.turns, found["rewards"], strict=True), start=1):
-        if abs(turn.reward - reward) > TOLERANCE:
-            lines.append(f"{where}: turn {number} pays {reward:g}, recorded {turn.reward:g}")
-    for name in ("won", "score", "tool_calls"):
-        if abs(float(found[name]) - float(getattr(episode, name))) > TOLERANCE:
-            lines.append(f"{where}: {name} is {found[name]}, recorded {getattr(episode, name)}")
-    for name, value in episode.reward_terms.items():
-        if abs(found["terms"].get(name, 0.0) - value) > TOLERANCE:
-            lines.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {value}")
+        if _differ(reward, turn.reward):
+            lines.append(f"{where}: turn {number} pays {reward:g}, recorded {turn.reward!s:.40}")
+    for name in ("reward", "won", "score", "tool_calls"):
+        if _differ(found[name], getattr(episode, name)):
+            lines.append(f"{where}: {name} is {found[name]}, recorded {getattr(episode, name)!s:.40}")
+    terms = episode.reward_terms
+    for name in {**found["terms"], **terms}:
+        if _differ(found["terms"].get(name, 0.0), terms.get(name, 0.0)):
+            lines.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {terms.get(name)!s:.40}")
     return lines
 
 

@@ -371,6 +371,8 @@ def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int 
         vllm=None,
         method=Method.PLAIN,
         trials=1,
+        agent=None,
+        thoughts=False,
         layout=None,
         template=None,
         template_kwargs={},

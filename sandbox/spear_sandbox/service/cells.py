@@ -114,7 +114,7 @@ class SessionTable:
             now = time.monotonic()
             pressed = bool(self._sessions) and lacks_memory(self._spare)
             for session, idle in sorted(self._sessions.values(), key=lambda one: one[0].used):
-                if not session.running and (pressed or now - session.used > idle):
+                if not session.busy and (pressed or now - session.used > idle):
                     await session.close()
                     pressed = lacks_memory(self._spare)
 

@@ -128,6 +128,12 @@ def test_stop_strings_are_cut_here_and_stay_part_of_the_text(script: Script) -> 
     assert (text_of(found), found.finish) == ("<search>x</search>", Finish.STRING)
 
 
+def test_any_status_of_success_may_have_a_response(script: Script) -> None:
+    script.answers = [say(complete("made"), 201)]
+    (found,) = ask(script.server())
+    assert text_of(found) == "made" and found.served is not None and found.served.tries == 1
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -158,6 +164,8 @@ def test_thoughts_that_come_apart_are_put_in_front(script: Script, content: str,
         say(b'data: {"choices": [{"delta": {"content": "half"}}]}\n\n'),
         say(b'data: {"choices": [{"delta": {"content": "half"}}]}\n\ndata: {"error": {"message": "lost"}}\n\n'),
         say(b""),
+        say(b"", 204),
+        say(b"accepted", 202),
         hang_up,
         cut,
     ],

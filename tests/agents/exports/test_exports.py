@@ -1,6 +1,7 @@
 """Pairs and data sets of recorded episodes: of a scripted player, a local model, and programs."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,14 @@ def test_the_record_itself_is_never_replaced(scripted: Path) -> None:
     with pytest.raises(SpearError, match="is the record itself: name another file"):
         call(export_data, scripted, "--form", "pairs", "--out", scripted / "episodes.jsonl")
     assert (scripted / "episodes.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("split", ["/tmp/elsewhere", "../elsewhere", "a/b", "test\n"])
+def test_a_data_set_lies_in_its_folder(scripted: Path, tmp_path: Path, split: str) -> None:
+    shutil.copytree(scripted, tmp_path / "run")
+    path = tmp_path / "run" / SETTINGS
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"split": split}))
+    out = tmp_path / "folder" / "set"
+    with pytest.raises(SpearError, match="split"):
+        call(export_data, tmp_path / "run", "--form", "dataset", "--out", out)
+    assert not out.exists() and not list(tmp_path.rglob("*.parquet"))

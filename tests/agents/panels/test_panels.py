@@ -1,9 +1,10 @@
 """Panels, rescoring and the ledger, through their commands."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from benchmarks.ledger.__main__ import ledger
 from spear_agents.cli import evaluate
 from spear_agents.comparison.significance import compare
+from spear_agents.engines.openai import Server
 from spear_agents.evaluation import panels
 from spear_agents.evaluation.baselines import Method
 from spear_agents.evaluation.panels import (
@@ -257,8 +259,6 @@ def test_another_panel_is_not_counted_as_the_panel(runs: Path, warm: Path, tmp_p
     with pytest.raises(SpearError, match="another panel than small, small with temperature"):
         call(ledger, "add", warm, "--panel", file, "--name", "warm", "--ledger", folder)
     call(ledger, "add", runs / "expert", "--panel", file, "--name", "expert", "--ledger", folder)
-    entry = folder / "expert.json"
-    entry.write_text(entry.read_text().replace('"panel": "small"', f'"panel": "{file}"'))
     with pytest.raises(SpearError, match="another panel than small"):
         call(ledger, "verify", "expert", "--ledger", folder, "--run", warm)
     assert "panel small with temperature=0.5 (" in call(rescore, warm)
@@ -270,7 +270,7 @@ def test_another_panel_is_not_counted_as_the_panel(runs: Path, warm: Path, tmp_p
 
 
 @pytest.mark.parametrize("change", [{"method": "io"}, {"overlong": "drop-history"}, {"max_prompt_tokens": 99},
-                                    {"agent": "mine.py:play"}, {"top_k": 5}])  # fmt: skip
+                                    {"agent": "mine.py:play"}, {"top_k": 5}, {"native_tools": True}])  # fmt: skip
 def test_a_run_without_a_panel_s_name_counts_with_all_its_settings(
     runs: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
@@ -395,13 +395,31 @@ def test_recorded_responses_give_the_recorded_rewards(runs: Path, tmp_path: Path
     assert found["recorded"]["mean"] == 1.0 > found["replayed"]["mean"] and found["differences"]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("reward", 99.0), ("reward", math.nan), ("score", math.nan), ("score", 10**400)]
+)
+def test_an_edited_value_of_an_episode_is_named(runs: Path, tmp_path: Path, field: str, value: Any) -> None:
+    shutil.copytree(runs / "expert", tmp_path / "run")
+    episodes = tmp_path / "run" / "episodes.jsonl"
+    first, *rest = episodes.read_text().splitlines()
+    episodes.write_text("\n".join([json.dumps(json.loads(first) | {field: value}), *rest]) + "\n")
+    assert f"{field} is" in call(rescore, tmp_path / "run", code=1)
+
+
+def test_a_term_that_was_taken_out_is_named(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "expert", tmp_path / "run")
+    episodes = tmp_path / "run" / "episodes.jsonl"
+    first, *rest = episodes.read_text().splitlines()
+    episode = json.loads(first)
+    del episode["reward_terms"]["format"]
+    episodes.write_text("\n".join([json.dumps(episode), *rest]) + "\n")
+    assert "the term format" in call(rescore, tmp_path / "run", code=1)
+
+
 def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     file, folder = runs / "small.json", tmp_path / "results"
     for engine in ("random", "expert"):
         call(ledger, "add", runs / engine, "--panel", file, "--name", engine, "--ledger", folder)
-    # An entry names its panel as a stranger finds it; that of a file is the file's.
-    for path in folder.glob("*.json"):
-        path.write_text(path.read_text().replace('"panel": "small"', f'"panel": "{file}"'))
     shown = call(ledger, "verify", "--ledger", folder, "--play")
     assert shown.count("(played again)") == 2 and "expert: holds, 100.0 %" in shown
     assert "the same episodes" in call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "expert")
@@ -426,6 +444,9 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     entry["outcomes"][next(iter(entry["outcomes"]))] = [0.0, 0.0]
     (folder / "expert.json").write_text(json.dumps(entry))
     assert "the digest does not match" in call(ledger, "verify", "--ledger", folder, code=1)
+    (folder / "expert.json").write_text(json.dumps(entry | {"panel": "gone.json"}))
+    shown = call(ledger, "verify", "--ledger", folder, code=1)
+    assert "no panel 'gone.json'" in shown and "random: holds" in shown
 
 
 def test_a_published_model_is_played_again(runs: Path, tiny_model: Path, tmp_path: Path) -> None:
@@ -526,3 +547,15 @@ def test_entries_without_weights_and_missing_ones(tmp_path: Path) -> None:
     del entry["weights"]  # of an earlier version
     path.write_text(json.dumps(entry))
     assert "demo-spear-60: holds" in call(ledger, "verify", "--ledger", tmp_path, "--play")
+
+
+def test_native_tools_make_another_panel() -> None:
+    pytest.importorskip("openai", reason="needs the extra 'api'")
+    server = Server("http://127.0.0.1:9/v1", "m")
+    plain, tools = (
+        SMALL.settle(EvalSettings(SMALL.env_id, EngineKind.OPENAI, model="m", server=replace(server, tools=tools)), ())
+        for tools in (False, True)
+    )
+    assert plain.panel is not None and tools.panel is not None
+    assert plain.panel.name == "small" and "native_tools" in tools.panel.name
+    assert plain.panel.digest != tools.panel.digest

@@ -353,3 +353,12 @@ def test_without_httpx(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "spear_envs.data.transfer")
     message = fail(pinned(site.put("/f", whole(BODY))), tmp_path)
     assert "pip install 'spear-envs[data]'" in message
+
+
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1/", "nonsense://a"])
+def test_a_proxy_that_cannot_be_used_is_one_sentence(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    message = fail(describe("http://example.org/f"), tmp_path)
+    assert "proxy" in message and "Open the page" in message

@@ -322,3 +322,44 @@ def test_rules() -> None:
         score(function)
     with pytest.raises(SpearError, match="failed on t/train/0: ZeroDivisionError"):
         score(function, answer="x")
+
+
+STRICT = """
+import json, os, re, sys
+from pathlib import Path
+starts = Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+if starts.read_text() == "xx":
+    sys.exit("out of order")
+SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "pattern": "^[a-z]+$"}}, "required": ["title"]}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answer = {"error": {"code": -32601, "message": "no such method"}}
+    if asked["method"] == "initialize":
+        about = {"serverInfo": {"name": "strict", "version": "1"}, "capabilities": {"tools": {}}}
+        answer = {"result": {"protocolVersion": asked["params"]["protocolVersion"], **about}}
+    elif asked["method"] == "tools/list":
+        answer = {"result": {"tools": [{"name": "find", "description": "Finds.", "inputSchema": SCHEMA}]}}
+    elif asked["method"] == "tools/call":
+        title = asked["params"]["arguments"]["title"]
+        answer = {"error": {"code": -32602, "message": f"title={title} is refused"}}
+        if re.fullmatch("[a-z]+", title):
+            answer = {"result": {"content": [{"type": "text", "text": f"found {title}"}], "isError": False}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+"""A server of JSON-RPC alone, whose second start fails."""
+
+
+def test_arguments_that_only_the_server_refuses_cost_a_turn(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "strict.py").write_text(STRICT)
+    env = make(server=f"{sys.executable} -S {tmp_path / 'strict.py'} {tmp_path / 'starts'}")
+    refused, found = play(env, 0, ['find {"title": "Emma 1"}', 'find {"title": "emma"}'])
+    assert "Emma 1 is refused" in refused[0] and not refused[4]["action_ok"]
+    assert not refused[3] and refused[4]["fault"] is None
+    assert found[0] == "found emma"
+    with pytest.raises(EnvFault, match=r"mcp_unreachable.*out of order"):
+        env.reset(seed=0)
+    env.reset(seed=0)
+    assert env.step('find {"title": "emma"}')[0] == "found emma"

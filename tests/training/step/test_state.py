@@ -80,6 +80,15 @@ def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nod
     assert {path.name for path in (tmp_path / "global_step_4").iterdir()} == {STATE, TENSORS}
 
 
+def test_fixed_bounds_are_those_of_the_settings(tmp_path: Path) -> None:
+    before, after = ({"cov": {"bounds": "fixed", "lower": low, "upper": 60.0}} for low in (1.0, 2.0))
+    SpearState(choose(**before), seed=3).save(tmp_path, {})
+    resumed = SpearState(choose(**after), seed=3)
+    resumed.load(tmp_path)
+    resumed.move_bounds((0.0, 0.0))
+    assert resumed.bounds == (2.0, 60.0)
+
+
 def test_the_seed_decides_and_saving_does_not_disturb(tmp_path: Path) -> None:
     one, same, other = (fill(SpearState(choose(), seed=seed)) for seed in (3, 3, 4))
     one.save(tmp_path, {})

@@ -129,7 +129,11 @@ def test_secrets_lie_in_a_file_that_the_training_names(folder: Path, monkeypatch
     [
         ("HF_TOKEN", "x", True),
         ("AWS_SECRET_ACCESS_KEY", "x", True),
+        ("AZURE_STORAGE_CONNECTION_STRING", "AccountName=a;AccountKey=x", True),
+        ("FSSPEC_S3", '{"key": "a", "secret": "x"}', True),
+        ("FSSPEC_s3_secret", "x", True),
         ("SPEAR_MIRROR", "https://me:x@host/a", True),
+        ("SPEAR_MIRROR", "https://host/a?v=1&Signature=x", True),
         ("SPEAR_MIRROR", "https://host/a@b", False),
         ("TOKENIZERS_PARALLELISM", "false", False),
         ("NCCL_SOCKET_IFNAME", "eth0", False),

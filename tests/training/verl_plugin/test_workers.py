@@ -13,6 +13,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils import tensordict_utils as tu
@@ -26,6 +27,7 @@ from spear_training.verl_plugin.trainer import TaskDataset
 from spear_training.verl_plugin.workers import (
     SpearCriticWorker,
     SpearTrainingWorker,
+    keep_settings,
 )
 
 
@@ -44,6 +46,28 @@ def test_the_learning_rate_ticks_unless_the_call_holds_it(
         tu.assign_non_tensor(data, hold_learning_rate=hold)
     object.__new__(SpearTrainingWorker).train_batch(data)
     assert seen == [ticks]
+
+
+@pytest.mark.parametrize("rate", [1e-6, 2e-6])
+def test_a_continued_run_has_its_own_learning_rate_at_the_step_of_the_checkpoint(rate: float) -> None:
+    def build(rate: float, decay: float) -> tuple[torch.optim.AdamW, LambdaLR]:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=rate, weight_decay=decay)
+        return optimizer, LambdaLR(optimizer, lambda step: min(1.0, step / 10))
+
+    saved = build(1e-6, 0.01)
+    for _ in range(3):
+        saved[0].step()
+        saved[1].step()
+    optimizer, schedule = build(rate, 0.1)
+    with keep_settings(optimizer, schedule):
+        optimizer.load_state_dict(saved[0].state_dict())
+        schedule.load_state_dict(saved[1].state_dict())
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (rate * (3 / 10), 0.1)
+    assert rate != 1e-6 or group["lr"] == saved[0].param_groups[0]["lr"], "bit for bit, with the same settings"
+    optimizer.step()
+    schedule.step()
+    assert group["lr"] == rate * (4 / 10)
 
 
 # ---- the critic and the reference policy -----------------------------------------------------------------------------

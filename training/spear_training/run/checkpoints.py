@@ -281,6 +281,8 @@ def check_files(folder: Path) -> None:
     except FileNotFoundError as error:
         raise SpearError(f"{error} is missing: {_ADVICE}") from None
     check_manifest(folder, manifest["files"], _ADVICE)
+    if link := next((path for path in folder.rglob("*") if path.is_symlink() and path.is_dir()), None):
+        raise SpearError(f"{link} is a link to a folder, whose files cannot be checked: {_ADVICE}")
     import torch.distributed.tensor
 
     for path in sorted(folder.rglob("*.pt")):

@@ -39,7 +39,6 @@ from spear_training.run.checkpoints import (
     list_whole,
     parse_best,
     read_best,
-    repair_tracker,
     write_tracker,
 )
 from spear_training.run.compose import read_config
@@ -293,19 +292,29 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
         return None
     newest = stored[-1]
     _fetch_best(store, checkpoints, stored, newest, verify)
-    folder = store.download(newest, checkpoints, verify)
+
+    def accept(folder: Path) -> None:
+        verify(folder)
+        _fetch_metrics(store, out / METRICS_FOLDER)  # before the checkpoint is whole, after which nothing is fetched
+
+    folder = store.download(newest, checkpoints, accept)
     best = parse_best(store.read(BEST_STEP) or b"")
-    if best is not None and best["step"] == newest and read_best(checkpoints) is None:
+    if best is not None and best["step"] == newest:
         keep_best(folder, best["metric"], best["value"])
-    metrics = out / METRICS_FOLDER
-    if not any(metrics.glob("*.jsonl")):
-        metrics.mkdir(parents=True, exist_ok=True)
-        for name in store.list_names(METRICS_FOLDER):  # of launches, whose first ones a user may have deleted
-            content = store.read(f"{METRICS_FOLDER}/{name}") if name.endswith(".jsonl") else None
-            if content is not None:
-                (metrics / name).write_bytes(content)
     write_tracker(checkpoints, newest)
     return newest
+
+
+def _fetch_metrics(store: CheckpointStore, metrics: Path) -> None:
+    """Fetch the metrics of all launches. Those of this machine alone end at an older checkpoint, and go."""
+    names = [name for name in store.list_names(METRICS_FOLDER) if name.endswith(".jsonl")]
+    contents = {name: content for name in names if (content := store.read(f"{METRICS_FOLDER}/{name}")) is not None}
+    metrics.mkdir(parents=True, exist_ok=True)
+    for path in metrics.glob("*.jsonl"):
+        if contents and path.name > min(contents):  # a user may have deleted the first ones of the store
+            path.unlink()
+    for name, content in contents.items():
+        (metrics / name).write_bytes(content)
 
 
 def _fetch_best(
@@ -313,7 +322,10 @@ def _fetch_best(
 ) -> None:
     """Fetch the best checkpoint before the newest, so that a launch killed between them repeats both."""
     best = parse_best(store.read(BEST_STEP) or b"")
-    if best is None or best["step"] == newest or best["step"] not in stored or read_best(checkpoints) is not None:
+    if best is None or best["step"] == newest or best["step"] not in stored:
+        return
+    own = read_best(checkpoints)
+    if own is not None and own["metric"] == best["metric"] and not best["value"] > own["value"]:
         return
     if best["step"] in list_whole(checkpoints):
         keep_best(checkpoints / f"{PREFIX}{best['step']}", best["metric"], best["value"])
@@ -421,10 +433,10 @@ def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[P
         if kept is None:
             raise SpearError(f"{checkpoints} does not contain a best checkpoint: leave --best out, or name a --step")
         return checkpoints / BEST, int(kept["step"])
-    number = step if step is not None else repair_tracker(checkpoints)
+    whole = list_whole(checkpoints)  # not by the tracker, which a training may be about to write
+    number = step if step is not None else max(whole, default=None)
     if number is None:
         raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet: name the folder of a training")
-    whole = list_whole(checkpoints)
     if number not in whole:
         steps = ", ".join(map(str, whole))
         raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {steps}")

@@ -51,12 +51,12 @@ CODE_FOLDER = "SPEAR_CODE_FOLDER"
 """Folder whose modules settings may name, where the training was started."""
 SECRETS_FILE = ".secrets.json"
 SECRETS_VARIABLE = "SPEAR_SECRETS_FILE"
-_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
-_ADDRESS = re.compile(r"://[^/\s]*@")
+_SECRET = re.compile(r"^FSSPEC_|(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|CONNECTION_STRING)(_|$)")
+_ADDRESS = re.compile(r"://[^/\s]*@|[?&](sig|signature|token|key|x-amz-signature)=", re.IGNORECASE)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable must not be logged: by its name, or as an address with a password."""
+    """Return whether a variable must not be logged: by its name, or as an address with a password or a signature."""
     return bool(_SECRET.search(name) or _ADDRESS.search(value))
 
 

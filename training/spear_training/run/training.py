@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from spear_training.run.config import RunConfig, describe_staleness, flatten
 from spear_training.run.inputs import TASKS_FILE, describe_inputs
 from spear_training.run.launch import (
     CHANGEABLE,
+    CONFIG_FILE,
     POLICY,
     describe_ranks,
     describe_void,
@@ -29,6 +31,7 @@ from spear_training.run.launch import (
     prepare_run,
     prepare_training,
     publish_run,
+    read_run,
 )
 from spear_training.run.review import watch_metrics
 from spear_training.run.supervise import Observer, hold_run, supervise_training
@@ -152,10 +155,14 @@ def run_training(words: Sequence[str], out: Path, console: Console) -> None:
 
 
 def _run_training(request: Request, words: Sequence[str], out: Path, console: Console) -> None:
+    earlier = read_run(out) if (out / CONFIG_FILE).is_file() else None
     training = prepare_training(request, out, console)
     config, total = training.config, training.config.train.steps
     start = choose_warm_start(config) if config.model.is_made else None
     checkpoint = prepare_run(training, out, console, locked=True)
+    made_for = choose_warm_start(earlier) if earlier is not None and earlier.model.is_made else start
+    if checkpoint is None and start is not None and start != made_for:  # of a run that had no checkpoint yet
+        shutil.rmtree(out / POLICY, ignore_errors=True)
     if checkpoint is not None and checkpoint >= total:
         console.print(f"{out} has its {total} steps already")
     else:

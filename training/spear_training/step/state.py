@@ -40,7 +40,8 @@ class SpearState:
         self.rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "deal")))
         self.bounds: tuple[float, float] | None = None
         """Covariance bounds; None until measured on the first replayed rows."""
-        if cov.bounds is BoundsMode.FIXED:
+        self._is_fixed = cov.bounds is BoundsMode.FIXED
+        if self._is_fixed:
             self.bounds = (float(cov.lower), float(cov.upper))  # type: ignore[arg-type]
         self._momentum = {BoundsMode.RUNNING: cov.momentum}.get(cov.bounds, 1.0)
         self.metrics: dict[str, float] = {}
@@ -88,7 +89,8 @@ class SpearState:
             self.baseline.load_state_dict(state["baseline"])
         self.replay.load_state_dict(state["replay"])
         self.rng.bit_generator.state = state["rng"]
-        self.bounds = tuple(state["bounds"]) if state["bounds"] is not None else None
+        if not self._is_fixed:
+            self.bounds = tuple(state["bounds"]) if state["bounds"] is not None else None
         self.metrics = dict(state["metrics"])
         self._anchors = dict.fromkeys(state["anchors"].tolist())
 

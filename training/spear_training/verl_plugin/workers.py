@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.lr_scheduler import LambdaLR
 from verl.models.transformers import monkey_patch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
@@ -99,6 +101,24 @@ class ReshardsCheckpoints(FSDPEngine):
         self.checkpoint_manager.__class__ = ReshardingManager
 
 
+@contextmanager
+def keep_settings(optimizer: torch.optim.Optimizer | None, schedule: LambdaLR | None) -> Iterator[None]:
+    """Keep learning rate, betas and weight decay while the states of both are loaded, which hold those of before.
+
+    They are the same unless the run is continued with changed settings. The schedule goes on from the loaded step.
+    """
+    names = ("initial_lr", "betas", "weight_decay")
+    groups = optimizer.param_groups if optimizer is not None else []
+    own = [{name: group[name] for name in names if name in group} for group in groups]
+    yield
+    if optimizer is None or schedule is None:
+        return
+    schedule.base_lrs = [values["initial_lr"] for values in own]
+    for group, values, rule in zip(optimizer.param_groups, own, schedule.lr_lambdas, strict=True):
+        group.update(values, lr=values["initial_lr"] * rule(schedule.last_epoch))
+    schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
 class ReshardingManager(FSDPCheckpointManager):
     """verl's manager of checkpoints, for which a checkpoint of other ranks is one, too."""
 
@@ -113,6 +133,10 @@ class ReshardingManager(FSDPCheckpointManager):
 
         Raises SpearError if the shards are not FSDP2's, or files of ranks are missing.
         """
+        with keep_settings(self.optimizer, self.lr_scheduler):
+            self._load(local_path, hdfs_path, del_local_after_load)
+
+    def _load(self, local_path: str, hdfs_path: str | None, del_local_after_load: bool) -> None:
         folder, ranks = Path(local_path), count_saved_ranks(Path(local_path))
         if ranks == self.world_size:
             super().load_checkpoint(local_path, hdfs_path, del_local_after_load)

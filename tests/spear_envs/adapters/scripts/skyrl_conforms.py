@@ -37,3 +37,10 @@ env = skyrl_gym.make(ENV_CLASS, env_config={}, extras=row | {"max_turns": 2})
 env.init(row["prompt"])
 first, last = env.step("nonsense"), env.step("<think>so</think><action>up</action>")
 assert not first["done"] and last["done"] and last["observations"] == [] and last["reward"] <= 0, last
+
+# With the benchmark's own reward, which is paid turn by turn, nothing is paid twice where the loop ends.
+row = make_rows("spear/Sokoban-v1", 1, modality="text", reward="native")[0]
+env = skyrl_gym.make(ENV_CLASS, env_config={}, extras=row | {"max_turns": 3})
+env.init(row["prompt"])
+paid = [env.step("nonsense")["reward"] for _ in range(3)]
+assert paid[0] == paid[1] == paid[2] != 0, paid

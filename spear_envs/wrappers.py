@@ -154,6 +154,9 @@ class GymnasiumEnv(SpearEnv[Any]):
             self._inner = gym.make(env, **env_keywords)
         except (gym.error.Error, TypeError) as error:
             raise SpearError(f"{env} cannot be made: {str(error).split(' was raised from')[0]}") from error
+        limit = self._inner.spec.max_episode_steps if self._inner.spec is not None else None
+        if isinstance(self._inner, gym.wrappers.TimeLimit):  # its end would count as lost: max_turns truncates instead
+            self._inner = self._inner.env
         space = self._inner.action_space
         if not isinstance(space, spaces.Discrete):
             raise SpearError(f"{env} has the actions {space}: only Discrete ones have words.")
@@ -166,7 +169,8 @@ class GymnasiumEnv(SpearEnv[Any]):
         self._labels, self.goal = labels, float(goal)
         seen = self._inner.observation_space
         is_picture = isinstance(seen, spaces.Box) and seen.dtype == np.uint8 and seen.shape[2:] == (3,)
-        limit = self._inner.spec.max_episode_steps if self._inner.spec is not None else None
+        if not is_picture and self._inner.render_mode != "ansi":
+            self._check_labels(env)
         super().__init__(
             make_seeds(env, check_split(split, self.splits), rules),
             max_turns=max_turns or limit or _MOST_TURNS,
@@ -176,6 +180,16 @@ class GymnasiumEnv(SpearEnv[Any]):
         self.templates = MappingProxyType(
             {"default": DefaultTemplate(rules, self.parser), "compact": CompactTemplate(self.parser)}
         )
+
+    def _check_labels(self, env: str) -> None:
+        seen = self._inner.observation_space
+        try:
+            count = np.asarray(seen.sample(), dtype=float).size
+        except (TypeError, ValueError) as error:
+            mend = "give env_keywords={'render_mode': 'ansi'} if it has that"
+            raise SpearError(f"{env} has the observations {seen}, which are not numbers: {mend}.") from error
+        if self._labels is not None and len(self._labels) != count:
+            raise SpearError(f"{env} has {count} numbers, and labels={self._labels!r}: give a word for each.")
 
     def close(self) -> None:
         """Close the environment inside."""

@@ -66,7 +66,7 @@ class SpearServer(GymnasiumServer):
         if episode is None:
             raise HTTPException(409, "no episode is under way in this session: send /reset first.")
         try:
-            message = await asyncio.to_thread(episode.respond, extract_text(action))
+            message = await asyncio.to_thread(episode.respond, write_response(action))
         except ResetNeeded as error:  # the previous step ended the episode
             raise HTTPException(409, str(error)) from error
         said = None if message.done else message.text
@@ -77,6 +77,12 @@ class SpearServer(GymnasiumServer):
         episode = self.session_state.pop(session_id, None)
         if episode is not None:
             episode.close()
+
+
+def write_response(action: NeMoGymResponse) -> str:
+    """Write a response as the model did: NeMo Gym's model server puts thoughts into items of their own."""
+    thoughts = [part.text for item in action.output if item.type == "reasoning" for part in item.summary]
+    return "".join([*(f"<think>{thought}</think>" for thought in thoughts), extract_text(action)])
 
 
 def make_rows(env_id: str, count: int, *, agent: str, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:

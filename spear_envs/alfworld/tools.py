@@ -43,10 +43,16 @@ def rewrite_command(command: str, wording: Wording, is_admissible: Callable[[str
     if is_admissible(command):
         return command
     plain = " ".join(command.lower().split())
+    if len(plain) > _LONGEST:
+        return command
     for candidate in _list_meanings(plain, wording, is_admissible):
         if is_admissible(candidate):
             return candidate
     return command
+
+
+_LONGEST = 500
+"""Characters of a command that has other meanings: no game has a longer one, and each meaning takes as long as it."""
 
 
 def _list_meanings(plain: str, wording: Wording, is_admissible: Callable[[str], bool]) -> Iterator[str]:

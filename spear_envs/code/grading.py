@@ -42,8 +42,10 @@ _SHORT_UNITS = re.compile(
 )
 _LETTERS_AS_UNITS = frozenset("msghlLdNJWVCF")
 _NO_UNITS = re.compile(
-    r"(hundred|thousand|[mbtr]+illion|dozen|score|half|third|quarter|factorial|squared|cubed|mod|or|and|to|plus|minus"
-    r"|times|over|sqrt|pi|log|sin|cos|tan|exp|about|approx\w*|not|more|less|than|at|least|most)s?",
+    r"(hundred|thousand|[mbtr]+illion|lakh|crore|gross|dozen|score|half|halve|third|quarter|fifth"
+    r"|(?:four|six|seven|eigh|nin|ten|eleven|twelf|hundred|thousand|[a-z]+(?:teen|tie|illion))th"
+    r"|factorial|squared|cubed|mod|or|and|to|plus|minus|times|over|sqrt|pi|log|sin|cos|tan|exp"
+    r"|about|approx\w*|not|more|less|than|at|least|most)s?",
     re.IGNORECASE,
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+")

@@ -107,9 +107,11 @@ class Verifier:
         """Read the next line; empty if it does not come in time."""
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
+        waiting = select.poll()  # select.select refuses descriptors from 1,024 on
+        waiting.register(process.stdout, select.POLLIN)
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            if left <= 0 or not waiting.poll(1000 * left):
                 return b""
             data = os.read(process.stdout.fileno(), 1 << 12)
             if not data:

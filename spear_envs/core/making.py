@@ -36,6 +36,7 @@ def make_env(
         raise SpearError("split is not a keyword here: it is chosen apart, in spear eval by --split")
     chosen: dict[str, Any] = {} if split is None else {"split": split}
     try:
+        find_creator(env_id)
         env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise explain_unknown(env_id, error) from error
@@ -138,6 +139,8 @@ def find_creator(env_id: str) -> Callable[..., Any]:
 def explain_unknown(env_id: str, error: Exception) -> SpearError:
     """Return the error for an environment that cannot be found, with the nearest name."""
     module, colon, name = env_id.rpartition(":")
+    if name in gym.registry:
+        return SpearError(f"{env_id} cannot be made: {describe_error(error)}")
     if colon and module in sys.modules:  # it was imported, so the name is wrong, or the registration is missing
         if own := list_registered(module):
             return SpearError(f"{module} does not register {name!r}. It has {', '.join(own)}.")

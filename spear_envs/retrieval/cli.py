@@ -354,7 +354,7 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
     for part in parts or [Part.BM25]:
         manifest = open_manifest(folder, part, corpus)
         check_files(manifest)
-        opened = open_index(part.value, corpus, folder, encoder=encoder)
+        opened = open_index(part.value, corpus, folder, encoder=encoder if part is Part.DENSE else None)
         say(console, f"{_describe_part(manifest)}: {opened.passages:,} documents, sound")
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import mend_text
 from spear_envs.retrieval.client import Asker, Budget, Call, read_json, read_key
 from spear_envs.retrieval.corpus import digest_plain
 from spear_envs.retrieval.encoders import describe_model, find_model
@@ -108,7 +109,7 @@ class Reranker(Retriever):
         self._settings = {"model": spec.model, "depth": depth}
         self._digest = spec.fingerprint
         self.passages = inner.passages
-        self.load = inner.load
+        self.load = replace(inner.load, on_loop=False)  # a cross-encoder takes long, and uses OpenMP
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
@@ -119,7 +120,7 @@ class Reranker(Retriever):
         """See :class:`~spear_envs.retrieval.retriever.Retriever`."""
         found = [list(hits[: self._depth]) for hits in self._inner.search(queries, self._depth)]
         pairs = [
-            (query, json.loads(passage.raw)["contents"])
+            (mend_text(query), mend_text(json.loads(passage.raw)["contents"]))
             for query, hits in zip(queries, found, strict=True)
             for passage in hits
         ]
@@ -189,6 +190,8 @@ class OpenSearchRetriever(Retriever):
             headers=self._make_headers,
             key=f"the variable {variable}" if variable else "api_key_variable",
         )
+        self._proved = False
+        """Whether the index has answered a query."""
         self._settings = {"kind": "opensearch", "index": self._index, "fields": self._fields}
         self.fingerprint = digest_plain([self._settings, sorted(urls)])
 
@@ -228,11 +231,15 @@ class OpenSearchRetriever(Retriever):
                 status = answer.get("status")
                 said = f"{self._index}: status {status}, {str(reason)[:200]}"
                 if isinstance(status, int) and 400 <= status < 500 and status != 429:
+                    if self._proved:  # so it is the query that it refuses, such as one of too many words
+                        raise RetrieverFault(FaultKind.BAD_REPLY, f"{said}.")
                     raise RetrieverRefusal(f"{said}; check the settings of this index.")
                 raise RetrieverFault(FaultKind.UNAVAILABLE, f"{said}.")
             if answer.get("timed_out") or answer.get("_shards", {}).get("failed"):
                 raise RetrieverFault(FaultKind.UNAVAILABLE, f"{self._index}: a part of the index did not answer.")
-            return [self._read_hit(hit) for hit in answer["hits"]["hits"][:k]]
+            hits = [self._read_hit(hit) for hit in answer["hits"]["hits"][:k]]
+            self._proved = True
+            return hits
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RetrieverFault(
                 FaultKind.BAD_REPLY, f"{self._index}: the answer lacks what a search has ({error!r})."
@@ -303,7 +310,8 @@ ENGINES = {
         lambda query, results, more: Call(
             "GET",
             "/res/v1/web/search",
-            params={"q": query, "count": str(results), "result_filter": "web", **more},
+            # Brave refuses more than 50 words or 400 characters.
+            params={"q": " ".join(query.split()[:50])[:400], "count": str(results), "result_filter": "web", **more},
         ),
         ("web", "results"),
         ("title", "url", "description"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.core.parsing import cut_native_thought
+from spear_envs.core.parsing import cut_native_thought, split_elements
 from spear_envs.search.grammar import read_content, take_out
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -90,8 +90,8 @@ def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
     """Find the answer that ended a conversation: the first one of the assistant, or None.
 
     Only messages of the assistant are read, so neither an example in the prompt nor a passage in another message
-    counts. Thoughts, and the content of information tags within a message (where Search-R1's transcripts have the
-    passages), are taken out first.
+    counts. Thoughts are taken out first. Within a message, information tags (where Search-R1's transcripts have the
+    passages) separate the responses; as in the environment, only the first element of a response is played.
 
     Args:
         messages: each with ``role`` and ``content``, in order.
@@ -101,19 +101,25 @@ def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
     """
     for written in _read_messages(messages, "assistant"):
         rest, _ = take_out(cut_native_thought(written)[1], "think")
-        rest, _ = take_out(rest, "information")
-        position = 0
-        for opened in _OPENED.finditer(rest):
-            if opened.start() < position:
-                continue
-            end = f"</{opened[1]}>"
-            closing = rest.find(end, opened.end())
-            if closing < 0:
-                break
-            content = read_content(rest[opened.end() : closing])
-            if opened[1] == "answer" and content:
-                return content
-            position = closing + len(end)
+        for response in split_elements(rest, "information")[0]:
+            if (answer := _find_played(response)) is not None:
+                return answer
+    return None
+
+
+def _find_played(response: str) -> str | None:
+    """Return the answer of a response, or None if it searches before, or has none."""
+    position = 0
+    for opened in _OPENED.finditer(response):
+        if opened.start() < position:
+            continue
+        end = f"</{opened[1]}>"
+        closing = response.find(end, opened.end())
+        if closing < 0:
+            break
+        if content := read_content(response[opened.end() : closing]):
+            return content if opened[1] == "answer" else None
+        position = closing + len(end)
     return None
 
 

@@ -216,13 +216,16 @@ def _list_files(path: Path, split: str) -> tuple[list[Path], bool]:
     return files, by_folder
 
 
-class LevelFileSet(NumberedTaskSet):
-    """The levels of files, each solved when it is first played."""
+ENUMERATED = 256
+"""Most levels of files that are enumerated, which solves each, some for a second or two."""
 
-    bounded = True
+
+class LevelFileSet(NumberedTaskSet):
+    """The levels of files, each solved when it is first played; choosing among a few solves them all."""
 
     def __init__(self, name: str, split: str, levels: list[FileLevel]) -> None:
         super().__init__(f"{VERSION}/{name}", split, len(levels))
+        self.bounded = len(levels) <= ENUMERATED
         self._levels = levels
         self.height = max(level.text.count("\n") + 1 for level in levels)
         self.width = max(level.text.index("\n") for level in levels)

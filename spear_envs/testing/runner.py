@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 
 from spear_envs.core.errors import SpearError, describe_error
-from spear_envs.core.making import explain_unknown
+from spear_envs.core.making import explain_unknown, find_creator
 from spear_envs.testing.checks import CHECKS, ContractError, Subject
 
 
@@ -87,6 +87,7 @@ def check_spear_env(
     subject = Subject(id, kwargs, train_tasks, resets)
     try:
         # So that what breaks every check is one clear error, not one per check.
+        find_creator(id)
         with subject.opened() as env:
             env.tasks.fingerprint  # noqa: B018
     except gym.error.Error as error:

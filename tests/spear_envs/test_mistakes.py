@@ -79,6 +79,25 @@ def test_a_registration_that_is_missing_or_has_another_name(
     assert "silent does not register 'silent/Corridor-v0': end it with register_env(" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [("broken_part:CorridorEnv", "No module named 'missing_part'"), ("{}:Corridr", "Corridr")],
+)
+def test_a_class_that_cannot_be_imported_is_named_with_the_cause(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], entry: str, words: str
+) -> None:
+    (tmp_path / "broken_part.py").write_text("import missing_part\n")
+    module = "whole" if "broken" not in entry else "with_a_broken_part"
+    name = write(module, "tests.spear_envs.corridor:CorridorEnv", entry.format(module))
+    for find in (find_creator, make_env):
+        with pytest.raises(SpearError, match=words) as caught:
+            find(name)
+        assert "does not register" not in str(caught.value)
+    with pytest.raises(SystemExit):
+        main(["check", f"{module}/Corridor-v0", "--module", module])
+    assert words in capsys.readouterr().err
+
+
 def test_a_module_with_a_wrong_syntax_is_one_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     write("a_colon", "def _start(self, task: Task) -> None:", "def _start(self, task: Task) -> None")
     with pytest.raises(SystemExit):

@@ -82,6 +82,24 @@ def test_frozen_lake_in_text() -> None:
     assert terminated and not info["won"]
 
 
+def test_the_limit_of_turns_truncates() -> None:
+    env = GymnasiumEnv(**LAKE, response_format="plain")
+    env.reset(seed=0)
+    for _ in range(100):
+        _, _, terminated, truncated, _ = env.step("left")
+    assert (terminated, truncated) == (False, True)
+
+
+class Parts(gym.Env[Any, Any]):
+    """Observations of several parts, as MiniGrid's."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Dict(direction=gym.spaces.Discrete(4), mission=gym.spaces.Text(9))
+
+
+gym.register("tests/Parts-v0", Parts)
+
+
 def test_cart_pole_in_text() -> None:
     env = GymnasiumEnv("CartPole-v1", 5, actions=["left", "right"], labels=["x", "v", "angle", "turn"], max_turns=9)
     observation, info = env.reset(seed=1)
@@ -115,6 +133,8 @@ def test_what_holds_of_ours_holds_of_them(keywords: dict[str, Any]) -> None:
         ({"goal": 0}, "above 0"),
         ({"env_keywords": {"depth": 3}}, "cannot be made"),
         ({"split": "dev"}, "split"),
+        ({"env": "CartPole-v1", "actions": ["a", "b"], "env_keywords": {}, "labels": ["x"]}, "4 numbers"),
+        ({"env": "tests/Parts-v0", "actions": ["a", "b"], "env_keywords": {}}, "not numbers"),
     ],
 )
 def test_what_cannot_be_in_text_is_refused(changes: dict[str, Any], word: str) -> None:

@@ -168,6 +168,23 @@ def test_more_steps_resume_after_the_last_checkpoint(tmp_path: Path, model_folde
     assert len(calls) == 1
 
 
+def test_a_last_step_without_metrics_or_curves_gets_them(tmp_path: Path, model_folder: Path, training: Any) -> None:
+    """A run may be killed after its last checkpoint, while it validates, and before its curves are drawn."""
+    training(finish)
+    run(tmp_path, model_folder)
+    (metrics,) = (tmp_path / "run" / "metrics").iterdir()
+    curves = tmp_path / "run" / "curves.png"
+    whole = metrics.read_text()
+    metrics.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    calls = training(lambda *_: None)
+    run(tmp_path, model_folder)
+    assert len(calls) == 1, "the process that logs the step is started"
+    metrics.write_text(whole)
+    curves.unlink()
+    assert "has its 2 steps already" in run(tmp_path, model_folder)
+    assert len(calls) == 1 and curves.is_file()
+
+
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path, model_folder: Path, training: Any) -> None:
     def stop(out: Path, device: str, observer: Any) -> None:
         write_launch(out, 0, train(1, **{"perf/step_seconds": 1.0}))

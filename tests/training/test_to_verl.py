@@ -53,6 +53,13 @@ def fail(*words: str) -> str:
     return str(caught.value)
 
 
+def test_a_run_that_only_validates_does_so_whatever_its_preset_says_of_the_start() -> None:
+    for start in ("true", "false"):
+        made = make("preset=demo", f"validation.at_start={start}", "validation.only=true")
+        assert made.trainer.val_before_train and made.trainer.val_only
+    assert not make("preset=demo", "validation.at_start=false").trainer.val_before_train
+
+
 # ---- what is written -------------------------------------------------------------------------------------------------
 def test_the_defaults_are_those_of_verl_s_entry_point(leaves: dict[str, Any]) -> None:
     file = OmegaConf.load(find_verl() / "trainer" / "config" / "_generated_ppo_trainer.yaml")

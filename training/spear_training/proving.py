@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import time
@@ -122,6 +123,7 @@ class Prover:
         if find_version(wanted) is None:
             raise LeftOut(f"{wanted} is not installed")
         run = self.out / f"run-{engine}"
+        shutil.rmtree(run, ignore_errors=True)  # an earlier proof says nothing about the machine as it is now
         command = self.list_command(engine, run)
         end = time.monotonic() + PATIENCE_S
         with (self.out / f"{run.name}.log").open("wb") as log:

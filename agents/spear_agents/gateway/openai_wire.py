@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -196,6 +197,11 @@ class ChatRequest(BaseModel):
     def limit(self) -> int | None:
         """Maximum tokens of the response."""
         return self.max_completion_tokens or self.max_tokens
+
+
+def limit_calls(answer: Completion, parallel: bool | None) -> Completion:
+    """Return the answer with its first call alone where a program allows no more (``parallel_tool_calls=false``)."""
+    return replace(answer, calls=answer.calls[:1]) if parallel is False else answer
 
 
 def write_completion(

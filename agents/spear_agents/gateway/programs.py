@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from spear_agents.engines.base import AgentFaultKind, Engine, Sampling
-from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
+from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session, pass_over_error
 from spear_agents.play.episode import World
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import Trajectory
@@ -237,13 +237,17 @@ class ProgramPlayer:
                 else:
                     self._program(task)
             except BaseException as error:  # SystemExit too: the program ends, not the run
-                done.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                # A TimeoutError of the program is not that of the player, which has another meaning in __call__.
+                is_plain = isinstance(error, Exception) and not isinstance(error, asyncio.TimeoutError)
+                done.set_exception(error if is_plain else RuntimeError(repr(error)))
             else:
                 done.set_result(None)
 
         threading.Thread(target=run, name=f"agent-{session.key}", daemon=True).start()
+        ended = asyncio.wrap_future(done)
+        ended.add_done_callback(pass_over_error)
         try:
-            await asyncio.shield(asyncio.wrap_future(done))
+            await asyncio.shield(ended)
         except asyncio.CancelledError:
             # A waiting program is woken and ends; one that computes continues until its next request.
             for running, current in inner:

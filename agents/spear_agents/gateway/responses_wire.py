@@ -111,7 +111,7 @@ def write_response(answer: Completion, request: ResponsesRequest, key: str) -> d
         "metadata": {},
         "model": request.model,
         "output": _write_items(answer, key),
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "tool_choice": request.tool_choice or "auto",
         "tools": [tool.model_dump() | {"strict": False} for tool in request.tools],
         "temperature": None,

@@ -156,6 +156,7 @@ class Gateway:
                 goes_on=body.continue_final_message,
             ),
         )
+        answer = openai_wire.limit_calls(answer, body.parallel_tool_calls)
         if body.stream:
             return _stream(openai_wire.write_stream(answer, body, key))
         return write_json(200, openai_wire.write_completion(answer, body, key, session.spell))
@@ -164,7 +165,7 @@ class Gateway:
     async def _responses(self, request: Request, key: str) -> Response:
         session, body = await self._open(request, key, responses_wire.ResponsesRequest)
         calling = session.complete(body.to_messages(), body.offered, max_tokens=body.max_output_tokens)
-        answer = await work_for(request, calling)
+        answer = openai_wire.limit_calls(await work_for(request, calling), body.parallel_tool_calls)
         if body.stream:
             return _stream(responses_wire.write_events(answer, body, key))
         return write_json(200, responses_wire.write_response(answer, body, key))

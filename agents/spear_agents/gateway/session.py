@@ -61,6 +61,12 @@ class Limits:
             raise SpearError("a program needs at least 1 call, 1 call at a time and more than 0 seconds")
 
 
+def pass_over_error(ended: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as seen, which asyncio else logs where its awaiter was cancelled."""
+    if not ended.cancelled():
+        ended.exception()
+
+
 @dataclass(frozen=True)
 class Completion:
     """The answer to call ``number`` (from 1): text without its calls of tools, and these.
@@ -284,6 +290,12 @@ class Session:
 
     async def step(self, response: str) -> str:
         """Play a response in the environment's own form; return the observation. Raises EndedError, or SpearError."""
+        step = asyncio.ensure_future(self._step(response))
+        step.add_done_callback(pass_over_error)
+        # A program that stops waiting must not free the lock while the environment still works in its thread.
+        return await asyncio.shield(step)
+
+    async def _step(self, response: str) -> str:
         async with self._stepping:
             self._check_open()
             before = self.world.info["reward_terms"]["native_return"]

@@ -1,6 +1,7 @@
 """Programs of all kinds: those that play, and those that fail, hang, never ask or never stop."""
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
@@ -147,6 +148,11 @@ def test_what_a_program_played_is_played_again() -> None:
     assert len(frames) == 3 and (frames[1] == frames[2]).all()
 
 
+def give_up(task: Any) -> None:
+    """A program whose own request took too long for it."""
+    raise asyncio.TimeoutError
+
+
 @pytest.mark.parametrize(
     ("program", "stop", "fault"),
     [
@@ -154,6 +160,7 @@ def test_what_a_program_played_is_played_again() -> None:
         (lambda task: [][0], StopReason.FAULT, "agent_failed"),
         (lambda task: exit(3), StopReason.FAULT, "agent_failed"),
         (lambda task: time.sleep(30), StopReason.FAULT, "agent_timeout"),
+        (give_up, StopReason.FAULT, "agent_failed"),
         (lambda task: task.step("break"), StopReason.FAULT, "collapse"),
     ],
 )
@@ -199,6 +206,22 @@ def test_a_step_under_way_is_waited_for_before_the_environment_is_somebody_else_
     env = Slow(response_format="plain")
     (played,) = play_program(lambda task: task.step("go"), KeepingEngine(), env=env, limits=Limits(seconds=0.2))
     assert played.fault == "agent_timeout" and not env.busy
+
+    async def wait(task: Any) -> None:
+        await task.step("go")
+
+    (played,) = play_program(wait, KeepingEngine(), env=env, limits=Limits(seconds=0.2))
+    assert played.fault == "agent_timeout" and not env.busy
+
+    async def hurry(task: Any) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(task.step("go"), 0.1)
+        assert env.busy
+        await task.step("back")  # begins when the other has ended
+        assert env.turn == 2
+
+    (played,) = play_program(hurry, KeepingEngine(), env=env, limits=Limits(seconds=20))
+    assert played.fault is None
 
 
 def test_an_error_after_the_end_costs_nothing() -> None:

@@ -59,6 +59,21 @@ def test_the_openai_sdk_calls_tools() -> None:
     assert {sampling.temperature for sampling in engine.samplings} == {1.0}, "how responses are drawn is the run's"
 
 
+def test_a_program_that_wants_one_call_gets_one() -> None:
+    def play(task: AgentTask) -> None:
+        question = {"model": task.model, "tools": task.tools, "parallel_tool_calls": False}
+        for path, asked in (
+            ("/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/responses", {"input": "a", "tools": [{"type": "function", **task.tools[0]["function"]}]}),
+        ):
+            reply = post(task, question | asked, path).json()
+            calls = reply["choices"][0]["message"]["tool_calls"] if "choices" in reply else reply["output"]
+            assert len([call for call in calls if call["type"].startswith("function")]) == 1
+        assert reply["parallel_tool_calls"] is False
+
+    play_program(play, KeepingEngine(CALL + CALL), sampling=Sampling(max_tokens=800))
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_the_openai_sdk_asks_for_responses(streams: bool) -> None:
     openai = pytest.importorskip("openai")

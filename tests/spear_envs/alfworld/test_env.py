@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ def test_aliases_are_rewritten_before_they_are_played() -> None:
         _, _, _, _, info = env.step(command.replace("go to", "GOTO "))
         assert info["action_ok"] is accepted
         assert (info["action"] == command) is accepted
+
+
+def test_a_long_command_is_read_in_no_time() -> None:
+    env = make(aliases="paper")
+    env.reset(options={"task": HEAT})
+    start = time.process_time()
+    for verb in ("toggle", "put", "move"):
+        *_, info = env.step(f"{verb} " + "a in " * 18_000)
+        assert not info["action_ok"]
+    assert time.process_time() - start < 2
 
 
 def test_the_anchor_tells_states_apart_or_texts() -> None:

@@ -46,6 +46,8 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
     assert "prefixes 'q: ' and ''" in done.output and "encode" in done.output
     done = call("check", out, "--corpus", corpus)
     assert done.exit_code == 0 and done.output.count("sound") == 2
+    done = call("check", out, "--corpus", corpus, "--encoder", tiny_model)
+    assert done.exit_code == 0 and done.output.count("sound") == 2, "the words need no model"
     adopted = tmp_path / "adopted"
     again = ("--corpus", corpus, "--out", adopted, "--encoder", tiny_model, "--query-prefix", "q: ")
     done = call("build", *again, "--adopt", out / "dense" / "index.faiss")

@@ -125,6 +125,9 @@ def say(content: str) -> dict[str, str]:
             ],
             "Oslo",
         ),
+        # Only the first element of a response is played.
+        ([say("<search>q</search><answer>Rome</answer>"), TRAP, say("<answer>Oslo</answer>")], "Oslo"),
+        ([say("<search>q</search><answer>Rome</answer><information>x</information><answer>Oslo</answer>")], "Oslo"),
         ([say("<answer></answer><answer>Oslo</answer>")], "Oslo"),
         ([say("<search>q<answer>Oslo</answer>")], None),
         ([say("<answer>Oslo")], None),

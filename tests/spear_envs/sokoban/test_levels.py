@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.tasks import check_disjoint
+from spear_envs.core.tasks import check_disjoint, choose_subset
 from spear_envs.sokoban.engine import ACTIONS, Board
 from spear_envs.sokoban.env import SokobanEnv
 from spear_envs.sokoban.generate import Recipe, find_solution
@@ -187,6 +187,17 @@ def test_a_boxoban_file(tmp_path: Path) -> None:
     assert [win(env, task.id) for task in env.tasks] == [(True, 13), (True, 2)]
     assert make(levels=tmp_path / "000.txt", number=7).tasks[0].content["level"] == "########\n#_O_XP_#\n########"
     assert make(levels=tmp_path / "000.txt").tasks.fingerprint == env.tasks.fingerprint
+
+
+def test_choosing_among_many_levels_solves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[Any] = []
+    monkeypatch.setattr("spear_envs.sokoban.tasks.find_optimum", lambda level: solved.append(level) or 1)
+    rows = "\n".join(f"; {number}\n#####\n#@$.#\n#####\n" for number in range(300))
+    env = make(levels=write(tmp_path, "many.xsb", rows))
+    chosen = choose_subset(env.tasks, 8)
+    assert len(chosen) == 8 and len(solved) <= 8
+    few = make(levels=write(tmp_path, "few.xsb", rows.partition("; 9")[0]))
+    assert few.tasks.bounded, "a few are chosen by subtask"
 
 
 def test_a_collection_in_xsb_and_sok(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from spear_training.algorithms import (
     rloo_advantages,
     tool_call_reward,
 )
+from spear_training.algorithms.filters import filter_rows
 from spear_training.step.plan import StepPlan, find_differing_groups, plan_rows, reward_episode
 from tests.training.episodes import Episode, make_episode, play, without_rows
 
@@ -160,6 +162,33 @@ def flag_even_turns(rows: Any, settings: Any) -> Any:
 
 def give_numbers(rows: Any, settings: Any) -> Any:
     return rows.reward
+
+
+def test_a_later_row_is_overlong_at_the_room_that_its_prompt_left() -> None:
+    rows = play([make_episode("g", n, won=n > 0) for n in range(3)]).rows.add(
+        prompt_length=np.asarray([4, 9, 9, 4, 9, 9]),
+        response_length=np.asarray([3, 3, 3, 8, 2, 4]),
+        finished=np.asarray([False, False, True, False, False, True]),
+    )
+    settings = choose(filter={"overlong": True})
+    found = filter_rows(rows, settings, LIMIT, longest=12)["overlong"]
+    assert found.tolist() == [False, True, False, True, False, True]
+    assert filter_rows(rows, settings, LIMIT)["overlong"].tolist() == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("estimator", ["gigpo", "stepwise"])
+@pytest.mark.parametrize("failure", [-1.0, -0.1, 0.3])
+def test_lost_episodes_of_any_length_earn_the_same(estimator: str, failure: float) -> None:
+    settings = choose(advantage={"estimator": estimator, "normalize_std": False}, reward={"failure": failure})
+    made = plan([make_episode("g", n, won=False, turns=n + 2) for n in range(2)], settings)
+    assert not np.any(np.asarray(estimate(made.rows, settings)))
+
+
+def test_a_branched_episode_is_paid_for_the_turns_before_its_snapshot() -> None:
+    whole = make_episode("g", 0, won=True, turns=10).record
+    settings = choose(reward={"tool_count": "steps"}).reward
+    branched = replace(whole, turns=1, began=9)
+    assert reward_episode(branched, settings, 1.0) == reward_episode(whole, settings, 1.0)
 
 
 def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:

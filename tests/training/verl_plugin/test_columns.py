@@ -134,6 +134,10 @@ def test_verls_loss_function_reads_the_columns_as_the_paper_means_them(name: str
     assert {name: metric.aggregate() for name, metric in metrics.items()} == pytest.approx(sums, abs=1e-6)
 
 
+LIMIT = 10_000
+"""Tokens of a micro-batch."""
+
+
 # ---- the critic ------------------------------------------------------------------------------------------------------
 class FakeCritics(FakeWorkers):
     """verl's critic worker group: the value of a token is its entry in a table that plain gradient descent changes."""
@@ -145,12 +149,13 @@ class FakeCritics(FakeWorkers):
         return torch.roll(self.parameters[ids], -1)
 
     def infer_batch(self, meta: Any) -> Any:
-        assert len(meta.keys) % self.ranks == 0
+        assert len(meta.keys) % self.ranks == 0 and meta.extra_info["max_token_len_per_gpu"] == LIMIT
         for key in meta.keys:
             self.queue.rows[key]["values"] = self.find_values(self.queue.rows[key]["input_ids"]).detach()
         return SimpleNamespace(futures=[])
 
     def train_mini_batch(self, meta: Any) -> Any:
+        assert meta.extra_info["max_token_len_per_gpu"] == LIMIT
         meta.extra_info["hold_learning_rate"] = False
         answer = self.update_actor(meta)
         return SimpleNamespace(get=lambda: answer)
@@ -172,8 +177,8 @@ def test_the_critic_takes_a_step_down_the_clipped_value_loss(
     settings = SpearSettings.from_mapping({"advantage": {"estimator": "gae"}, "critic": {"clip": clip}})
     step = Step(settings, **layout)
     workers = FakeCritics(step.queue, settings, step.workers.ranks, step.workers.micro)
-    sizes = {"ppo_mini_batch_size": 100, "ppo_epochs": 1, "data_loader_seed": 42, "ppo_max_token_len_per_gpu": 10_000}
-    more = {"critic": sizes | {"forward_max_token_len_per_gpu": 10_000}, "trainer": {"balance_batch": True}}
+    sizes = {"ppo_mini_batch_size": 100, "ppo_epochs": 1, "data_loader_seed": 42, "ppo_max_token_len_per_gpu": LIMIT}
+    more = {"critic": sizes | {"forward_max_token_len_per_gpu": LIMIT}, "trainer": {"balance_batch": True}}
     config = OmegaConf.merge(step.config, more, {"actor_rollout_ref": {"rollout": {"n": 1}}})
     critic, metrics = VerlCritic(workers, config, np.random.default_rng(1), step.keys), dict[str, Any]()
 

@@ -316,6 +316,26 @@ def test_a_step_that_was_saved_and_not_logged_is_logged_on_resuming(
     assert len(logged) == 1, "a step that was logged is not logged again"
 
 
+@pytest.mark.parametrize(("steps", "validated"), [(5, 1), (9, 0)])
+def test_a_last_step_that_was_not_logged_is_validated(
+    tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, steps: int, validated: int
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "on_train_begin", lambda self: None)
+    trainer: Any = open_trainer(tmp_path, validation={"every": 4, "at_start": False})
+    trainer.rollouts.played = make_group(count=3)
+    trainer.global_steps = 5
+    trainer.step({}, {})
+    trainer._save_checkpoint()
+    resumed: Any = open_trainer(tmp_path, validation={"every": 4, "at_start": False})
+    resumed._load_checkpoint()
+    resumed.total_training_steps = steps
+    resumed.logger = SimpleNamespace(log=lambda data, step: None)
+    calls: list[int] = []
+    monkeypatch.setattr(resumed, "_validate", lambda: calls.append(1) or {})
+    resumed.on_train_begin()
+    assert len(calls) == validated
+
+
 def test_a_new_run_loads_nothing_and_a_checkpoint_without_our_state_is_refused(
     tmp_path: Path, checkpoints: Path
 ) -> None:

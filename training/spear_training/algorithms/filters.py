@@ -22,13 +22,15 @@ from spear_training.algorithms.schema import SettingsError
 from spear_training.algorithms.settings import SpearSettings
 
 
-def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str, Array]:
+def filter_rows(rows: RowTable, settings: SpearSettings, limit: int, longest: int | None = None) -> dict[str, Array]:
     """Return the rows that each filter removes from the loss: bool [N] by name, all False if it is switched off.
 
     Args:
         rows: of the step.
         settings: ``filter`` has the switches.
         limit: of a response, tokens.
+        longest: of prompt and response together. A later row of a conversation may begin with a longer prompt, and has
+            the rest. None: no limit.
 
     Raises:
         SettingsError: the result of a user's filter has another shape.
@@ -36,7 +38,10 @@ def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str
     choice = settings.filter
     lengths, finished = torch.from_numpy(rows.response_length), torch.from_numpy(rows.finished)
     # An episode that outgrew the context failed for lack of room, like a response at its limit.
-    overlong = overlong_mask(lengths, limit, finished=finished).numpy() | rows.truncated
+    room = torch.full_like(lengths, limit)
+    if longest is not None:
+        room = room.minimum(longest - torch.from_numpy(rows.prompt_length))
+    overlong = overlong_mask(lengths, room, finished=finished).numpy() | rows.truncated
     void, scope = rows.void, choice.void
     if scope is VoidFilter.INCOMPLETE:
         void, scope = rows.incomplete, VoidFilter.TURN
@@ -98,12 +103,12 @@ def keep_high_variance_groups(
     return chosen[grouping.group_of_row] & valid
 
 
-def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None) -> Tensor:
+def overlong_mask(lengths: Tensor, limit: int | Tensor, *, finished: Tensor | None = None) -> Tensor:
     """Return the responses at the limit: bool [N], True to remove the row from the loss.
 
     Args:
         lengths: [N] response lengths in tokens.
-        limit: the maximum response length.
+        limit: the maximum response length, of all rows or of each [N].
         finished: [N], on if the response ended by itself; such a row stays at exactly the limit. None: unknown, so
             every row at the limit is removed.
     """

@@ -243,7 +243,7 @@ class RolloutSettings(Record, path="rollout"):
     top_k: int = number(-1, at_least=-1)
     """Number of the tokens sampled from; -1 for all."""
     max_prompt_length: int = number(1024, at_least=1)
-    """Longest prompt of a row in tokens; older turns are left out of a longer one."""
+    """Longest prompt of a row in tokens; an episode whose next prompt is longer ends there."""
     max_response_length: int = number(1024, at_least=1)
     """Longest response of a row in tokens; in a conversation, of all turns and observations."""
     dtype: RolloutType = RolloutType.AUTO
@@ -299,7 +299,7 @@ class OptimizerSettings(Record, path="optimizer"):
     lr: float = number(1e-6, at_least=0)
     """Highest learning rate."""
     warmup_steps: int = number(0, at_least=0)
-    """Optimiser steps in which the learning rate rises."""
+    """Training steps in which the learning rate rises, from 0 in the first one."""
     schedule: Schedule = Schedule.CONSTANT
     """Learning rate after these: constant or cosine."""
     min_lr_ratio: float | None = number(None, at_least=0, at_most=1)

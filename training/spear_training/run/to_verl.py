@@ -226,7 +226,7 @@ def _set_run(config: RunConfig) -> Values:
         "trainer.v1.spear": {},
         "trainer.total_training_steps": config.train.steps,
         "trainer.total_epochs": 1_000_000,  # the steps decide
-        "trainer.val_before_train": config.validation.at_start,
+        "trainer.val_before_train": config.validation.at_start or config.validation.only,  # else verl skips val_only
         "trainer.val_only": config.validation.only,
         "trainer.test_freq": config.validation.every or -1,
         "trainer.log_val_generations": config.validation.record,

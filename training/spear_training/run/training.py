@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 RESUME_HINT = "the same command resumes it"
+CURVES = "curves.png"
 NOT_CUT = ("model.",)
 """Settings that a tiny policy changes without reducing anything."""
 Reading = tuple[int, str]
@@ -163,8 +164,10 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
     made_for = choose_warm_start(earlier) if earlier is not None and earlier.model.is_made else start
     if checkpoint is None and start is not None and start != made_for:  # of a run that had no checkpoint yet
         shutil.rmtree(out / POLICY, ignore_errors=True)
-    if checkpoint is not None and checkpoint >= total:
+    if checkpoint is not None and checkpoint >= total and _is_logged(config, out, checkpoint):
         console.print(f"{out} has its {total} steps already")
+        if not (out / CURVES).is_file():
+            _draw_curves(out, config, console)
     else:
         if checkpoint is not None:
             console.print(f"resuming {out} after step {checkpoint}")
@@ -196,13 +199,24 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
             console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")
             raise
         finally:
-            if any("training/global_step" in record for record in read_history(out)):
-                try:
-                    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.env.id}")
-                except SpearError as error:  # must not hide the cause of the stop
-                    console.print(str(error))
-                else:
-                    console.print(f"curves: {picture}")
+            _draw_curves(out, config, console)
+
+
+def _is_logged(config: RunConfig, out: Path, step: int) -> bool:
+    """Return whether the metrics of a saved step are there; True if the run writes none into its folder."""
+    steps = (record["step"] for record in read_history(out) if "training/global_step" in record)
+    return "file" not in config.log.to or step in steps
+
+
+def _draw_curves(out: Path, config: RunConfig, console: Console) -> None:
+    """Draw the curves of a run that has metrics; an error is printed, since it must not hide the cause of a stop."""
+    if any("training/global_step" in record for record in read_history(out)):
+        try:
+            picture = plot_curves(out, out / CURVES, title=f"{out.name}: {config.env.id}")
+        except SpearError as error:
+            console.print(str(error))
+        else:
+            console.print(f"curves: {picture}")
 
 
 SMOOTH = 5

@@ -45,7 +45,7 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
 
     It has no penalty of rows, which :func:`plan_rows` adds.
     """
-    calls = record.tool_calls if settings.tool_count is ToolCount.VALID else record.turns
+    calls = record.tool_calls if settings.tool_count is ToolCount.VALID else record.turns + (record.began or 0)
     form = 0.0
     if settings.format is FormatMode.BONUS:
         form = record.terms.get("format", 0.0)  # an episode that could not start lacks terms
@@ -100,12 +100,14 @@ def plan_rows(
     *,
     mu: float,
     max_response_length: int,
+    longest_row: int | None = None,
     chosen: Sequence[str] | None = None,
 ) -> StepPlan:
     """Return the rewards, loss masks and kept groups of a step, without episodes with a fault or without rows.
 
-    ``mu`` is the weight of the tool-call term, ``max_response_length`` the limit of the over-long filter in tokens, and
-    ``chosen`` are the groups that dynamic sampling keeps (None: all).
+    ``mu`` is the weight of the tool-call term. ``max_response_length`` and ``longest_row`` are the limits of the
+    over-long filter in tokens, of a response and with its prompt. ``chosen`` are the groups that dynamic sampling keeps
+    (None: all).
     """
     records, rows = rollout.records, rollout.rows
     rewards = [reward_episode(record, settings.reward, mu) for record in records]
@@ -115,8 +117,9 @@ def plan_rows(
     outcomes = torch.tensor([reward.terms["outcome"] for reward in rewards], dtype=torch.float64)
     if settings.advantage.step_reward is StepReward.OUTCOME:
         # A user's score has a scale of its own, without a lost episode's.
-        lost = torch.tensor([0.0 if CUSTOM in record.terms else settings.reward.failure for record in records])
-        rows = _pay_outcomes(rows, (outcomes - lost).numpy()[owner])
+        lost = [0.0 if CUSTOM in record.terms else settings.reward.failure for record in records]
+        # As precise as the outcomes: a lost episode earns exactly 0.
+        rows = _pay_outcomes(rows, (outcomes - torch.tensor(lost, dtype=torch.float64)).numpy()[owner])
     penalties = penalize_rows(rows, settings)
     rows = rows.add(reward=totals.numpy()[owner] + penalties)
     mean_penalties = np.bincount(owner, weights=penalties, minlength=len(records)) / np.maximum(
@@ -124,7 +127,7 @@ def plan_rows(
     )
     # Filters take rows out of the loss, not out of their group: a masked failure is still a failure, and the mean of
     # its group would be too high without it.
-    filters = filter_rows(rows, settings, max_response_length)
+    filters = filter_rows(rows, settings, max_response_length, longest_row)
     hit = np.any(list(filters.values()), axis=0)
 
     counted = np.asarray([record.rows > 0 for record in records], dtype=bool)

@@ -80,6 +80,7 @@ class SpearStep:
     critic: Critic | None
     _: KW_ONLY
     max_response_length: int
+    longest_row: int | None = None
     sizes: UpdateSizes
 
     def __post_init__(self) -> None:
@@ -94,7 +95,14 @@ class SpearStep:
         with watch("gen"):  # 1. rollouts
             rollout, chosen = self._roll_out(rollouts, mu, metrics)
         with watch(DRIVER):  # 2.-5. rewards, faults, masks, group filter
-            plan = plan_rows(rollout, settings, mu=mu, max_response_length=self.max_response_length, chosen=chosen)
+            plan = plan_rows(
+                rollout,
+                settings,
+                mu=mu,
+                max_response_length=self.max_response_length,
+                longest_row=self.longest_row,
+                chosen=chosen,
+            )
             if state.baseline is not None:  # 8. (also if all rows are filtered)
                 state.baseline.extend(plan.baselines)
         if plan.rows.kept.any():

@@ -349,11 +349,14 @@ class VerlCritic:
     def value(self, rows: RowTable) -> RowTable:
         """Add ``mask`` and ``values`` to rows in the queue."""
         keys, lengths = rows.key.tolist(), rows.prompt_length + rows.response_length
+        most = self.config.critic.forward_max_token_len_per_gpu
         padding = self.queue.add_padding(-len(keys) % self._ranks)
         info: dict[str, Any] = {
             "compute_loss": False,
             "temperature": self.config.actor_rollout_ref.rollout.temperature,
-            **cut_rows(int(lengths.max()), len(keys), self._ranks, self.config.critic.forward_max_token_len_per_gpu),
+            # verl gives a critic's engine another limit, which no key of its configuration sets.
+            "max_token_len_per_gpu": most,
+            **cut_rows(int(lengths.max()), len(keys), self._ranks, most),
         }
         ray.get(self.workers.infer_batch(name_rows([*keys, *padding], self.queue.forward_columns, info)).futures)
         data = self.queue.get(keys, ["values", "loss_mask"])
@@ -384,6 +387,7 @@ class VerlCritic:
         )
         order = [keys[row] if row >= 0 else next(padding) for row in deal.order(ranks)]
         info = {
+            "max_token_len_per_gpu": critic.ppo_max_token_len_per_gpu,  # as in value()
             **cut_rows(int(lengths.max()), deal.size, ranks, critic.ppo_max_token_len_per_gpu),
             "global_batch_size": deal.size,
             "mini_batch_size": deal.size,

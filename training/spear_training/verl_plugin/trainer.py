@@ -27,6 +27,7 @@ from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
 from spear_agents.evaluation.records import read_history
 from spear_agents.play.snapshots import Snapshot
+from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task, choose_subset
 from spear_training.algorithms.curriculum import Choice
@@ -168,7 +169,16 @@ class SpearTrainer(PPOTrainerSync):
             epochs=config.actor_rollout_ref.actor.ppo_epochs,
             balance=config.trainer.balance_batch,
         )
-        self.spear_step = SpearStep(settings, self.state, actor, critic, max_response_length=limit, sizes=sizes)
+        own = self.environment.max_turn_tokens if self.environment.layout is Layout.PER_TURN else None
+        self.spear_step = SpearStep(
+            settings,
+            self.state,
+            actor,
+            critic,
+            max_response_length=min(own or limit, limit),
+            longest_row=self.run.longest_row,
+            sizes=sizes,
+        )
 
     def get_llm_client(self) -> LLMServerClient:
         """Return verl's client of the rollout servers. The load balancer ends where there is nothing to balance."""
@@ -206,7 +216,8 @@ class SpearTrainer(PPOTrainerSync):
         if any(record["step"] == step and "training/global_step" in record for record in logged):
             return
         metrics, trainer = dict(self._saved["metrics"]), self.config.trainer
-        if not trainer.val_before_train and trainer.test_freq > 0 and step % trainer.test_freq == 0:
+        is_due = step % max(1, trainer.test_freq) == 0 or step >= self.total_training_steps
+        if not trainer.val_before_train and trainer.test_freq > 0 and is_due:
             self.global_steps = step  # verl has gone on to the next one
             self.on_validate_begin()
             metrics.update(self._validate())

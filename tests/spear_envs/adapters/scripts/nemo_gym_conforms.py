@@ -14,11 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 from nemo_gym.base_resources_server import BaseResourcesServerConfig
 from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.openai_utils import NeMoGymResponse
 from nemo_gym.server_utils import ServerClient, get_global_aiohttp_client
 from omegaconf import OmegaConf
 from responses_api_agents.gymnasium_agent.app import GymnasiumAgent, GymnasiumAgentConfig, GymnasiumAgentRunRequest
 
-from spear_envs.adapters.nemo_gym import SpearServer, make_rows
+from spear_envs.adapters.nemo_gym import SpearServer, make_rows, write_response
 from tests.spear_envs.adapters.conforming import compare_totals
 from tests.spear_envs.adapters.episodes import Episode, Script
 from tests.spear_envs.adapters.scripted_model import ScriptedModel, run_model
@@ -89,7 +90,19 @@ def refuse(port: int) -> None:
         assert text.status_code == status, text.text
 
 
+def think() -> None:
+    """NeMo Gym's own model server puts thoughts into items of their own."""
+    part = {"type": "output_text", "text": "<action>up</action>", "annotations": []}
+    message = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
+    thought = {"type": "reasoning", "id": "t", "summary": [{"type": "summary_text", "text": "towards the box"}]}
+    answer = {"id": "r", "created_at": 0, "model": "m", "object": "response", "output": [thought, message]}
+    more = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    response = NeMoGymResponse.model_validate(answer | more)
+    assert write_response(response) == "<think>towards the box</think><action>up</action>"
+
+
 if __name__ == "__main__":
+    think()
     count = int(sys.argv.pop())  # what is left of the command line is NeMo Gym's
     server = make_server()
     loop = asyncio.new_event_loop()

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -191,6 +192,24 @@ def test_a_spent_budget_is_refused_and_tries_count(kind: str) -> None:
 def test_an_answer_of_brave_without_results_is_an_empty_one() -> None:
     with serve(reply(200, {"type": "search", "query": {}})) as server:
         assert open_kind("brave", server.url).search(["a"], 3) == [[]]
+
+
+def test_brave_gets_no_longer_query_than_it_takes() -> None:
+    with serve(answer_well("brave")) as server:
+        backend = open_kind("brave", server.url)
+        for query in ("word " * 200, "letters" * 200):
+            backend.search([query], 1)
+        sent = [parse_qs(urlsplit(line.split()[1]).query)["q"][0] for line, _, _ in server.requests]
+    assert all(len(query) <= 400 and len(query.split()) <= 50 for query in sent)
+
+
+def test_a_query_that_opensearch_refuses_ends_no_run() -> None:
+    good = write_answer("opensearch", ["a"], 1)["responses"][0]
+    refused = {"error": {"type": "search_phase_execution_exception", "reason": "too_many_clauses"}, "status": 400}
+    with serve(*(reply(200, {"responses": [part]}) for part in (good, refused))) as server:
+        backend = open_kind("opensearch", server.url)
+        backend.search(["a"], 1)
+        assert "too_many_clauses" in fail(backend).message
 
 
 def test_a_failing_part_of_an_opensearch_answer_says_what_it_is() -> None:

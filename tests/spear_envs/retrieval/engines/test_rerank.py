@@ -57,6 +57,14 @@ def test_the_candidates_are_ordered_by_the_model_itself(cross_encoder: Path, inn
     assert plain(backend.search(queries[:1], 5)) == plain(found[:1]), "a hit depends on its neighbours in the batch"
 
 
+def test_a_model_takes_no_turn_on_the_loop_and_reads_any_text(cross_encoder: Path) -> None:
+    inner = BM25Index(Corpus.in_memory([*make_documents(5), {"id": "cut", "contents": '"t"\nking \ud83d'}]))
+    backend = Reranker(inner, cross_encoder, depth=6, batch=7, device="cpu")
+    assert inner.load.on_loop and not backend.load.on_loop
+    (found,) = backend.search(["king \ud83d"], 6)
+    assert "cut" in read_ids(found)
+
+
 def test_its_fingerprint_is_of_backend_model_and_depth(cross_encoder: Path, inner: BM25Index) -> None:
     def make(depth: int) -> Reranker:
         return Reranker(inner, cross_encoder, depth=depth, batch=8, device="cpu")

@@ -278,7 +278,7 @@ def _get_published(hub_id: str, console: Console) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise SpearError(f"{hub_id} could not be fetched from the hub ({first_line(error)})") from error
     if find_snapshot(hub_id) is None:
-        raise SpearError(f"{hub_id} has no weights in safetensors on the hub: choose a model that has")
+        raise SpearError(f"{hub_id} has no weights in safetensors or no tokenizer on the hub: choose a model that has")
     return folder
 
 

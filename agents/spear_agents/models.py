@@ -101,8 +101,8 @@ def _list_snapshots(folder: Path) -> Iterator[Path]:
 
 
 def _is_whole(snapshot: Path) -> bool:
-    """Return whether a configuration and all files of weights are there; links of the cache may lead nowhere."""
-    if not (snapshot / "config.json").is_file():
+    """Return whether configuration, tokenizer and all files of weights are there; links may lead nowhere."""
+    if not all((snapshot / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         return False
     index = snapshot / "model.safetensors.index.json"
     if not index.is_file():

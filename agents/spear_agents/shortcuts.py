@@ -143,7 +143,12 @@ def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if plain is None:
             continue
         try:
-            options[name] = known[name].type.convert(plain, known[name], context)
+            param = known[name]
+            if getattr(param, "multiple", False):
+                each = [plain] if isinstance(plain, str) else plain
+                options[name] = tuple(param.type.convert(one, param, context) for one in each)
+            else:
+                options[name] = param.type.convert(plain, param, context)
         except click.BadParameter as error:
             raise SpearError(f"{name}={plain!r}: {error.message}") from None
     return options

@@ -127,7 +127,11 @@ def compare(baseline: Path | None, out: Path, tolerance: float) -> None:
     now = read_results(out, known)
     if not now:
         raise SpearError(f"There are no results in {out}: spear bench run writes them; name its folder with --out.")
-    before = read_summary(baseline) if baseline else _read_baseline(next(iter(now.values())).size)
+    if baseline:
+        before = read_summary(baseline)
+    else:
+        stored = {size: _read_baseline(size) for size in {result.size for result in now.values()}}
+        before = {name: stored[one.size][name] for name, one in now.items() if name in stored[one.size]}
     changes = list(compare_results(known, before, now, tolerance))
     if not changes:
         raise SpearError("The two have no benchmark of one size in common: run it with the size of the baseline.")

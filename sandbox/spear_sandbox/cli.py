@@ -380,7 +380,7 @@ def serve_mcp(
         from spear_sandbox.client import HttpExecutor
 
         executor = HttpExecutor(url)
-    server = make_mcp_server(executor, most_sessions=max_sessions)
+    server = make_mcp_server(executor, most_sessions=max_sessions, limits=limits)
     if not http:
         server.run("stdio")
         return

@@ -43,7 +43,7 @@ _SHORT_UNITS = re.compile(
 _LETTERS_AS_UNITS = frozenset("msghlLdNJWVCF")
 _NO_UNITS = re.compile(
     r"(hundred|thousand|[mbtr]+illion|lakh|crore|gross|dozen|score|half|halve|third|quarter|fifth"
-    r"|(?:four|six|seven|eigh|nin|ten|eleven|twelf|hundred|thousand|[a-z]+(?:teen|tie|illion))th"
+    r"|fourth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|[a-z]+(?:teen|tie|illion)th|hundredth|thousandth"
     r"|factorial|squared|cubed|mod|or|and|to|plus|minus|times|over|sqrt|pi|log|sin|cos|tan|exp"
     r"|about|approx\w*|not|more|less|than|at|least|most)s?",
     re.IGNORECASE,

@@ -139,7 +139,7 @@ def find_creator(env_id: str) -> Callable[..., Any]:
 def explain_unknown(env_id: str, error: Exception) -> SpearError:
     """Return the error for an environment that cannot be found, with the nearest name."""
     module, colon, name = env_id.rpartition(":")
-    if name in gym.registry:
+    if name in gym.registry and (not colon or module in sys.modules):
         return SpearError(f"{env_id} cannot be made: {describe_error(error)}")
     if colon and module in sys.modules:  # it was imported, so the name is wrong, or the registration is missing
         if own := list_registered(module):

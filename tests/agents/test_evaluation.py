@@ -93,6 +93,17 @@ def test_a_conversation_ends_at_its_own_limit(settings: EvalSettings, tiny_model
             run_evaluation(replace(mine, max_row_tokens=row, max_prompt_tokens=prompt))
 
 
+def test_a_prompt_beyond_the_context_ends_its_episode_whatever_limit_was_given(
+    settings: EvalSettings, tiny_model: Path
+) -> None:
+    context = json.loads((tiny_model / "config.json").read_text())["max_position_embeddings"]
+    mine = replace(settings, engine=EngineKind.HF, model=str(tiny_model), layout=Layout.CONVERSATION,
+                   env_kwargs={"max_turns": 60}, max_tokens=24)  # fmt: skip
+    plain, wide = (run_evaluation(replace(mine, max_prompt_tokens=most)) for most in (None, context))
+    assert plain.overall.stops == {"context_limit": 3}
+    assert [len(t.turns) for t in wide.trajectories] == [len(t.turns) for t in plain.trajectories]
+
+
 def test_baselines_are_free_of_limits_in_tokens(settings: EvalSettings) -> None:
     limits = {"max_prompt_tokens": 1, "max_row_tokens": 1}
     program = {"engine": EngineKind.HF, "model": "m", "agent": "mine.py:play"}

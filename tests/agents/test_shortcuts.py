@@ -22,6 +22,7 @@ from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Trajectory
 from spear_agents.viewer.gif import render_episode_gif, replay_frames
 from spear_envs.core.errors import SpearError
+from tests.agents.chat_server import Script, complete, say
 
 SOKOBAN = "spear/Sokoban-v1"
 
@@ -133,6 +134,15 @@ def test_bad_input_is_one_clear_error(keywords: dict[str, Any], words: str) -> N
     with pytest.raises(SpearError) as caught:
         evaluate(**{"env_id": SOKOBAN, "engine": "random", "progress": False, **keywords})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("headers", [["X-Key=1", "Y=2"], "X-Key=1"])
+def test_headers_are_a_list_or_one(script: Script, headers: Any) -> None:
+    pytest.importorskip("openai", reason="needs the extra 'api'")
+    script.answers = [say(complete("<think>t</think><action>up</action>"))]
+    given: dict[str, Any] = {"env_kwargs": {"modality": "text", "max_turns": 1}, "tasks": "1", "progress": False}
+    found = evaluate(SOKOBAN, base_url=script.url, model="m", headers=headers, **given)
+    assert found.settings.server is not None and found.settings.server.headers["X-Key"] == "1"
 
 
 ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}

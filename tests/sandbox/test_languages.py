@@ -60,6 +60,15 @@ def test_pytest(service: RunningService) -> None:
     assert ask(service.url, {"code": "", "language": "pytest", "args": "-q"})[0] == 422
 
 
+def test_a_file_named_as_our_program_stays(service: RunningService) -> None:
+    need("bash")
+    files = {"main.py": base64.b64encode(b"def add(a, b):\n    return a + b\n").decode()}
+    code = "from main import add\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
+    assert run(service, code=code, language="pytest", files=files)["status"] == "Success"
+    content = run(service, code="cat main.py", language="bash", files=files)
+    assert "return a + b" in content["run_result"]["stdout"]
+
+
 @pytest.mark.slow
 def test_cpp(service: RunningService) -> None:
     need("cpp")

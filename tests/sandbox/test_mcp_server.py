@@ -15,7 +15,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from spear_sandbox.client import HttpExecutor
-from spear_sandbox.protocol import Limits
+from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from spear_sandbox.service.mcp_server import SHOWN, make_mcp_server
 from tests import commands
 from tests.sandbox.service import need_isolation, run_local
@@ -126,3 +126,28 @@ def test_over_a_service_of_sandboxes() -> None:
 
     with run_local(Limits(wall_s=30.0), 2) as running:
         asyncio.run(go(running.url))
+
+
+def test_programs_and_sessions_get_the_limits_of_the_server() -> None:
+    class Keeping:
+        """An executor that keeps the limits that it was given, and starts nothing."""
+
+        def __init__(self) -> None:
+            self.seen: list[Limits] = []
+
+        async def run(self, code: str, *, stdin: str = "", limits: Limits) -> Outcome:
+            self.seen.append(limits)
+            raise SandboxFault(FaultKind.UNAVAILABLE, "nothing is started here")
+
+        async def open_session(self, *, files: Any = None, limits: Limits) -> Any:
+            self.seen.append(limits)
+            raise SandboxFault(FaultKind.UNAVAILABLE, "nothing is started here")
+
+    async def go() -> list[Limits]:
+        executor: Any = Keeping()
+        async with Client(make_mcp_server(executor, limits=Limits(wall_s=60.0, memory_mb=4096))) as client:
+            await client.call_tool("run_code", {"code": "1", "timeout": 5})
+            await client.call_tool("open_session", {})
+        return executor.seen
+
+    assert [(limits.wall_s, limits.memory_mb) for limits in asyncio.run(go())] == [(5.0, 4096), (60.0, 4096)]

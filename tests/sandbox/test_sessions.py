@@ -366,8 +366,10 @@ def test_a_session_ends_with_its_interpreter_and_with_the_pool() -> None:
 httpx = pytest.importorskip("httpx", reason="needs the extra 'server'")
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
+from fastapi import FastAPI  # noqa: E402
+
 from spear_sandbox.client import HttpExecutor  # noqa: E402
-from spear_sandbox.service.cells import SessionTable  # noqa: E402
+from spear_sandbox.service.cells import SessionTable, add_routes  # noqa: E402
 from tests.sandbox.service import RunningService, ask, run_local  # noqa: E402
 
 
@@ -506,3 +508,22 @@ def test_sessions_want_the_token() -> None:
             ("DELETE", f"/sessions/{'0' * 32}"),
         ):
             assert ask(running.url, b"{}", method, path)[0] == 401, path
+
+
+@pytest.mark.parametrize("kind", [FaultKind.UNAVAILABLE, FaultKind.SESSION_ENDED])
+def test_a_notebook_that_meets_a_fault_is_answered_as_sandbox_fusion_does(kind: FaultKind) -> None:
+    class Service:
+        async def play_notebook(self, body: bytes) -> Any:
+            raise SandboxFault(kind, "the interpreter has died")
+
+    async def ask_for_body(request: Any) -> bytes:
+        return await request.body()
+
+    async def go() -> Any:
+        app = FastAPI()
+        add_routes(app, Service, ask_for_body)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sandbox") as client:
+            return await client.post("/run_jupyter", json={"cells": ["1"]})
+
+    answer = asyncio.run(go())
+    assert answer.status_code == 200 and answer.json()["status"] == "SandboxError"

@@ -15,7 +15,14 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.comparison.tables import watch_episodes
-from spear_agents.engines.base import ChatByteTokenizer, Finish, Generation, Sampling, require_end_ids
+from spear_agents.engines.base import (
+    ChatByteTokenizer,
+    ContextExceededError,
+    Finish,
+    Generation,
+    Sampling,
+    require_end_ids,
+)
 from spear_agents.evaluation.baselines import FormTemplate, Method, make_form, wrap_reader
 from spear_agents.evaluation.options import SectionedCommand, add_playing_options, make_settings
 from spear_agents.evaluation.run import Observer, choose_template, run_evaluation
@@ -186,6 +193,7 @@ class SampleMaker:
         prompts = prompts or self._messages
         if isinstance(prompts.template, FormTemplate):
             prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
+        prompts = prompts.with_drops([turn.dropped_turns for turn in trajectory.turns])
         again = run_blocking(
             play_episode(
                 self._env,
@@ -214,7 +222,7 @@ class _Player:
     ) -> Generation:
         turn = next(self._turns, None)
         if turn is None:
-            return Generation((), (), Finish.LENGTH)
+            raise ContextExceededError("the record ends here")
         ids = list(self._tokenizer.encode(turn.response, add_special_tokens=False))
         if turn.finish is Finish.STOP and self._end_id is not None:
             ids.append(self._end_id)

@@ -323,12 +323,13 @@ def open_policy(
     """Open the policy of resolved settings, with what to close on ``stack``. Raises SpearError if it does not fit."""
     words = template if settings.method is Method.PLAIN else make_form(settings.method, template, parser)
     opened = _open_engine(settings, template, stack, concurrency, deterministic)
+    limits = [limit for limit in (settings.max_prompt_tokens, opened.max_prompt_tokens) if limit is not None]
     prompts = PromptBuilder(
         opened.tokenizer,
         words,
         settings.layout or Layout.PER_TURN,
         history=settings.history,
-        max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
+        max_prompt_tokens=min(limits, default=None),
         max_row_tokens=settings.max_row_tokens,
         stop_token_ids=opened.end_ids,
         overlong=settings.overlong,

@@ -121,6 +121,8 @@ class PromptBuilder:
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
         self.mark_image = mark_image
+        self.drops: Sequence[int] = ()
+        """By turn, how much of the history an episode that is played again left out."""
         system = template.system()
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._opening = self._find_frame(self._system, "")
@@ -148,6 +150,12 @@ class PromptBuilder:
         """Return a copy with another template, whose system message and stop strings must be equal."""
         other = copy(self)
         other.template = template
+        return other
+
+    def with_drops(self, drops: Sequence[int]) -> PromptBuilder:
+        """Return a copy that leaves as many turns out of the history of each prompt as a record says."""
+        other = copy(self)
+        other.drops = drops
         return other
 
     def ask(self, text: str) -> tuple[int, ...]:
@@ -253,6 +261,8 @@ class Dialogue:
         """
         builder = self._builder
         history = self.recall()
+        if turn <= len(builder.drops):
+            history = history[builder.drops[turn - 1] :]
         context = PromptContext(
             instruction=instruction,
             observation=observation,

@@ -233,7 +233,8 @@ def serve() -> None:
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     folder = os.getcwd()
     # The empty program that the session was started with is not one of its files.
-    os.unlink(sys.argv[0])
+    if not os.path.getsize(sys.argv[0]):
+        os.unlink(sys.argv[0])
     sys.argv = [""]
     interpreter = Interpreter()
     actions: dict[str, Callable[..., Reply]] = {

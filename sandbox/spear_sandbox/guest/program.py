@@ -27,8 +27,11 @@ _PENDING_SIGNALS = 128
 
 
 def write_files(job: Job, folder: str) -> None:
-    """Write the program and its files below ``folder``. Their names were checked by the pool."""
-    for name, content in {**job["files"], MAIN: job["code"].encode("utf-8", "surrogatepass")}.items():
+    """Write the program and its files below ``folder``. Their names were checked by the pool.
+
+    A file that has the program's name takes its place: the program is run from the job.
+    """
+    for name, content in {MAIN: job["code"].encode("utf-8", "surrogatepass"), **job["files"]}.items():
         path = os.path.join(folder, name)
         if "/" in name:
             os.makedirs(os.path.dirname(path), exist_ok=True)

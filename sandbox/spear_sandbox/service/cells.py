@@ -316,10 +316,14 @@ def add_routes(app: FastAPI, find_service: Callable[[], CellService], ask: Ask) 
     @app.post("/run_jupyter")
     async def run_jupyter(request: Request) -> Response:
         body = await ask(request)
-        try:
-            return await _answer(find_service().play_notebook(body), request=request)
-        except SandboxFault as fault:
-            return write_json(200, {"status": "SandboxError", "message": str(fault), "driver": None, "cells": []})
+
+        async def play() -> Any:
+            try:
+                return await find_service().play_notebook(body)
+            except SandboxFault as fault:
+                return {"status": "SandboxError", "message": str(fault), "driver": None, "cells": []}
+
+        return await _answer(play(), request=request)
 
     @app.post("/sessions/{name}/run")
     async def run_cell(name: str, request: Request) -> Response:

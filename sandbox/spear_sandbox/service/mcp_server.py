@@ -6,6 +6,7 @@ import base64
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, Protocol
 
@@ -58,20 +59,24 @@ class RunResult(BaseModel):
     stderr: str
 
 
+LIMITS = Limits(wall_s=300.0)
+"""Of a program and of a cell, unless others are given."""
+
+
 class FileList(BaseModel):
     """Files of a session and their bytes."""
 
     files: dict[str, int]
 
 
-def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, longest_s: float = 300.0) -> MCPServer[Any]:
+def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, limits: Limits = LIMITS) -> MCPServer[Any]:
     """Make the server; any number of clients may call it at once. The executor is not closed.
 
     At ``most_sessions`` a new session takes the place of one that has been idle for ten minutes, or is refused, so
-    clients cannot close each other's. A program or cell may take ``longest_s`` seconds.
+    clients cannot close each other's. ``limits`` are those of a program, and of a cell.
     """
     server: MCPServer[Any] = MCPServer("spear-sandbox", version=version("spear-sandbox"), log_level="WARNING")
-    tools = _Tools(executor, most_sessions, longest_s)
+    tools = _Tools(executor, most_sessions, limits)
     apart = ToolAnnotations(destructive_hint=False, open_world_hint=False)
     for tool in (
         tools.run_code,
@@ -89,10 +94,10 @@ def make_mcp_server(executor: SessionExecutor, *, most_sessions: int = 16, longe
 class _Tools:
     """The tools; models see the docstrings."""
 
-    def __init__(self, executor: SessionExecutor, most_sessions: int, longest_s: float) -> None:
+    def __init__(self, executor: SessionExecutor, most_sessions: int, limits: Limits) -> None:
         self._executor = executor
         self._most = most_sessions
-        self._longest_s = longest_s
+        self._limits = limits
         self._sessions: dict[str, Session] = {}
         self._used: dict[str, float] = {}
         self._opening = 0
@@ -104,7 +109,7 @@ class _Tools:
         timeout: Annotated[float, Field(description="Seconds.", gt=0)] = 30.0,
     ) -> RunResult:
         """Run a Python program in a fresh sandbox without network. Print what you want to see; nothing is kept."""
-        limits = Limits(wall_s=min(timeout, self._longest_s))
+        limits = replace(self._limits, wall_s=min(timeout, self._limits.wall_s))
         with _as_tool_errors():
             outcome = await self._executor.run(code, stdin=stdin, limits=limits)
         status = RunStatus(outcome.status).value
@@ -122,7 +127,7 @@ class _Tools:
                 await self._forget(oldest).close()
             self._opening += 1
             try:
-                session = await self._executor.open_session(limits=Limits(wall_s=self._longest_s))
+                session = await self._executor.open_session(limits=self._limits)
             finally:
                 self._opening -= 1
         self._sessions[session.id] = session

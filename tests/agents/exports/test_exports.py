@@ -1,7 +1,9 @@
 """Pairs and data sets of recorded episodes: of a scripted player, a local model, and programs."""
 
+import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
-from spear_agents.engines.base import ChatByteTokenizer
+from spear_agents.engines.base import ChatByteTokenizer, Sampling
+from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.evaluation.exports import export_data, open_recorded
 from spear_agents.evaluation.records import EPISODES, SETTINGS, read_last
-from spear_agents.play.trajectory import Trajectory, TrajectoryWriter
+from spear_agents.evaluation.run import choose_template
+from spear_agents.play.episode import play_episode
+from spear_agents.play.prompting import PromptBuilder
+from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
 
@@ -226,3 +233,47 @@ def test_a_data_set_lies_in_its_folder(scripted: Path, tmp_path: Path, split: st
     with pytest.raises(SpearError, match="split"):
         call(export_data, tmp_path / "run", "--form", "dataset", "--out", out)
     assert not out.exists() and not list(tmp_path.rglob("*.parquet"))
+
+
+def play_as_a_model(out: Path, layout: Layout, **limits: Any) -> Trajectory:
+    """An episode of Sokoban whose record says that a model's tokens were played, so that it is played again."""
+    env = make_env("spear/Sokoban-v1", "test", {"modality": "text"})
+    template = choose_template(env, "default")
+    prompts = PromptBuilder(ChatByteTokenizer(), template, layout, 2, **limits)
+    played = asyncio.run(
+        play_episode(
+            env,
+            ScriptedEngine(lambda prompt, dice: template.respond("up"), ChatByteTokenizer()),
+            prompts,
+            task_id=env.tasks[0].id,
+            sampling=Sampling(),
+            seed=0,
+            env_id="spear/Sokoban-v1",
+        )
+    )
+    episode = replace(played, tokens=TokenKind.MODEL)
+    with TrajectoryWriter(out / EPISODES) as writer:
+        writer.write(episode)
+    settings = {"env_id": "spear/Sokoban-v1", "engine": "hf", "model": "x", "env_kwargs": {"modality": "text"}}
+    settings |= {"split": "test", "template": "default", "template_kwargs": {}, "layout": layout.value, "history": 2}
+    settings |= {"method": "plain", "fingerprint": episode.fingerprint, "overlong": str(limits.get("overlong", "end"))}
+    (out / SETTINGS).write_text(json.dumps(settings))
+    return episode
+
+
+def test_an_episode_that_outgrew_the_context_is_told_as_it_was(tmp_path: Path) -> None:
+    episode = play_as_a_model(tmp_path, Layout.CONVERSATION, max_prompt_tokens=2500)
+    assert episode.stop is StopReason.CONTEXT_LIMIT
+    with open_recorded(tmp_path) as recorded:
+        said = recorded.report(recorded.episodes[0])
+        assert said is not None and len(said) == len(episode.turns) and recorded.unrepeatable == 0
+
+
+def test_history_that_was_dropped_is_not_told(tmp_path: Path) -> None:
+    episode = play_as_a_model(tmp_path, Layout.PER_TURN, max_prompt_tokens=1050, overlong="drop-history")
+    assert any(turn.dropped_turns for turn in episode.turns)
+    codec = ChatByteTokenizer()
+    with open_recorded(tmp_path) as recorded:
+        said = recorded.report(recorded.episodes[0])
+    assert said is not None
+    assert [each.prompt for each in said] == [codec.read_messages(turn.prompt_ids) for turn in episode.turns]

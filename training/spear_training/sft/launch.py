@@ -292,7 +292,9 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             console.print(describe(found, limit), soft_wrap=True)
             identity = {"model_digest": digest_model(settings.model), "samples_digest": found.digest}
             config = complete_keys(config, settings, out, identity, found.longest)
-            each, total = count_steps(config, found.samples)
+            most = int(config.data.get("train_max_samples", -1))  # a key of verl's
+            used = found.samples if most < 0 else min(most, found.samples)
+            each, total = count_steps(config, used)
             path = out / CONFIG_FILE
             earlier = read_tuning(out) if path.is_file() else None
             given = {word.partition("=")[0] for word in settings.overrides}
@@ -308,7 +310,7 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             write_text(path, OmegaConf.to_yaml(config))
     except OSError as error:
         raise explain_unwritable(out, error) from error
-    left = found.samples - each * int(config.data.train_batch_size)
+    left = used - each * int(config.data.train_batch_size)
     if left:
         console.print(f"{left:,} samples, drawn again in each epoch, do not fill a batch and wait", soft_wrap=True)
     if (out / MODEL).is_dir():

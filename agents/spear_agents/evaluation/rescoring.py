@@ -17,11 +17,11 @@ from spear_agents.evaluation.options import TRUST
 from spear_agents.evaluation.panels import describe_overrides
 from spear_agents.evaluation.records import EPISODES, read_last, read_settings
 from spear_agents.evaluation.settings import PlayedPanel
+from spear_agents.play.episode import pay_early
 from spear_agents.play.trajectory import StopReason, Trajectory
 from spear_envs.cli import read_keywords
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env, require_harmless
-from spear_envs.core.rewards import compose_reward
 from spear_sandbox.console import FilePath, echo
 from spear_sandbox.errors import show_entry
 
@@ -106,8 +106,8 @@ def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
         played += 1
         if place >= 0:
             rewards[place] += info["reward_terms"]["native_return"] - before
-    if episode.stop.is_early and getattr(core, "reward_mode", "spear") == "spear":  # paid by the player, as in World
-        paid = compose_reward(info["reward_terms"], core.mu(core.training_step))
+    if episode.stop.is_early:
+        paid = pay_early(core, info, paid)
     return {
         "reward": paid,
         "won": info["won"],

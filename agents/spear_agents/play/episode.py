@@ -79,6 +79,13 @@ async def play_episode(
     return await _Episode(world, engine, prompts, sampling, snapshots=snapshots).play()
 
 
+def pay_early(core: Any, info: Mapping[str, Any], paid: float) -> float:
+    """Return the reward of an episode that its player ends: ``paid`` so far, or what the environment pays at an end."""
+    if getattr(core, "reward_mode", "spear") != "spear":
+        return paid
+    return compose_reward(info["reward_terms"], core.mu(core.training_step))
+
+
 class World:
     """An environment with one episode under way: its present observation and the rewards so far.
 
@@ -163,8 +170,8 @@ class World:
         info, paid = self.info, self._paid
         if stop is StopReason.FAULT:
             paid = 0.0  # also what an environment with its native reward had paid before
-        elif stop.is_early and getattr(self.core, "reward_mode", "spear") == "spear":
-            paid = compose_reward(info["reward_terms"], self.core.mu(self.core.training_step))
+        elif stop.is_early:
+            paid = pay_early(self.core, info, paid)
         is_bytes = isinstance(prompts.tokenizer, ByteTokenizer)
         fields: dict[str, Any] = {"layout": prompts.layout, "fault": info["fault"], **given}
         return Trajectory(

@@ -303,8 +303,7 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
     Files are linked, not copied, if the file system supports it. Raises SpearError if they cannot be.
     """
     best = folder.parent / BEST
-    known = read_best(folder.parent)
-    if known is not None and known.get("metric") == metric and not value > known["value"]:
+    if not is_better(folder.parent, metric, value):
         return False
     draft = folder.parent / f".{BEST}.tmp"
     shutil.rmtree(draft, ignore_errors=True)
@@ -317,6 +316,12 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
         shutil.rmtree(draft, ignore_errors=True)
         raise explain_unwritable(best, error) from error
     return True
+
+
+def is_better(checkpoints: Path, metric: str, value: float) -> bool:
+    """Return whether ``value`` is above the present best's, or there is none of this ``metric``."""
+    known = read_best(checkpoints)
+    return known is None or known["metric"] != metric or value > known["value"]
 
 
 def read_best(checkpoints: Path) -> dict[str, Any] | None:

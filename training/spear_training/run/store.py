@@ -34,6 +34,7 @@ from spear_training.run.checkpoints import (
     STATE,
     TENSORS,
     check_files,
+    is_better,
     is_step,
     keep_best,
     list_whole,
@@ -324,8 +325,7 @@ def _fetch_best(
     best = parse_best(store.read(BEST_STEP) or b"")
     if best is None or best["step"] == newest or best["step"] not in stored:
         return
-    own = read_best(checkpoints)
-    if own is not None and own["metric"] == best["metric"] and not best["value"] > own["value"]:
+    if not is_better(checkpoints, best["metric"], best["value"]):
         return
     if best["step"] in list_whole(checkpoints):
         keep_best(checkpoints / f"{PREFIX}{best['step']}", best["metric"], best["value"])

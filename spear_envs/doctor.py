@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from spear_envs.core.errors import suggest_name
-from spear_envs.core.machine import make_command
+from spear_envs.core.machine import find_free_memory, make_command
 from spear_envs.data.files import data_folder, format_bytes, is_offline
 from spear_sandbox.console import echo
 
@@ -329,7 +329,7 @@ def check_memory(shared: Path = Path("/dev/shm"), meminfo: Path = Path("/proc/me
         little = total < SHARED_BYTES
         yield Finding("shared memory", Verdict.NOTE if little else Verdict.OK, found, mend if little else "")
     lines = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines() if ":" in line)
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = min(int(lines["MemAvailable"].split()[0]) * 1024, find_free_memory())  # a container may have less
     little = free < MEMORY_BYTES
     mend = f"A training with Ray takes about {format_bytes(MEMORY_BYTES)}: end other programs." if little else ""
     yield Finding("memory", Verdict.NOTE if little else Verdict.OK, f"{format_bytes(free)} available", mend)

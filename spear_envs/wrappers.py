@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -22,9 +24,32 @@ from spear_envs.core.tasks import GeneratedTaskSet, Task, check_split
 
 MASK = "action_mask"
 """Key of ``info``: int8 [actions], 1 where an action may be taken."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
+_CODE = re.compile(r"[34][0-7]")
+_COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+"""Names of gymnasium's ``colorize`` for the codes 30 to 37, and 40 to 47 behind a letter."""
 _LENGTHS = {"train": 1_000_000, "valid": 256, "test": 256}
 _MOST_TURNS = 1_000
+
+
+def _name_colours(text: str) -> str:
+    """Write the colours of a text in words, ``(red F)``: they may be all that says where the player is."""
+    parts, depth = [], 0
+    for number, part in enumerate(_COLOUR.split(text)):
+        if number % 2 == 0:
+            parts.append(part)
+        elif part.strip("0;"):
+            name = next((_COLOURS[int(code) % 10] for code in part.split(";") if _CODE.fullmatch(code)), "coloured")
+            parts.append(f"({name} ")
+            depth += 1
+        else:  # ends all of them
+            parts.append(")" * depth)
+            depth = 0
+    return "".join(parts) + ")" * depth
+
+
+def _make_plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else type(value).__name__
 
 
 class DiscreteActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -59,8 +84,10 @@ class DiscreteActions(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return observation, self._offer(info)
 
     def step(self, action: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Play an action by its number; one that is not offered costs a turn, as a malformed response does."""
+        """Play an action by its number; one that is not offered costs a turn."""
         number = int(action)
+        if self._fixed is None and not self._core.done:  # set_state() of the environment inside may have changed them
+            self._offered = list(self._core._admissible() or ())
         known = 0 <= number < len(self._offered)
         response = self._core.parser.respond(self._offered[number]) if known else ""
         observation, reward, terminated, truncated, info = self.env.step(response)
@@ -99,7 +126,9 @@ class PictureObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructo
         return image_of(observation)
 
 
-def make_seeds(env: str, split: str, rules: str) -> GeneratedTaskSet:
+def make_seeds(
+    env: str, split: str, rules: str, env_keywords: Mapping[str, Any] = MappingProxyType({})
+) -> GeneratedTaskSet:
     """Make the tasks of a Gymnasium environment: every third seed is of the same split."""
     place = list(_LENGTHS).index(split)
     name = f"gymnasium/{env.replace('/', '.')}"
@@ -109,7 +138,10 @@ def make_seeds(env: str, split: str, rules: str) -> GeneratedTaskSet:
         instruction = rules.strip().split("\n")[0] or f"Play {env}."
         return Task(f"{name}/{split}/{index:08d}", split, env, instruction, {"seed": seed})
 
-    return GeneratedTaskSet(name, split, _LENGTHS[split], make, {"env": env})
+    parameters: dict[str, Any] = {"env": env}
+    if given := {key: value for key, value in env_keywords.items() if key != "render_mode"}:  # another game
+        parameters["env_keywords"] = json.loads(json.dumps(given, default=_make_plain, skipkeys=True))
+    return GeneratedTaskSet(name, split, _LENGTHS[split], make, parameters)
 
 
 class GymnasiumEnv(SpearEnv[Any]):
@@ -152,8 +184,9 @@ class GymnasiumEnv(SpearEnv[Any]):
     ) -> None:
         try:
             self._inner = gym.make(env, **env_keywords)
-        except (gym.error.Error, TypeError) as error:
-            raise SpearError(f"{env} cannot be made: {str(error).split(' was raised from')[0]}") from error
+        except Exception as error:  # of somebody else's constructor
+            problem = str(error).split(" was raised from")[0]
+            raise SpearError(f"{env} cannot be made ({type(error).__name__}): {problem}") from error
         limit = self._inner.spec.max_episode_steps if self._inner.spec is not None else None
         if isinstance(self._inner, gym.wrappers.TimeLimit):  # its end would count as lost: max_turns truncates instead
             self._inner = self._inner.env
@@ -163,8 +196,8 @@ class GymnasiumEnv(SpearEnv[Any]):
         words = [str(space.start + number) for number in range(int(space.n))] if actions is None else list(actions)
         if len(words) != space.n or len(set(words)) < len(words):
             raise SpearError(f"{env} has {space.n} actions, and actions={words!r}: give a different word for each.")
-        if goal <= 0:
-            raise SpearError(f"goal={goal} is not valid: give the sum of rewards that wins, above 0.")
+        if not (isinstance(goal, (int, float)) and 0 < goal < math.inf):
+            raise SpearError(f"goal={goal!r} is not valid: give the sum of rewards that wins, above 0.")
         self._numbers = {word: int(space.start) + number for number, word in enumerate(words)}
         self._labels, self.goal = labels, float(goal)
         seen = self._inner.observation_space
@@ -172,8 +205,8 @@ class GymnasiumEnv(SpearEnv[Any]):
         if not is_picture and self._inner.render_mode != "ansi":
             self._check_labels(env)
         super().__init__(
-            make_seeds(env, check_split(split, self.splits), rules),
-            max_turns=max_turns or limit or _MOST_TURNS,
+            make_seeds(env, check_split(split, self.splits), rules, env_keywords),
+            max_turns=(limit or _MOST_TURNS) if max_turns is None else max_turns,
             observation_space=spaces.Dict(text=PermissiveText(), image=seen) if is_picture else None,
             **common,
         )
@@ -217,7 +250,7 @@ class GymnasiumEnv(SpearEnv[Any]):
 
     def _describe(self) -> str:
         if self._inner.render_mode == "ansi":
-            return _COLOUR.sub("", str(self._inner.render())).strip("\n")
+            return _name_colours(str(self._inner.render())).strip("\n")
         numbers = [f"{number:.6g}" for number in np.asarray(self._seen, dtype=float).ravel()]
         if self._labels is None:
             return ", ".join(numbers)

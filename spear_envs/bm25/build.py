@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.bm25.analysis import remember_words
-from spear_envs.bm25.files import MANIFEST, VERSION, ArrayWriter, finish_index
+from spear_envs.bm25.files import FORMAT, VERSION, ArrayWriter, finish_index
 from spear_envs.bm25.packing import PADDING, count_blocks, find_factors, pack_pairs
 from spear_envs.bm25.postings import Postings, make_postings, pack_terms, unpack_terms
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import put_file
+from spear_envs.data.files import is_result, put_file
 from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 
 MAX_DOCUMENTS = 1 << 16
@@ -253,7 +253,7 @@ def build_index(
     if processes < 1:
         raise SpearError(f"processes={processes}: give at least 1.")
     folder = Path(folder).absolute()
-    is_free = folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
+    is_free = folder.is_dir() and (is_result(folder, FORMAT) or not any(folder.iterdir()))
     if folder.exists() and not is_free:
         raise SpearError(f"{folder} holds files that are not a search index: name another folder, or empty this one.")
     work = folder.with_name(f"{folder.name}.partial")

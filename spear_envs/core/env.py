@@ -27,7 +27,7 @@ from spear_envs.core.tools import ACT, Tool
 ObsType = TypeVar("ObsType")
 Made = TypeVar("Made", bound="SpearEnv[Any]")
 COPIED = (
-    *("spec", "training_step", "text_measure", "max_turns", "_time_limit"),
+    *("spec", "training_step", "text_measure", "max_turns", "made_limit", "_time_limit"),
     *("action_space", "observation_space", "_np_random", "_np_random_seed"),
 )
 """Attributes that a copy takes over: neither the constructor nor :meth:`SpearEnv.get_state` has them."""
@@ -216,6 +216,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.observation_space = observation_space or PermissiveText()  # type: ignore[assignment]
         self.training_step = 1
         self.text_measure: Callable[[str], int] | None = None
+        self.made_limit: float = math.inf  # turns that gymnasium's wrapper allows, which the commands leave out
         self._time_limit: float = math.inf
         self.parsed = ParsedResponse(None, True)  # the current response, for hooks that need more than the action
         self.response = ""  # and its text
@@ -349,7 +350,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)
-        self._time_limit = find_time_limit(self)
+        self._time_limit = min(self.made_limit, find_time_limit(self))
         task_id = self._read_options(options)
         task = self.tasks.draw(self.np_random) if task_id is None else self.tasks.get(task_id)
         self.episode, self._task = Episode(), task

@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from spear_envs.core.env import SpearEnv
-from spear_envs.core.errors import SpearError, describe_error
+from spear_envs.core.errors import SpearError, describe_error, require_whole
 from spear_envs.core.machine import import_module
 
 _CONSENT = "give --trust if you know who wrote it"
@@ -34,10 +34,12 @@ def make_env(
     """
     if split is not None and "split" in keywords:
         raise SpearError("split is not a keyword here: it is chosen apart, in spear eval by --split")
+    if "max_episode_steps" in keywords:
+        require_whole("max_episode_steps", keywords["max_episode_steps"], 1)
     chosen: dict[str, Any] = {} if split is None else {"split": split}
     try:
         find_creator(env_id)
-        env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped
+        made = gym.make(env_id, disable_env_checker=True, **chosen, **keywords)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise explain_unknown(env_id, error) from error
     except SyntaxError as error:
@@ -48,7 +50,10 @@ def make_env(
         # gymnasium appends all keywords to the message of a constructor that refuses one.
         problem = str(error).split(" was raised from")[0]
         raise SpearError(f"{env_id} cannot be made: {problem}") from error
-    return require_spear_env(env_id, env)
+    env = require_spear_env(env_id, made.unwrapped)
+    if made.spec is not None and made.spec.max_episode_steps is not None:
+        env.made_limit = made.spec.max_episode_steps
+    return env
 
 
 def require_harmless(env_id: str, keywords: Mapping[str, Any], source: str) -> None:
@@ -127,7 +132,7 @@ def find_creator(env_id: str) -> Callable[..., Any]:
             import_module(module)
         entry_point = gym.spec(name).entry_point
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    except (gym.error.Error, ImportError, AttributeError, ValueError) as error:
+    except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError) as error:
         raise explain_unknown(env_id, error) from error
     except SyntaxError as error:
         raise SpearError(f"{env_id} cannot be imported: {describe_error(error)}") from error

@@ -104,10 +104,7 @@ class Tool:
         found = self.form.fullmatch(action)
         if found is None:
             return None
-        return {
-            name: text.split(_LIST_BREAK) if get_origin(self.types[name]) is list else text
-            for name, text in found.groupdict().items()
-        }
+        return {name: _read_value(text, self.types[name]) for name, text in found.groupdict().items()}
 
     def dress(self, function: _Function, *before: str) -> _Function:
         """Give a function the tool's name, signature and docstring, from which frameworks make their schemas.
@@ -190,6 +187,18 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     return _TYPES[kind][1]
+
+
+def _read_value(text: str, kind: Any) -> Any:
+    """Return the value that was written as ``text``; the text itself if it is none of ``kind``."""
+    if get_origin(kind) is list:
+        return [_read_value(item, get_args(kind)[0]) for item in text.split(_LIST_BREAK)]
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return int(text) if kind is int else text
+    except ValueError:
+        return text
 
 
 def _fits(value: Any, kind: Any) -> bool:

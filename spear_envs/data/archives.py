@@ -189,6 +189,7 @@ def _write_member(member: _Member, root: Path, archive: Path) -> None:
         raise SpearError(f"{archive} lists {member.name!r} without its content: delete it and fetch it again.")
     written = 0
     try:
+        temporary.unlink(missing_ok=True)  # of a killed process that had the same number
         with stream, temporary.open("xb") as file:
             while block := stream.read(CHUNK):
                 written += len(block)

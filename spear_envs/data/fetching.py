@@ -87,16 +87,24 @@ def fetch(file: RemoteFile, folder: Path, *, source: Path | None = None, console
             return digest
         by_hand = f"By hand: {file.manual or 'Get it from its publisher.'} Then name its folder: --from FOLDER."
         if source is not None:
-            found = _copy(file, source, part, show)
-            if fault := settle():
-                part.unlink()
-                raise SpearError(f"{found} is not the expected file ({fault}). {file.changed or file.manual}".rstrip())
-        elif is_offline():
+            # Beside the part: that of an interrupted download goes on with the bytes that its record describes.
+            copy = folder / f"{file.name}.copy"
+            try:
+                found = _copy(file, source, copy, show)
+                if fault := settle(copy):
+                    advice = file.changed or file.manual
+                    raise SpearError(f"{found} is not the expected file ({fault}). {advice}".rstrip())
+                put_file(copy, path)
+            finally:
+                copy.unlink(missing_ok=True)
+            for left in (part, part.with_name(f"{part.name}.json")):
+                left.unlink(missing_ok=True)
+            return digest
+        if is_offline():
             raise SpearError(f"{path} is missing, and downloads are forbidden (SPEAR_OFFLINE). {by_hand}")
-        elif not file.url:
+        if not file.url:
             raise SpearError(f"{path} is missing and has no address. {by_hand}")
-        else:
-            _download(file, part, show, settle, by_hand)
+        _download(file, part, show, settle, by_hand)
         put_file(part, path)
         return digest
 

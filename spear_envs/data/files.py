@@ -283,7 +283,7 @@ def read_manifest(folder: Path, kind: str, mend: str, **wanted: Any) -> dict[str
     """
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(read_regular(path))
         for name, value in wanted.items():
             if content.get(name) != value:
                 raise SpearError(f"{path} is not of {kind}: {name} is {content.get(name)!r}, not {value!r}: {mend}")
@@ -296,6 +296,23 @@ def read_manifest(folder: Path, kind: str, mend: str, **wanted: Any) -> dict[str
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise SpearError(f"{path} cannot be read ({name_error(error)}): {mend}") from error
     return dict(content)
+
+
+def is_result(folder: Path, kind: str, others: Iterable[str] = ()) -> bool:
+    """Return whether a folder is what a build of this format made, by its manifest.
+
+    A damaged manifest counts beside ``.bin`` files and ``others`` alone, so that a damaged result can be built again.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict):
+        return content.get("format") == kind
+    return path.is_file() and all(
+        item.suffix == ".bin" or item.name in (MANIFEST, *others) for item in folder.iterdir()
+    )
 
 
 def check_manifest(

@@ -70,7 +70,7 @@ def parse_level(text: str) -> Level:
     """Read a level from its rows joined by newlines.
 
     Raises:
-        LevelError: for an unknown symbol, ragged rows, a side outside 3 to 20, an open border, not exactly one
+        LevelError: for an unknown symbol, ragged rows, a side outside 3 to 64, an open border, not exactly one
             player, no box, or not as many targets as boxes.
     """
     rows = text.split("\n")
@@ -115,6 +115,8 @@ def read_xsb(text: str) -> str:
     """
     rows = text.translate(_XSB).split("\n")
     width = max(map(len, rows))
+    if max(len(rows), width) > LARGEST_SIDE:  # before rows of all lengths are filled up
+        raise LevelError(f"the level is {len(rows)}x{width}: both sides must be between 3 and {LARGEST_SIDE} cells")
     cells = list("\n".join(row.ljust(width, "_") for row in rows))
     waiting = [place for place, cell in enumerate(cells) if cell in "PS"]
     reached = set(waiting)

@@ -179,7 +179,10 @@ def read_file(path: Path) -> list[FileLevel]:
         own = number if is_numbered and number is not None else place
         source = f"{path} level {own}"
         try:
-            levels.append(FileLevel(own, source, parse_level(read_xsb(board)).text))
+            level = parse_level(read_xsb(board))
+            if level.solved:
+                raise LevelError("the level is already solved: move a box ($) off its target (.)")
+            levels.append(FileLevel(own, source, level.text))
         except LevelError as error:
             raise LevelError(f"{source}: {error}") from None
     if not levels:

@@ -24,7 +24,7 @@ import numpy as np
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
-from spear_envs.data.files import digest_file, put_file, sync, write_text
+from spear_envs.data.files import digest_file, is_result, put_file, sync, write_text
 from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 from spear_envs.data.progress import Show, count_bytes
 from spear_envs.webshop.catalogue import digest_catalogue
@@ -53,9 +53,9 @@ from spear_envs.webshop.stock import (
 from spear_envs.webshop.store import (
     DICTIONARY,
     DICTIONARY_BYTES,
+    FORMAT,
     HUMAN,
     INDEX,
-    MANIFEST,
     RECORDS,
     VERSION,
     Packer,
@@ -356,7 +356,8 @@ def build_store(
         raise SpearError(f"limit={limit}: read at least 1 product.")
     find_tagger(title_nouns)  # fails now rather than in every process
     folder = Path(folder).absolute()
-    if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+    is_free = folder.is_dir() and (is_result(folder, FORMAT, (HUMAN, INDEX)) or not any(folder.iterdir()))
+    if folder.exists() and not is_free:
         raise SpearError(f"{folder} holds files that are not a store: name another folder, or empty this one.")
     report = on_progress or (lambda what, done, total: None)
     work = folder.with_name(f"{folder.name}.partial")
@@ -463,7 +464,7 @@ def _keep_only(work: Path, plan: str) -> None:
     path = work / "plan.json"
     try:
         same = path.read_text("utf-8") == plan
-    except OSError:
+    except (OSError, ValueError):
         same = False
     if same:
         return

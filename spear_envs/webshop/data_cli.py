@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -90,14 +91,18 @@ def get(size: str, human: bool, source: Path | None) -> None:
 
 
 def _require_json(path: Path, manual: str) -> None:
-    """Raise unless the file begins as JSON: a refusing server may send a web page."""
+    """Raise unless the file begins and ends as JSON: a server may send a web page, or break off."""
     begins = "[" if path.name.startswith("items_shuffle") else "{"
     try:
         with JsonReader(path) as reader:
             reader.take(begins)
+        with path.open("rb") as file:  # of a length that no server has to announce
+            file.seek(-min(64, path.stat().st_size), os.SEEK_END)
+            if not file.read().rstrip().endswith(b"]" if begins == "[" else b"}"):
+                raise SpearError("it is cut short")
     except SpearError:
         raise SpearError(
-            f"the server sent something other than {path.name} (a page about Drive's quota?): try again later."
+            f"the server sent something other than {path.name} (a page, or a part?): try again later."
             f" By hand: {manual} Then name its folder: --from FOLDER."
         ) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from itertools import product as combine
 
 from spear_envs.webshop.catalogue import Catalogue
@@ -23,6 +24,8 @@ from spear_envs.webshop.shop import (
 
 MOST_CHOICES = 8
 """Most values tried for each wanted option; the exact one comes first."""
+MOST_WAYS = MOST_CHOICES**6
+"""Most combinations of them that are tried, those of the first values first."""
 _BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW, *SUB_PAGES))
 _BACK, _NEXT, _PREVIOUS, _BUY = (f"click[{name.lower()}]" for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 
@@ -157,7 +160,7 @@ def _choose_options(goal: Goal, product: Product, chosen: Mapping[str, str]) -> 
         meeting.sort(key=lambda value: (chosen.get(groups[value]) != value, value != exact))
         ways.append(meeting[:MOST_CHOICES])
     best: dict[str, str] | None = None
-    for values in combine(*ways):
+    for values in islice(combine(*ways), MOST_WAYS):
         choice: dict[str, str] = {}
         if any(choice.setdefault(groups[value], value) != value for value in values):
             continue

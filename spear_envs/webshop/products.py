@@ -205,8 +205,8 @@ class JsonReader:
         except (lzma.LZMAError, EOFError) as error:
             self._at = len(rest)
             self.fail(f"the packed file is cut short or damaged ({error})")
-        if self._base == 0 and not rest:
-            text = text.removeprefix("\ufeff")
+        if self._base == 0 and not rest and text.startswith("\ufeff"):
+            self._base, text = len(codecs.BOM_UTF8), text[1:]
         self._window = rest + text
         return bool(text) or self._read_on()
 

@@ -73,6 +73,13 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one(doctor.check_disk(tmp_path), "disk").verdict is Verdict.PROBLEM
 
 
+def test_memory_is_that_of_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 64000000 kB\n")
+    monkeypatch.setattr(doctor, "find_free_memory", lambda: 10**9)
+    found = one(doctor.check_memory(tmp_path, tmp_path / "meminfo"), "memory")
+    assert found.verdict is Verdict.NOTE and "end other programs" in found.mend
+
+
 def test_isolation() -> None:
     def check(levels: object, code: int) -> Finding:
         said = f"import sys; print({json.dumps({'levels': levels})!r}); sys.exit({code})"

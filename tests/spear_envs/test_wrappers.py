@@ -1,6 +1,6 @@
 """Wrappers for trainers without text, alone and with those trainers where they are installed."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -70,7 +70,7 @@ def test_actions_without_a_number_and_environments_without_a_list_are_refused() 
 def test_frozen_lake_in_text() -> None:
     env = GymnasiumEnv(**LAKE, response_format="plain")
     observation, info = env.reset(seed=0)
-    assert observation.endswith("SFFF\nFHFH\nFFFH\nHFFG") and env.max_turns == 100
+    assert observation.endswith("(red S)FFF\nFHFH\nFFFH\nHFFG") and env.max_turns == 100
     assert info["admissible_actions"] == LAKE["actions"]
     assert env.step("jump")[4]["action_ok"] is False
     for action in WAY:
@@ -80,6 +80,68 @@ def test_frozen_lake_in_text() -> None:
     env.step("right")
     *_, terminated, _, info = env.step("down")  # a hole
     assert terminated and not info["won"]
+
+
+def test_a_text_says_where_the_player_is() -> None:
+    """Gymnasium marks it by colour alone."""
+    env = GymnasiumEnv(**LAKE, response_format="plain", tool_reward="distinct")
+    assert env.reset(seed=0)[0].endswith("(red S)FFF\nFHFH\nFFFH\nHFFG")
+    first, second = env.step("down"), env.step("down")
+    assert first[0] != second[0] and first[4]["anchor"] != second[4]["anchor"]
+    assert second[4]["reward_terms"]["tool_call"] == pytest.approx(0.2)
+
+
+class Painted(gym.Env[Any, Any]):
+    """A rendering of any colours."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Discrete(2)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+
+    def __init__(self, text: str, render_mode: str | None = None) -> None:
+        self.text, self.render_mode = text, render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return 0, {}
+
+    def render(self) -> Any:
+        return self.text
+
+
+gym.register("tests/Painted-v0", Painted)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[43m\x1b[34;1mR\x1b[0m\x1b[0m|", "(yellow (blue R))|"),
+        ("\x1b[0mplain\x1b[m", "plain"),
+        ("\x1b[1mbold\x1b[0m \x1b[32mopen", "(coloured bold) (green open)"),
+    ],
+)
+def test_colours_become_words(text: str, shown: str) -> None:
+    env = GymnasiumEnv("tests/Painted-v0", 1, env_keywords={"text": text, "render_mode": "ansi"})
+    assert env.reset(seed=0)[0] == shown
+
+
+def test_other_rules_are_other_tasks() -> None:
+    def fingerprint(**keywords: Any) -> str:
+        return GymnasiumEnv("FrozenLake-v1", 1, env_keywords=keywords).tasks.fingerprint
+
+    rows = [np.array(list(row)) for row in ("SF", "FG")]
+    found = [fingerprint(map_name="4x4"), fingerprint(map_name="8x8"), fingerprint(desc=rows), fingerprint()]
+    assert len(set(found)) == 4 and fingerprint(desc=rows) == found[2]
+    assert fingerprint(map_name="4x4", render_mode="ansi") == fingerprint(map_name="4x4")
+
+
+def test_numbers_follow_a_restored_state() -> None:
+    env = DiscreteActions(gym.make("spear_envs:spear/ALFWorld-v0", rooms="small", disable_env_checker=True), size=60)
+    _, info = env.reset(seed=0)
+    core: Any = env.unwrapped
+    state, wanted = core.get_state(), info["admissible_actions"][2]
+    env.step(2)
+    core.set_state(state)
+    assert env.step(2)[4]["action"] == wanted
 
 
 def test_the_limit_of_turns_truncates() -> None:
@@ -131,6 +193,11 @@ def test_what_holds_of_ours_holds_of_them(keywords: dict[str, Any]) -> None:
         ({"actions": ["left"]}, "4 actions"),
         ({"actions": ["a"] * 4}, "different"),
         ({"goal": 0}, "above 0"),
+        ({"goal": float("nan")}, "above 0"),
+        ({"goal": "1"}, "above 0"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"env": "no_such:Lake-v0"}, "cannot be made"),
+        ({"env_keywords": {"map_name": "9x9"}}, "9x9"),
         ({"env_keywords": {"depth": 3}}, "cannot be made"),
         ({"split": "dev"}, "split"),
         ({"env": "CartPole-v1", "actions": ["a", "b"], "env_keywords": {}, "labels": ["x"]}, "4 numbers"),

@@ -216,7 +216,8 @@ def require_reachable(server: Server) -> None:
     """Raise SpearError with the cause if the address cannot be reached."""
     parts = urlsplit(server.base_url)
     host = parts.hostname or ""
-    if not is_loopback(host) and getproxies().get(parts.scheme) and not proxy_bypass(host):
+    proxies = getproxies()
+    if not is_loopback(host) and (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(host):
         return  # left to the proxy
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -248,7 +249,8 @@ class Offer:
             text = self.parser.respond(action, reply.text.replace("<think>", "").replace("</think>", "").strip())
             if self.parser.parse(text).action != action:  # the thoughts hold marks of the form
                 text = self.parser.respond(action)
-        return replace(reply, text=text, served=replace(reply.served, ending=None, note=note[:_LONGEST_NOTE]))
+        served = replace(reply.served, ending=None, note=note[:_LONGEST_NOTE])
+        return replace(reply, text=text, served=served, opening=0)
 
 
 def _read_arguments(name: str, written: str) -> dict[str, Any]:
@@ -348,7 +350,8 @@ class OpenAIEngine:
             reply, tries = await self._ask(request)
         if offer is not None and reply.calls:
             reply = offer.play(reply)
-        text, cut = cut_at_stop(reply.text, sampling.stop_strings)
+        said, cut = cut_at_stop(reply.text[reply.opening :], sampling.stop_strings)
+        text = reply.text[: reply.opening] + said
         ids = self.tokenizer.encode_plain(text)
         finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP
         if finish is Finish.STOP:
@@ -461,6 +464,7 @@ class OpenAIEngine:
                 trust_env=not is_local,
             )
             bound_answers(connections, _LARGEST_REPLY)
+            _bound_time(connections, server.timeout_s)
             connections.event_hooks["response"].append(self._judge)
             key = _read_key(server.key_variable)
             omitted = {} if key else {"Authorization": openai.Omit()}
@@ -484,12 +488,7 @@ class OpenAIEngine:
 
     async def _judge(self, response: httpx.Response) -> None:
         """Read an answer, and decide for the client whether it is sent again: servers put failures into a 200, too."""
-        import httpx
-
-        try:
-            await asyncio.wait_for(response.aread(), self.server.timeout_s)
-        except asyncio.TimeoutError:
-            raise httpx.ReadTimeout("the answer did not end", request=response.request) from None
+        await response.aread()
         found: Reply | Refusal | BadReplyError
         try:
             if response.is_success:
@@ -510,6 +509,21 @@ class OpenAIEngine:
         waits = "retry-after" in response.headers  # the client itself refuses to wait too long
         if not (waits and is_passing):
             response.headers["x-should-retry"] = str(is_passing).lower()
+
+
+def _bound_time(client: httpx.AsyncClient, seconds: float) -> None:
+    """Have each request of a client end within ``seconds``, head and all: httpx's own limit begins anew with a byte."""
+    import httpx
+
+    send = client.send
+
+    async def send_in_time(request: httpx.Request, **options: Any) -> httpx.Response:
+        try:
+            return await asyncio.wait_for(send(request, **options), seconds)
+        except asyncio.TimeoutError:
+            raise httpx.ReadTimeout("the answer did not end", request=request) from None
+
+    client.send = send_in_time  # type: ignore[method-assign]
 
 
 def _count_tries(request: httpx.Request) -> int:

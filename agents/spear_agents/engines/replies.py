@@ -351,6 +351,8 @@ class Reply:
     """Its data, without tries and cost."""
     calls: tuple[tuple[str, str], ...] = ()
     """Name and arguments, as the server wrote them, of each call of a tool."""
+    opening: int = 0
+    """Characters of the text that are thoughts which came by themselves, with their tags: no stop string ends these."""
 
     def to_served(self, tries: int, prices: Prices | None) -> Served:
         """Return the record of it."""
@@ -392,10 +394,12 @@ def read_reply(content: bytes) -> Reply:
     if message.get("content") is None:
         text = str(message.get("refusal") or "")
     thoughts = thoughts or _split_parts(message.get("reasoning_content") or message.get("reasoning") or "")[1]
+    opening = ""
     if thoughts.strip():
         # As chat templates set a native thought, so that it is none of those that a prompt asks for.
-        form = "<think>\n{}\n</think>\n\n{}" if "<think>" in text else "<think>{}</think>{}"
-        text = form.format(thoughts.strip().replace("</think>", "< /think>"), text.lstrip())
+        form = "<think>\n{}\n</think>\n\n" if "<think>" in text else "<think>{}</think>"
+        opening = form.format(thoughts.strip().replace("</think>", "< /think>"))
+        text = opening + text.lstrip()
     reason = str(choice.get("finish_reason") or "").lower()
     counts = data.get("usage")
     usage: dict[str, Any] = counts if isinstance(counts, dict) else {}
@@ -410,7 +414,7 @@ def read_reply(content: bytes) -> Reply:
         log_probs=_read_log_probs(choice.get("logprobs")),
         **_explain_ending(reason, choice, message, text),
     )
-    return Reply(text, reason in _CUT, served, _read_tool_calls(message.get("tool_calls")))
+    return Reply(text, reason in _CUT, served, _read_tool_calls(message.get("tool_calls")), len(opening))
 
 
 def _read_tool_calls(calls: Any) -> tuple[tuple[str, str], ...]:

@@ -44,12 +44,34 @@ def _read_tokenizer(path: Path) -> Decoder:
     try:
         from tokenizers import Tokenizer
 
-        decoder: Decoder = Tokenizer.from_buffer(read_regular(path))
+        return _Careful(Tokenizer.from_buffer(read_regular(path)))
     except ImportError as error:
         raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
-    except Exception as error:  # what tokenizers raises for a broken file is a plain Exception
+    except BaseException as error:  # a plain Exception for a broken file, or a panic of its Rust code
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         raise SpearError(f"{path} is not a tokenizer: {error}") from error
-    return decoder
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Return whether Rust code has panicked, which is not an Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+class _Careful:
+    """A decoder of a file that a stranger wrote: a panic becomes a ValueError."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        try:
+            return self._decoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise ValueError(f"the tokenizer failed: {error}") from error
 
 
 def split_text(decoder: Decoder, token_ids: Sequence[int]) -> list[tuple[str, int]]:
@@ -197,11 +219,16 @@ def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[floa
     return coloured
 
 
+def _join(text: str) -> str:
+    """Return a text without blanks and marks of thoughts, which a server sets anew where it sends thoughts apart."""
+    return re.sub(r"\s|< ?/?think>", "", text)
+
+
 def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
     """Return whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
     try:
         return all(
-            decoder.decode(list(ids), skip_special_tokens=False).startswith(turn.response)
+            _join(decoder.decode(list(ids), skip_special_tokens=False)).startswith(_join(turn.response))
             for turn in turns
             if (ids := _sampled(turn)[0])
         )

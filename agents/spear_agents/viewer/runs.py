@@ -212,10 +212,7 @@ class Run:
         with self._lock:
             for path in self._find_files():
                 if path not in self._sources:
-                    settings: Mapping[str, Any] = {}
-                    with suppress(SpearError):  # a file of episodes may come without settings
-                        settings = read_settings(path.parent)
-                    self._sources[path] = Source(path, self._name(path), settings)
+                    self._sources[path] = Source(path, self._name(path), _read_settings(path))
                 source = self._sources[path]
                 found = path.stat()
                 if source.written != found.st_mtime:
@@ -223,6 +220,7 @@ class Run:
                 if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
                     self._entries = [entry for entry in self._entries if entry.source is not source]
                     source.size, source.inode, source.env_id = 0, found.st_ino, None
+                    source.settings, source.decoder = _read_settings(path), None
                 self._entries += _scan(source)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -349,6 +347,13 @@ class Run:
         if name == ".":
             return self.title
         return f"./{name}" if name == self.title else name
+
+
+def _read_settings(path: Path) -> Mapping[str, Any]:
+    """Return the settings beside a file of episodes; empty where it comes without any."""
+    with suppress(SpearError):
+        return read_settings(path.parent)
+    return {}
 
 
 def _walk(root: Path) -> Iterator[Path]:

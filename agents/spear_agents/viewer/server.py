@@ -209,8 +209,9 @@ class PageServer:
 
     def _read(self, method: str, path: str, content: Any) -> Any:
         if (method, path) == ("GET", "/api/run"):
+            mark = self.run.mark()  # before the run is read: what is written meanwhile is read again
             self.run.refresh()
-            return {**self.run.summarise(), "play": self.stage is not None}
+            return {**self.run.summarise(), "play": self.stage is not None, "mark": mark}
         if (method, path) == ("GET", "/api/katex"):
             return {"text": _read_library(_KATEX)}
         if (method, path) == ("GET", "/api/mark"):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from spear_agents.engines.base import (
     Generation,
     Sampling,
 )
-from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose_kind
+from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind, choose_kind, require_reachable
 from spear_agents.engines.replies import Prices
 from spear_agents.evaluation.records import sum_usage
 from spear_agents.play.episode import play_episode
@@ -126,6 +127,40 @@ def test_stop_strings_are_cut_here_and_stay_part_of_the_text(script: Script) -> 
     script.answers = [say(complete("<search>x</search> and on it goes"))]
     (found,) = ask(script.server(), stop_strings=("</search>", "</answer>"))
     assert (text_of(found), found.finish) == ("<search>x</search>", Finish.STRING)
+
+
+def test_stop_strings_do_not_end_thoughts_that_come_apart(script: Script) -> None:
+    thought = "Either <search>x</search> or an answer."
+    message = {"reasoning_content": thought, "content": "<answer>Paris</answer> and"}
+    script.answers = [say({"choices": [{"finish_reason": "stop", "message": message}]})]
+    (found,) = ask(script.server(), stop_strings=("</search>", "</answer>"))
+    assert text_of(found) == f"<think>{thought}</think><answer>Paris</answer>" and found.finish is Finish.STRING
+
+
+@pytest.mark.parametrize(
+    ("start", "more"), [(b"HTTP/1.1 200 OK\r\nX: ", b"a"), (b"", b"HTTP/1.1 102 Processing\r\n\r\n")]
+)
+def test_a_head_that_does_not_end_is_a_timeout(script: Script, start: bytes, more: bytes) -> None:
+    def drip_head(handler: Handler) -> None:
+        with suppress(OSError):
+            handler.wfile.write(start)
+            for _ in range(60):
+                handler.wfile.write(more)
+                handler.wfile.flush()
+                time.sleep(0.1)
+
+    script.answers = [drip_head]
+    begun = time.monotonic()
+    with pytest.raises(EngineFault) as found:
+        ask(script.server(tries=1, timeout_s=0.5))
+    assert found.value.kind is EngineFaultKind.TIMEOUT and time.monotonic() - begun < 4
+
+
+def test_a_proxy_of_all_schemes_is_left_to_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    require_reachable(Server("http://model.invalid/v1", "m"))
 
 
 def test_any_status_of_success_may_have_a_response(script: Script) -> None:

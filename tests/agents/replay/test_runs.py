@@ -79,6 +79,20 @@ def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert [row["task"] for row in run.rows()] == ["three"]
 
 
+def test_another_run_under_the_old_name_has_its_own_settings(tmp_path: Path) -> None:
+    def begin(model: str) -> None:
+        (tmp_path / "run").mkdir()
+        write(tmp_path / "run" / "episodes.jsonl", make_trajectory())
+        (tmp_path / "run" / "settings.json").write_text(json.dumps({"model": model}))
+
+    begin("a")
+    run = Run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "old")
+    begin("b")
+    run.refresh()
+    assert run.summarise()["sources"][0]["settings"]["model"] == "b"
+
+
 def test_the_last_of_several_records_of_one_sample_counts(tmp_path: Path) -> None:
     lost = make_trajectory(won=False, stop=StopReason.FAILED, reward_terms={})
     again = [lost, make_trajectory(seed=1), make_trajectory(trial=2)]

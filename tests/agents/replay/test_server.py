@@ -93,6 +93,10 @@ def test_requests_that_make_no_sense_are_refused(
     assert ask(server, "/api/run")[0] == 200
 
 
+def test_the_page_begins_with_the_mark_of_what_it_shows(server: PageServer) -> None:
+    assert server.answer("GET", "/api/run", None)["mark"] == server.answer("GET", "/api/mark", None)["mark"]
+
+
 def test_many_slow_connections_keep_nobody_out(server: PageServer) -> None:
     before = threading.active_count()
     dripping = [

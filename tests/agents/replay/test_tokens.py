@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_agents.engines.base import ByteTokenizer, ChatByteTokenizer, Served
+from spear_agents.engines.replies import read_reply
 from spear_agents.play.trajectory import TokenKind, TrajectoryWriter
 from spear_agents.viewer.episodes import open_decoder, split_text
 from spear_agents.viewer.runs import Run
@@ -118,3 +119,30 @@ def test_a_moved_model_is_found_beside_the_run(tmp_path: Path) -> None:
     BYTE_LEVEL.save(str(tmp_path / "runs" / "model" / "tokenizer.json"))
     decoder = open_decoder({"model": "runs/model"}, tmp_path / "runs" / "eval" / "deep")
     assert decoder.decode(BYTE_LEVEL.encode("hill").ids) == "hill"
+
+
+def test_a_tokenizer_that_panics_is_a_note(tmp_path: Path) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({" ": 0, "a": 1}, unk_token="a"))
+    words.decoder = tokenizers.decoders.Strip(" ", 1, 1)
+    words.save(str(tmp_path / "tokenizer.json"))
+    turn = replace(make_trajectory().turns[0], response_ids=(0,), log_probs=(-0.1,))
+    with TrajectoryWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(make_trajectory(turns=(turn,)))
+    assert "does not give the recorded texts" in Run(tmp_path, tmp_path).read_episode(0)["notes"][0]
+
+
+def test_tokens_of_a_reasoning_model_are_coloured(tmp_path: Path) -> None:
+    """A server gives its thoughts apart, which are put in front with tags of ours; the ids have its own."""
+    BYTE_LEVEL.save(str(tmp_path / "tokenizer.json"))
+    ids = BYTE_LEVEL.encode("<think>\nhm\n</think>\n\n<action>up</action>").ids
+    choice = {
+        "finish_reason": "stop",
+        "token_ids": ids,
+        "logprobs": {"content": [{"logprob": -0.1}] * len(ids)},
+        "message": {"reasoning_content": "\nhm\n", "content": "\n\n<action>up</action>"},
+    }
+    reply = read_reply(json.dumps({"choices": [choice]}).encode())
+    turn = replace(make_trajectory().turns[0], response=reply.text, served=reply.served)
+    with TrajectoryWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(make_trajectory(turns=(turn,), tokens=TokenKind.BYTES))
+    assert Run(tmp_path, tmp_path).read_episode(0)["turns"][0]["tokens"] is not None

@@ -210,6 +210,9 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
         build_index(TEXTS, tmp_path)
     with pytest.raises(SpearError, match="not a search index"):
         build_index(TEXTS, tmp_path / "notes.txt")
+    (tmp_path / "manifest.json").write_text('{"name": "my app"}')
+    with pytest.raises(SpearError, match="not a search index"):
+        build_index(TEXTS, tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

@@ -39,6 +39,9 @@ def test_an_environment_of_a_split(env_id: str) -> None:
         ("spear/Sokoban-v1", "test", {"split": "train"}, "split is not a keyword here"),
         ("spear/Sokoban-v1", "tests", {}, "Did you mean 'test'"),
         ("CartPole-v1", None, {}, "not a SpearEnv"),
+        ("spear/Sokoban-v1", None, {"max_episode_steps": 0}, "max_episode_steps"),
+        ("spear/Sokoban-v1", None, {"max_episode_steps": "x"}, "max_episode_steps"),
+        ("./mine:spear/Sokoban-v1", None, {}, "./mine"),
     ],
 )
 def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: dict[str, Any], words: str) -> None:
@@ -46,6 +49,19 @@ def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: d
     with pytest.raises(SpearError) as caught:
         make_env(env_id, split, keywords)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+gym.register("tests/ShortCorridor-v0", "tests.spear_envs.corridor:CorridorEnv", max_episode_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "keywords"), [("spear/Sokoban-v1", {"max_episode_steps": 3}), ("tests/ShortCorridor-v0", {})]
+)
+def test_a_limit_of_gymnasium_counts_without_its_wrapper(env_id: str, keywords: dict[str, Any]) -> None:
+    env: Any = make_env(env_id, keywords=keywords)
+    env.reset(seed=0)
+    ends = [env.step("")[3] for _ in range(3)]
+    assert ends == [False, False, True]
 
 
 @pytest.mark.parametrize("env_id", ["spear/Sokobann-v0", "no_module:spear/Sokoban-v1", "not an id"])

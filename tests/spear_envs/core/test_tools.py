@@ -1,6 +1,7 @@
 """Actions as calls of tools."""
 
 import inspect
+import json
 import pickle
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from spear_envs.code.grammar import CodeParser, read_call
 from spear_envs.code.prompts import TOOLS as CODE_TOOLS
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import make_env
-from spear_envs.core.tools import ACT, CallError, make_tool, write_call
+from spear_envs.core.tools import ACT, CallError, make_tool, show_call, write_call
 from tests.spear_envs.corridor import CORRIDOR
 
 ALL: dict[str, dict[str, Any]] = {
@@ -122,6 +123,14 @@ def test_what_is_wrong_with_a_call_is_told_in_a_sentence(arguments: dict[str, An
     with pytest.raises(CallError) as caught:
         paint.write(arguments)
     assert str(caught.value) == text
+
+
+@given(st.integers(), st.booleans())
+def test_what_is_shown_can_be_called(count: int, loud: bool) -> None:
+    wanted = {"colour": "red", "count": count, "loud": loud}
+    written = paint.write(wanted)
+    assert paint.read(written) == wanted
+    assert show_call([paint], written) == f'paint(colour="red", count={count}, loud={json.dumps(loud)})'
 
 
 @given(st.dictionaries(st.sampled_from(["colour", "count", "loud", "x"]), ALPHABET | st.sampled_from(["red"])))

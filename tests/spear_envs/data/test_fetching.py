@@ -268,6 +268,17 @@ class TestAtHand:
         assert "is not the expected file (its SHA-256 is" in message and "Open the page" in message
         assert not list((tmp_path / "a").iterdir())
 
+    def test_an_interrupted_download_is_left_alone(self, tmp_path: Path) -> None:
+        part, record = tmp_path / "items.json.part", tmp_path / "items.json.part.json"
+        part.write_bytes(b"[1, 2")
+        record.write_text('{"url": "http://localhost:1/f", "validator": "v"}')
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad" / "items.json").write_bytes(b"")
+        assert "it is empty" in fail(describe(), tmp_path, source=tmp_path / "bad")
+        assert part.read_bytes() == b"[1, 2" and record.is_file()
+        fetch(describe(), tmp_path, source=part)
+        assert (tmp_path / "items.json").read_bytes() == b"[1, 2" and not part.exists() and not record.exists()
+
     def test_no_such_file(self, tmp_path: Path) -> None:
         assert "does not exist" in fail(pinned(), tmp_path / "a", source=tmp_path)
 

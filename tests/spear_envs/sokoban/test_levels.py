@@ -252,6 +252,8 @@ def test_without_folders_the_content_makes_the_splits(tmp_path: Path) -> None:
         ("no level", {}, "no level"),
         ("#####\n#@$.\n#####", {}, "outer wall"),
         ("#####\n#@$ #\n#####", {}, "level 1"),
+        ("#####\n#@ *#\n#####", {}, "already solved"),
+        ("#" * 3000 + "@" + "\n#" * 3000, {}, "3001x3001"),
         (BOXOBAN, {"number": 1}, "no such level"),
         (BOXOBAN, {"split": "tests"}, "Did you mean"),
         (BOXOBAN, {"level": "x"}, "exclude"),

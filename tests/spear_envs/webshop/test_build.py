@@ -1,3 +1,4 @@
+import codecs
 import fcntl
 import os
 from pathlib import Path
@@ -124,6 +125,46 @@ def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
     (tmp_path / "empty").mkdir()
     build_store(files, tmp_path / "empty", processes=1)
+
+
+@pytest.mark.parametrize("manifest", ['{"name": "my app"}', '{"format": "spear-bm25-index"}', "// mine", None])
+def test_a_manifest_of_something_else_is_no_store(tmp_path: Path, manifest: str | None) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("x")
+    if manifest is None:
+        os.mkfifo(mine / "manifest.json")
+    else:
+        (mine / "manifest.json").write_text(manifest)
+    with pytest.raises(SpearError, match="holds files that are not a store"):
+        build_store(make_files(tmp_path / "raw"), mine, processes=1)
+    assert (mine / "thesis.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "spear-webshop-store", "version": 0}'])
+def test_a_damaged_or_old_store_is_built_again(tmp_path: Path, text: str) -> None:
+    files = make_files(tmp_path / "raw")
+    build_store(files, tmp_path / "store", processes=1)
+    (tmp_path / "store" / "manifest.json").write_text(text)
+    build_store(files, tmp_path / "store", processes=1)
+    assert open_catalogue(tmp_path / "store")
+
+
+@pytest.mark.parametrize("remains", [b'{"limit": 1}', b"\xff"])
+def test_a_build_of_a_file_with_a_byte_order_mark_goes_on(tmp_path: Path, remains: bytes) -> None:
+    files = make_files(tmp_path / "raw")
+    files.items.write_bytes(codecs.BOM_UTF8 + files.items.read_bytes())
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "reading products" and done > 2_000:
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_store(files, tmp_path / "store", processes=1, on_progress=stop)
+    assert build_store(files, tmp_path / "store", processes=1).counts["products"] == 50
+    (tmp_path / "again.partial").mkdir()
+    (tmp_path / "again.partial" / "plan.json").write_bytes(remains)
+    assert build_store(files, tmp_path / "again", processes=1).counts["products"] == 50
 
 
 def test_a_new_store_takes_the_place_of_the_old(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,4 +135,20 @@ def test_a_page_is_no_file(
     site.put("/items_shuffle.json", page("Google Drive - Quota exceeded", kind=kind))
     code, _, err = run(capsys, "get", "webshop", "--size", "full")
     assert code == 1 and "By hand: Open https://drive.google.com/file/d/1A2whVg" in err and "--from FOLDER" in err
+    assert not list((data / "full" / "raw").glob("items_shuffle.json*"))
+
+
+def test_a_transfer_that_breaks_off_is_no_file(
+    data: Path, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_off(handler: Any) -> None:  # without a length, which would show it
+        handler.close_connection = True
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b'[{"asin": "B1", "na')
+
+    publish(site, monkeypatch)
+    site.put("/items_shuffle.json", break_off)
+    code, _, err = run(capsys, "get", "webshop", "--size", "full")
+    assert code == 1 and "a part" in err
     assert not list((data / "full" / "raw").glob("items_shuffle.json*"))

@@ -12,6 +12,7 @@ from spear_envs.webshop.goals import Goal, ListedGoals
 from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.reward import count_option_hits, find_tagger
 from spear_envs.webshop.shop import SEARCH_ACTION, Page, Shop
+from tests.spear_envs.webshop.catalogues import make_options, make_record
 from tests.spear_envs.webshop.conftest import read_packed
 
 TURNS = 15
@@ -169,6 +170,14 @@ def test_goals_that_no_click_can_reach_have_no_plan(value: str) -> None:
     """``standard`` folds to the colour ``tan``, so that the score does not know it again."""
     catalogue, goal = make_small({"size": [{"value": value}]}, {"size": value})
     assert plan_purchase(Shop(catalogue, goal), catalogue, TURNS) == []
+
+
+def test_goals_of_many_wishes_have_a_plan() -> None:
+    """Each wish of eight values multiplies the ways by eight."""
+    item = make_record("B1", customization_options=make_options(color=[f"red {i}" for i in range(8)]))
+    catalogue = make_catalogue([item], {}, name="one", tagger=find_tagger("rule"), price_seed=0)
+    goal = Goal("B1", "red", (), (("color", "red"),) * 12, 1e6, 1.0, item["query"], "garden", "", item["name"])
+    assert plan_purchase(Shop(catalogue, goal), catalogue, TURNS)[-1] == "click[buy now]"
 
 
 def test_real_goals_are_won_unless_no_option_value_meets_them(golden: Path, official: Path) -> None:

@@ -138,8 +138,8 @@ def fit_update(
 ) -> Fit:
     """Choose the largest micro-batch that fits, and gradient checkpointing where it would be small otherwise.
 
-    ``room`` are bytes of memory, of which ``others`` take some. What is given in ``wish`` stays. Raises SpearError if
-    not even one row fits, which names what would; not for what is only estimated, nor for given tokens.
+    ``room`` are bytes of memory, of which ``others`` take some. What is given in ``requirement`` stays. Raises
+    SpearError if not even one row fits, which names what would; not for what is only estimated, nor for given tokens.
     """
     taken = sum_bytes(others)
 

@@ -11,7 +11,7 @@ async function startPlay() {
 
 // One after the other: two quick keys must not overtake each other on the way.
 function perform(verb, content = {}) {
-  game.last = game.last.then(() => performNow(verb, content));
+  game.last = game.last.then(() => performNow(verb, content)).catch(showProblem);
   return game.last;
 }
 

@@ -54,8 +54,7 @@ async function watchRun() {
   if (document.hidden || $("help").open || document.activeElement.matches(TYPED)) return;
   try {
     const { mark, progress } = await ask("/api/mark");
-    if (data.mark !== undefined && mark !== data.mark) await reload();
-    data.mark = mark;
+    if (mark !== data.mark) await reload();
     $("progress").textContent = progress.join(" · ");
   } catch (error) { showProblem(error); }
 }

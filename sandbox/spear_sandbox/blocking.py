@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -13,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from spear_sandbox.protocol import Executor, FaultKind, Limits, Outcome, SandboxFault
 
 _all: weakref.WeakSet[BlockingExecutor] = weakref.WeakSet()
+_CLOSE_S = 10
+_LAST_S = 1.0
+"""How long runs may take to end by themselves once their executor is closed."""
 _of_parents: list[object] = []
 """Kept in forked children, so that nothing is finalised that belongs to the parent."""
 
@@ -52,12 +56,16 @@ class BlockingExecutor:
 
         work = carry_out()
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._start())
+            # Whatever is handed over before close() takes the lock is on the loop before what ends it.
+            with self._lock:
+                future = asyncio.run_coroutine_threadsafe(work, self._start())
         except BaseException:
             work.close()
             raise
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise _closed() from None
         except BaseException:
             # An interrupted thread ends its run.
             future.cancel()
@@ -73,11 +81,20 @@ class BlockingExecutor:
             return
 
         async def end() -> None:
-            if self._executor is not None:
-                await self._executor.close()
+            try:
+                if self._executor is not None:
+                    await asyncio.wait_for(self._executor.close(), _CLOSE_S)
+            finally:
+                # Runs that wait for another try would keep their callers for ever once the loop has stopped.
+                if left := asyncio.all_tasks() - {asyncio.current_task()}:
+                    _, left = await asyncio.wait(left, timeout=_LAST_S)
+                for task in left:
+                    task.cancel()
+                if left:
+                    await asyncio.wait(left, timeout=_LAST_S)
 
         with contextlib.suppress(Exception):
-            asyncio.run_coroutine_threadsafe(end(), loop).result(timeout=10)
+            asyncio.run_coroutine_threadsafe(end(), loop).result(timeout=_CLOSE_S + 3 * _LAST_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=10)
         atexit.unregister(self.close)
@@ -91,15 +108,18 @@ class BlockingExecutor:
         self._owner = os.getpid()
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed:
-                raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox is closed")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox", daemon=True)
-                self._thread.start()
-                atexit.register(self.close)
-            return self._loop
+        if self._closed:
+            raise _closed()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+        return self._loop
+
+
+def _closed() -> SandboxFault:
+    return SandboxFault(FaultKind.UNAVAILABLE, "the sandbox is closed")
 
 
 _lock = threading.Lock()

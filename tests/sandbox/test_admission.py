@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,25 @@ def test_threads_share_one_executor() -> None:
         executor.run("late")
     assert caught.value.kind is FaultKind.UNAVAILABLE
     executor.close()
+
+
+class WaitingExecutor(EchoExecutor):
+    """Waits for another try, as a client does."""
+
+    async def run(self, code: str, **_: Any) -> Outcome:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+
+def test_closing_keeps_no_caller_waiting() -> None:
+    executor = BlockingExecutor(WaitingExecutor)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(executor.run, "pass")
+        time.sleep(0.2)
+        executor.close()
+        with pytest.raises(SandboxFault, match="closed") as caught:
+            call.result(5)
+    assert caught.value.kind is FaultKind.UNAVAILABLE
 
 
 def test_faults_come_through() -> None:

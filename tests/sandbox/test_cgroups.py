@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -234,6 +235,28 @@ def test_runs_are_the_first_to_be_killed(pool: BlockingExecutor) -> None:
 def test_a_program_that_kills_itself_has_failed(pool: BlockingExecutor) -> None:
     outcome = pool.run(f"import os; os.kill(os.getpid(), {signal.SIGKILL.value})")
     assert (outcome.return_code, outcome.reason) == (-9, KillReason.SIGKILL)
+
+
+def test_a_group_is_not_used_while_an_abandoned_run_dies() -> None:
+    groups = Groups.find()
+    if groups is None:
+        pytest.skip("no control groups can be made here")
+    with pytest.raises(KeyboardInterrupt), groups.acquire(Limits()) as group:
+        entrances = group.entrances
+
+        def enter() -> None:
+            for fd in entrances:
+                os.write(fd, b"0")
+
+        dying = subprocess.Popen(["sleep", "30"], pass_fds=entrances, preexec_fn=enter)
+        raise KeyboardInterrupt
+    with groups.acquire(Limits()) as other:
+        assert other is not group
+    dying.kill()
+    dying.wait()
+    with groups.acquire(Limits()) as again:
+        assert again is group
+    groups.close()
 
 
 def test_groups_that_a_dead_pool_left_are_removed() -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ async def play(executor: LocalExecutor) -> None:
         flood = await executor.run("while True: print('x' * 9999)", limits=Limits(max_output=1 << 20))
         assert flood.reason is KillReason.OUTPUT
         assert "ZeroDivisionError" in (await executor.run("1 / 0")).stderr
+        if executor.health().level is Isolation.LANDLOCK:  # older kernels do not see it
+            assert "PermissionError" in (await executor.run("import os; os.truncate('main.py', 0)")).stderr
         runs = [asyncio.ensure_future(executor.run("import os; os.fork()\nwhile True: pass")) for _ in range(2)]
         await asyncio.sleep(0.4)
         for run in runs:
@@ -200,24 +203,66 @@ asyncio.run(main())
 """
 
 
-def test_without_root(pool: BlockingExecutor, tmp_path: Path) -> None:
+@pytest.fixture
+def copy() -> Iterator[Path]:
+    """A folder with the sandbox that another user can enter; the checkout may not be one."""
     if os.getuid() != 0:
         pytest.skip("the whole run of these tests is without root")
+    folder = Path("/tmp") / f"sandbox-copy-{os.getpid()}"
+    source = ROOT / "sandbox" / "spear_sandbox"
+    shutil.copytree(source, folder / "spear_sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def choose_interpreter() -> str:
     found = find_installation(())
-    interpreter = found.interpreter if reach(found) == found else "/usr/bin/python3"
-    # A folder that the other user can enter; the checkout may not be one.
-    copy = Path("/tmp") / f"sandbox-copy-{os.getpid()}"
-    shutil.copytree(
-        ROOT / "sandbox" / "spear_sandbox", copy / "spear_sandbox", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    try:
-        copy.chmod(0o755)
-        done = subprocess.run(
-            [interpreter, "-c", AS_ANOTHER_USER], cwd=copy, capture_output=True, text=True, timeout=100, check=False
-        )
-    finally:
-        shutil.rmtree(copy)
+    return found.interpreter if reach(found) == found else "/usr/bin/python3"
+
+
+def test_without_root(pool: BlockingExecutor, copy: Path) -> None:
+    command = [choose_interpreter(), "-c", AS_ANOTHER_USER]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("12345\n", "")
+
+
+AS_A_WEAK_POOL = """
+import asyncio, os, tempfile
+from spear_sandbox.pool.local import LocalExecutor
+from spear_sandbox.installation import find_installation
+os.setgroups([]); os.setgid(12346); os.setuid(12346)
+tempfile.tempdir = tempfile.mkdtemp(dir="/tmp")
+async def main():
+    executor = LocalExecutor("landlock", installation=find_installation(()))
+    await executor.start()
+    await executor.run("import os; os.mkdir('a'); open('a/x', 'w').close(); os.chmod('a', 0)")
+    print(tempfile.tempdir, *os.listdir(tempfile.tempdir), flush=True)
+    await executor.run("import time; time.sleep(60)")
+asyncio.run(main())
+"""
+
+
+def test_a_weak_pool_leaves_neither_folders_nor_programs(copy: Path) -> None:
+    def find_programs() -> set[str]:
+        command = ["pgrep", "-U", "12346", "-f", "start_cold"]
+        return set(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split())
+
+    command = [choose_interpreter(), "-c", AS_A_WEAK_POOL]
+    with subprocess.Popen(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        folder, *left = process.stdout.readline().split() or [""]
+        try:
+            if not folder:
+                pytest.skip("no Landlock here")
+            assert not left
+            wait_until(lambda: bool(find_programs()), 20)
+        finally:
+            process.kill()
+    try:
+        wait_until(lambda: not find_programs(), 10)
+    finally:
+        shutil.rmtree(folder)
 
 
 FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "spear_sandbox" / "deploy"

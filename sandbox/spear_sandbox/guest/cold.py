@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -40,9 +41,11 @@ def start_cold() -> Callable[[], None]:
         if apart:
             resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
         else:
-            kernel.die_with_parent()
-            kernel.become_subreaper()
             signal.signal(signal.SIGTERM, _end)
+            kernel.die_with_parent(signal.SIGTERM)  # no pid namespace ends with this process
+            if _is_closed(report_fd):  # the pool had ended before
+                os._exit(1)
+            kernel.become_subreaper()
             _limit_user(job["processes"])
         kernel.deny_new_privileges()
         kernel.clear_dumpable()
@@ -52,9 +55,12 @@ def start_cold() -> Callable[[], None]:
             keeper = LockKeeper(load_filter(build_filter(), listen=True), folder)
         elif apart:
             load_filter(build_filter(locks=Locks.RECORDS))
+        # From here on only _supervise() may act on it, which ends the child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
             kernel.set_dumpable()
             program.write_files(job, folder)
             program.set_limits(job, baseline)
@@ -96,6 +102,7 @@ def _supervise(child: int, job: Job, folder: str, apart: bool, keeper: LockKeepe
         return not apart and sum(1 for _ in processes()) > job["processes"]
 
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         elsewhere = supervisor.hold_in_sockets if apart else None
         record = supervisor.supervise(child, job, folder, processes, kill, exceeds, elsewhere, keeper)
     except _EndedError:
@@ -103,6 +110,13 @@ def _supervise(child: int, job: Job, folder: str, apart: bool, keeper: LockKeepe
         os._exit(1)
     supervisor.report(record)
     os._exit(0)
+
+
+def _is_closed(pipe: int) -> bool:
+    """Return whether nobody can read from a pipe any more."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(0))
 
 
 def _end(*_: object) -> None:

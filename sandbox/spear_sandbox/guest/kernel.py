@@ -195,9 +195,9 @@ def deny_new_privileges() -> None:
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "no_new_privs")
 
 
-def die_with_parent() -> None:
-    """Be killed when the thread that forked this process ends."""
-    _check(_prctl(_PR_SET_PDEATHSIG, 9), "pdeathsig")
+def die_with_parent(number: int = 9) -> None:
+    """Be killed, or get another signal, when the thread that forked this process ends."""
+    _check(_prctl(_PR_SET_PDEATHSIG, number), "pdeathsig")
 
 
 def become_subreaper() -> None:

@@ -46,7 +46,8 @@ def write_files(job: Job, folder: str) -> None:
 
 def set_limits(job: Job, baseline: int) -> None:
     """Limit this process and its children; ``baseline`` is the address space of the bare interpreter in bytes."""
-    seconds = int(job["wall_s"]) + 1
+    # All threads of a process count together.
+    seconds = int(job["wall_s"] * len(os.sched_getaffinity(0))) + 1
     memory = baseline + job["memory_mb"] * _MIB
     for which, bound in (
         (resource.RLIMIT_AS, memory),
@@ -79,10 +80,11 @@ def measure_address_space() -> int:
 
 def make_streams() -> None:
     """Give the interpreter new streams over descriptors 0 to 2, which are already of the kind that programs get."""
-    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
-    stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")
-    error = io.BufferedWriter(io.FileIO(2, "w"))
-    stderr = io.TextIOWrapper(error, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+    # As the interpreter does: closing one leaves its descriptor open, and line ends are read as they are.
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape", "\n")
+    stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape", "\n")
+    error = io.BufferedWriter(io.FileIO(2, "w", closefd=False))
+    stderr = io.TextIOWrapper(error, "utf-8", "backslashreplace", "\n", line_buffering=True, write_through=True)
     sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = stdin, stdout, stderr  # type: ignore[misc]
 
@@ -117,7 +119,8 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
     gc.enable()
-    return lambda: execute(job["code"], path, main.__dict__)
+    held = [main]
+    return lambda: execute(job["code"], path, held)
 
 
 def _reseed() -> None:

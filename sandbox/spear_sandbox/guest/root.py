@@ -223,7 +223,8 @@ def _build_root(stage: str, settings: Settings) -> None:
         os.chmod(stage + parent, 0o111)
     for name in DEVICES:
         _write(f"{stage}/dev/{name}", "")
-        kernel.bind(f"/dev/{name}", f"{stage}/dev/{name}", read_only=False, devices=True)
+        # Read-only, which lets devices be written, but keeps their times: all runs and the machine share them.
+        kernel.bind(f"/dev/{name}", f"{stage}/dev/{name}", devices=True)
     os.symlink("/tmp", f"{stage}/dev/shm")
     os.symlink("/proc/self/fd", f"{stage}/dev/fd")
 

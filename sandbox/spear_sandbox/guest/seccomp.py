@@ -47,6 +47,8 @@ _ON_OTHERS = (
     "setsid",
     "tkill",
 )
+_PAST_LANDLOCK = ("truncate",)
+"""Calls that change the contents of a file by its name; before Linux 6.2 Landlock does not see them."""
 
 
 class Locks(Enum):
@@ -180,9 +182,8 @@ def build_filter(*, own_process: int | None = None, locks: Locks = Locks.ASK, st
         raise OSError(errno.ENOSYS, f"no filter of system calls for {MACHINE}: only for x86_64 and aarch64")
     column = list(_ARCHITECTURE).index(MACHINE)
     denied, allowed = _refuse(errno.EPERM), _end(_ALLOW)
-    by_number = {
-        numbers[column]: allowed for name, numbers in ALLOWED.items() if not own_process or name not in _ON_OTHERS
-    }
+    refused = (*_ON_OTHERS, *_PAST_LANDLOCK) if own_process is not None else ()
+    by_number = {numbers[column]: allowed for name, numbers in ALLOWED.items() if name not in refused}
     by_number |= {EXAMINED[name][column]: rule for name, rule in _examine(own_process, locks, stacked).items()}
     by_number.pop(None, None)
     parts: list[tuple[int, Program]] = []

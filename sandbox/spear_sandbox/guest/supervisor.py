@@ -343,8 +343,8 @@ def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Se
     # Each target is below all sources, so no descriptor is overwritten before it has been moved.
     rest = list(others)
     control = rest.pop(0) if job["session"] else None
-    if rest:
-        os.dup2(rest[0], 0)
+    # Not the one that was inherited: flags of an open file are common to all that have it.
+    os.dup2(rest[0] if rest else os.open("/dev/null", os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(error, 2)
     os.dup2(report_fd, REPORT_FD)

@@ -344,7 +344,7 @@ class WeakBackend(_ColdBackend):
 
     def _launch(self, descriptors: Sequence[int], held: contextlib.AsyncExitStack) -> subprocess.Popen[bytes]:
         base = Path(tempfile.mkdtemp(prefix="sandbox-"))
-        held.callback(shutil.rmtree, base, ignore_errors=True)
+        held.callback(_remove, base)
         work, site = base / "work", base / "site"
         base.chmod(0o755)
         work.mkdir()
@@ -368,6 +368,26 @@ class WeakBackend(_ColdBackend):
         # Files are on the host's disk, and nobody counts them.
         nothing = dict.fromkeys(("userns", "pidns", "netns", "disk", "locks", "users"), False)
         return nothing | {"seccomp": held, "landlock": held}
+
+
+def _remove(base: Path) -> None:
+    """Remove the folders of a run that has ended."""
+    shutil.rmtree(base, ignore_errors=True)
+    if base.exists():  # without root it belongs to the program's user, who may have taken rights away
+        for folder, names, _ in os.walk(base):
+            for path in (os.path.join(folder, name) for name in names):
+                with contextlib.suppress(OSError):
+                    _open_up(path)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _open_up(folder: str) -> None:
+    """Allow its owner everything in a folder, which is not reached through a link."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
 
 
 def _write_interpreter(

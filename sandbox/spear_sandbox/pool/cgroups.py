@@ -176,6 +176,8 @@ class Group:
         self._unified = unified
         self._set: tuple[int, int] | None = None
         self._before = (0, 0)
+        self.abandoned = False
+        """Whether the last run may still be dying."""
         folders = [memory] if processes is None or processes == memory else [memory, processes]
         self.folders = folders
         self.entrances = tuple(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders)
@@ -228,6 +230,12 @@ class Group:
         most = int((self._memory / "memory.max_usage_in_bytes").read_text())
         return int(self._set is not None and most >= self._set[0] - _CHARGED_AT_ONCE)
 
+    def is_empty(self) -> bool:
+        """Return whether no process is left in the group."""
+        with contextlib.suppress(OSError):
+            return not any((folder / "cgroup.procs").read_bytes() for folder in self.folders)
+        return True  # what is wrong with it shows when it is prepared
+
     def remove(self) -> None:
         """Remove the group, which must be empty."""
         for fd in self.entrances:
@@ -269,8 +277,7 @@ class Groups:
     @contextlib.contextmanager
     def acquire(self, limits: Limits) -> Iterator[Group]:
         """Lend a group for one run, which must have ended when it comes back."""
-        # The one that has been free for longest: whatever an abandoned run held is gone by then.
-        group = self._free.popleft() if self._free else self._make()
+        group = self._take()
         try:
             group.prepare(limits)
         except OSError:  # something left in it cannot be freed
@@ -279,8 +286,21 @@ class Groups:
             group.prepare(limits)
         try:
             yield group
+        except BaseException:  # cancelled, say
+            group.abandoned = True
+            raise
         finally:
             self._free.append(group)
+
+    def _take(self) -> Group:
+        """Take the group that has been free for longest, but none whose abandoned run still holds something."""
+        for _ in range(len(self._free)):
+            group = self._free.popleft()
+            if not group.abandoned or group.is_empty():
+                group.abandoned = False
+                return group
+            self._free.append(group)
+        return self._make()
 
     def close(self) -> None:
         """Remove the groups; all runs have ended."""

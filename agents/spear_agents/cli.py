@@ -35,7 +35,7 @@ from spear_agents.evaluation.options import (
     make_settings,
 )
 from spear_agents.evaluation.panels import describe_overrides
-from spear_agents.evaluation.records import EPISODES, EpisodeLog, check_settings, open_log
+from spear_agents.evaluation.records import EPISODES, EpisodeLog, open_log
 from spear_agents.evaluation.run import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
 from spear_agents.evaluation.settings import CONCURRENCY, DEFAULT_TOKENS, EngineKind
 from spear_agents.play.trajectory import Layout, StopReason
@@ -293,9 +293,9 @@ def gateway(
         policy = open_policy(settings, prepared.template, prepared.parser, stack, concurrency=places)
         log = EpisodeLog(mixed_models=mixed_models)
         if out is not None:
-            check_settings(out, policy.settings.identify(prepared.fingerprint))
-            about = env_id, prepared.fingerprint
-            log = stack.enter_context(open_log(out / EPISODES, *about, mixed_models=mixed_models))
+            about, identity = (env_id, prepared.fingerprint), policy.settings.identify(prepared.fingerprint)
+            opened = open_log(out / EPISODES, *about, identity=identity, mixed_models=mixed_models)
+            log = stack.enter_context(opened)
 
         async def serve() -> None:
             server = Gateway(host, port)

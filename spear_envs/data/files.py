@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -198,6 +199,11 @@ def explain_unwritable(path: Path, error: OSError) -> SpearError:
     return SpearError(f"{path} cannot be written ({why or error}): choose another folder or free the disk")
 
 
+def _name_draft(target: Path) -> Path:
+    """Return a free name; processes of two containers, or of a killed one and the next, often have the same number."""
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
 @contextmanager
 def draft_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
     """Temporary file next to ``path``, which it replaces unless the block fails; ``synced`` outlives a power failure.
@@ -206,7 +212,7 @@ def draft_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
     """
     require_replaceable(path)
     target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    draft = _name_draft(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield draft
@@ -227,7 +233,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
     Raises SpearError if it cannot be written, or ``path`` is in the way.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = _name_draft(path)
     try:
         draft.mkdir(parents=True)
         yield draft

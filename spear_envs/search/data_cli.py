@@ -29,12 +29,14 @@ from spear_envs.data.cli import (
 )
 from spear_envs.data.fetching import (
     fetch_locked,
+    find_digest,
     find_mirror,
     list_given,
     list_remote,
     locate_page,
     record_digest,
 )
+from spear_envs.data.files import digest_file, hold_lock
 from spear_envs.data.progress import say, show_table
 from spear_envs.search.tasks import (
     BENCHMARKS,
@@ -166,11 +168,14 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
     target = base / source.target if source.target else None
     # Separate for files that are joined, since parts of two indexes share names.
     folder = base / f"{name}.files" if target else base
-    if target is not None and target.exists():
+    if target is not None and target.exists() and not folder.exists():
         return target
     if target is not None and find_mirror() and given is None:  # which has it joined
         ((file, _),) = list_remote(source.repository, base, re.escape(target.name))
         return fetch_locked(file, base, console=console)
+    if target is not None and target.exists():  # killed, or at work in another process, before its parts were gone
+        with hold_lock(base, partial(say, console, f"waiting for another process that joins {target}")):
+            return _finish(target, folder)
     if given is not None:
         files = list_given(given, source.pattern)
     else:
@@ -181,8 +186,19 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
         parts.append(fetch_locked(file, folder / Path(path).parent, source=origin, console=console))
     if target is None:
         return folder
-    record_digest(target, join_files(parts, target, console=console))
-    shutil.rmtree(folder)  # what it was made of
+    with hold_lock(base, partial(say, console, f"waiting for another process that joins {target}")):
+        if not target.exists():
+            for left in base.glob(f".{target.name}.*.tmp"):  # of a killed process: as large as the file
+                left.unlink()
+            record_digest(target, join_files(parts, target, console=console))
+        return _finish(target, folder)
+
+
+def _finish(target: Path, folder: Path) -> Path:
+    """Lock a joined file, if a kill came before that, and remove what it was made of."""
+    if folder.exists() and find_digest(target) is None:
+        record_digest(target, digest_file(target))
+    shutil.rmtree(folder, ignore_errors=True)
     return target
 
 

@@ -5,8 +5,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation, Served
 from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.evaluation import records
 from spear_agents.evaluation import settings as policies
 from spear_agents.evaluation.records import EPISODES, SETTINGS, open_log, read_last
 from spear_agents.evaluation.run import FAULTS_IN_A_ROW, SUMMARY, run_evaluation
@@ -27,6 +31,7 @@ from spear_agents.viewer.runs import Run
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
+from tests.agents.test_trajectory import make_trajectory
 
 
 @pytest.fixture
@@ -272,6 +277,65 @@ def test_a_full_disk_stops_the_run_and_leaves_what_was_played(settings: EvalSett
     seen: list[int] = []
     run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
     assert seen == list(range(4, 13))
+
+
+class Filling:
+    """A file on a disk that has room for so many more bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written: int = self.file.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_an_episode_that_does_not_fit_takes_no_later_one_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    with TrajectoryWriter(path) as writer:
+        writer.write(make_trajectory(seed=1))
+        whole: Any = writer._file
+        writer._file = Filling(whole, 100)  # type: ignore[assignment]
+        with pytest.raises(SpearError, match="cannot be written"):
+            writer.write(make_trajectory(seed=2))
+        writer._file = whole  # the disk was freed
+        writer.write(make_trajectory(seed=3))
+    assert [each.seed for each in read_trajectories(path)] == [1, 3]
+
+
+def test_of_two_evaluations_that_begin_at_once_one_has_the_folder(settings: EvalSettings, tmp_path: Path) -> None:
+    looked, write = threading.Barrier(2), records.write_json
+
+    def write_late(path: Path, value: Any) -> None:
+        if path.name == SETTINGS:
+            with suppress(threading.BrokenBarrierError):
+                looked.wait(1.0)  # until both have found none
+        write(path, value)
+
+    def play(engine: EngineKind) -> str:
+        try:
+            run_evaluation(replace(settings, engine=engine), tmp_path, concurrency=1)
+        except SpearError as error:
+            return str(error)
+        return ""
+
+    engines = (EngineKind.EXPERT, EngineKind.RANDOM)
+    with mock.patch.object(records, "write_json", write_late), ThreadPoolExecutor(2) as threads:
+        refused = dict(zip(engines, threads.map(play, engines), strict=True))
+    (winner,) = (engine for engine, message in refused.items() if not message)
+    assert json.loads((tmp_path / SETTINGS).read_text())["engine"] == winner.value
+
+
+def test_a_start_that_was_killed_before_its_settings_is_no_obstacle(settings: EvalSettings, tmp_path: Path) -> None:
+    (tmp_path / EPISODES).touch()  # what is locked
+    run_evaluation(settings, tmp_path, concurrency=1)
+    assert (tmp_path / SETTINGS).is_file()
 
 
 def test_the_hash_is_of_everything_that_figures_depend_on(settings: EvalSettings, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from spear_envs.core.errors import SpearError
 from spear_training.proving import REPORT, Prover, prove_gpu
+from spear_training.run import checkpoints
 from spear_training.run.checkpoints import (
     BEST,
     FORMAT,
@@ -26,6 +27,7 @@ from spear_training.run.checkpoints import (
     TENSORS,
     check_files,
     check_origin,
+    clear_unfinished,
     describe_code,
     finish_checkpoint,
     keep_best,
@@ -166,6 +168,34 @@ def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None
     with pytest.raises(SpearError, match="cannot be written"):
         keep_best(save_small_checkpoint(tmp_path, 6), "score", 0.2)
     assert not list(best.parent.glob(".best*"))
+
+
+def test_a_kill_while_the_best_changes_leaves_the_better_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_best(save_small_checkpoint(tmp_path, 1), "success", 0.5)
+    put = checkpoints.put_folder
+
+    def die(draft: Path, target: Path) -> None:
+        if draft.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        put(draft, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "put_folder", die)
+        keep_best(save_small_checkpoint(tmp_path, 2), "success", 0.6)
+    assert not keep_best(save_small_checkpoint(tmp_path, 3), "success", 0.1)
+    assert read_best(tmp_path / "checkpoints") == {"step": 1, "metric": "success", "value": 0.5}
+
+
+def test_what_a_killed_save_left_is_not_part_of_the_next_one(tmp_path: Path) -> None:
+    folder = save_small_checkpoint(tmp_path, 20)
+    whole = json.loads((folder / MANIFEST).read_text())["files"]
+    clear_unfinished(folder)
+    check_files(folder)  # a whole one stays
+    (folder / MANIFEST).unlink()
+    for name in ("actor/model_world_size_4_rank_0.pt", ".spear.safetensors.7.tmp"):
+        (folder / name).touch()
+    clear_unfinished(folder)
+    assert json.loads((save_small_checkpoint(tmp_path, 20) / MANIFEST).read_text())["files"] == whole
 
 
 def read(out: Path) -> dict[str, Any]:

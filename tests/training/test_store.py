@@ -1,5 +1,6 @@
 """Checkpoints in an object store: over HTTP, killed in the middle, damaged, unreachable."""
 
+import errno
 import io
 import json
 import shutil
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -354,6 +356,49 @@ def test_a_launch_that_stops_before_the_metrics_fetches_the_checkpoint_again(
         fetch_newer(store, second, trust)
     assert fetch_newer(store, second, trust) == 20
     assert read_files(second / "metrics") == read_files(first / "metrics")
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def test_a_checkpoint_in_the_store_has_the_metrics_of_its_steps(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(first, "0000.jsonl", range(1, 11), 10, 0.4)
+    publish(store, first, 10, keep=2)
+    go_on(first, "0000.jsonl", range(1, 21), 20, 0.4)
+    pipe = store._fs.pipe_file
+
+    def die_after(path: str, content: bytes) -> None:
+        pipe(path, content)
+        if path.endswith(f"global_step_20/{MANIFEST}"):
+            raise Killed
+
+    with mock.patch.object(store._fs, "pipe_file", die_after), pytest.raises(Killed):
+        publish(store, first, 20, keep=2)
+    assert fetch_newer(store, second, trust) == 20
+    assert read_files(second / "metrics") == read_files(first / "metrics")
+
+
+def test_a_disk_that_was_full_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(first, "0000.jsonl", range(1, 11), 10, 0.4)
+    publish(store, first, 10, keep=2)
+    go_on(first, "0000.jsonl", range(1, 21), 20, 0.4)
+    pipe = store._fs.pipe_file
+
+    def fill_up(path: str, content: bytes) -> None:
+        if path.endswith(f"global_step_20/{MANIFEST}"):
+            Path(path).touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        pipe(path, content)
+
+    with mock.patch.object(store._fs, "pipe_file", fill_up), pytest.raises(SpearError, match="space"):
+        publish(store, first, 20, keep=2)
+    assert store.list_whole() == [10] and fetch_newer(store, second, trust) == 10
+    assert publish(store, first, 20, keep=2) and store.list_whole() == [10, 20]
 
 
 def test_an_export_leaves_the_tracker_to_the_training(tmp_path: Path) -> None:

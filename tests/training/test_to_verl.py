@@ -249,3 +249,10 @@ def test_old_weights_are_corrected_for_unless_something_is_chosen(
     rollout = resolve_machine(compose(["preset=demo", *words]).config).rollout
     assert rollout.correction.rollout_is == level
     assert text in describe_staleness(rollout.staleness, rollout.correction)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_verl_never_removes_the_only_whole_checkpoint(keep: int) -> None:
+    """It removes old ones before the new one is whole; those of ours go after."""
+    trainer = make("preset=demo", f"checkpoint.keep={keep}").trainer
+    assert trainer.max_actor_ckpt_to_keep == trainer.max_critic_ckpt_to_keep == max(2, keep)

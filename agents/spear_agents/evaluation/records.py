@@ -256,8 +256,15 @@ class EpisodeLog:
 
 
 @contextmanager
-def open_log(path: Path, env_id: str, fingerprint: str, *, mixed_models: bool = False) -> Iterator[EpisodeLog]:
-    """Open the log of an evaluation of these tasks.
+def open_log(
+    path: Path,
+    env_id: str,
+    fingerprint: str,
+    *,
+    identity: Mapping[str, Any] | None = None,
+    mixed_models: bool = False,
+) -> Iterator[EpisodeLog]:
+    """Open the log of an evaluation of these tasks, whose settings are ``identity`` (:func:`check_settings`).
 
     Of several lines for one trial the last counts, as in :func:`read_last`. Raises SpearError if another process writes
     the file, it cannot be read or written, or holds an episode of another environment, of other tasks, or of a second
@@ -273,6 +280,8 @@ def open_log(path: Path, env_id: str, fingerprint: str, *, mixed_models: bool = 
             stack.enter_context(hold_lock(path, refuse))
         except OSError as error:
             raise explain_unwritable(path, error) from error
+        if identity is not None:  # of two that begin at once the second must not write its own over the first's
+            check_settings(path.parent, identity)
         earlier: dict[Key, list[Trajectory]] = {}
         with TrajectoryWriter(path) as writer:
             log = EpisodeLog(writer=writer, mixed_models=mixed_models)
@@ -312,7 +321,7 @@ def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
     """Write the settings of a new folder, or compare those of an old one. Raises SpearError if they differ."""
     path = out / SETTINGS
     if not path.exists():
-        if (out / EPISODES).exists():
+        if (out / EPISODES).exists() and (out / EPISODES).stat().st_size:  # an empty one is the lock of a killed start
             raise SpearError(f"{out} contains {EPISODES} without {SETTINGS}: choose another folder")
         write_json(path, identity)
         return

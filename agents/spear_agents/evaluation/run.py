@@ -25,7 +25,6 @@ from spear_agents.evaluation.records import (
     EpisodeLog,
     Key,
     Usage,
-    check_settings,
     describe_versions,
     open_log,
     read_last,
@@ -273,9 +272,9 @@ def run_evaluation(
         identity = settings.identify(prepared.fingerprint)
         log = EpisodeLog(mixed_models=mixed_models)
         if out is not None:
-            check_settings(Path(out), identity)
             about = settings.env_id, prepared.fingerprint
-            log = stack.enter_context(open_log(Path(out) / EPISODES, *about, mixed_models=mixed_models))
+            opened = open_log(Path(out) / EPISODES, *about, identity=identity, mixed_models=mixed_models)
+            log = stack.enter_context(opened)
         progress = _Progress(log, jobs, settings.trials, observer)
         if out is not None:
             write_json(Path(out) / PROGRESS, {"planned": len(jobs), "before": len(progress.played)})

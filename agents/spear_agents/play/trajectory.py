@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
@@ -477,10 +478,13 @@ class TrajectoryWriter:
         if self._file is None:
             raise RuntimeError("the writer is closed: use `with TrajectoryWriter(path) as writer:`")
         data = trajectory.to_json(timed=True).encode("ascii") + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
         try:
             while data:  # an unbuffered write may be partial, for instance when the disk fills up
                 data = data[self._file.write(data) :]
         except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(end)  # a later episode, when there is room again, would go on with half a line
             raise explain_unwritable(self.path, error) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from spear_agents.engines.base import ByteTokenizer, Sampling
 from spear_agents.engines.openai import encode_picture
 from spear_agents.engines.scripted import ScriptedEngine
-from spear_agents.evaluation.records import EPISODES, check_settings, open_log
+from spear_agents.evaluation.records import EPISODES, open_log
 from spear_agents.evaluation.run import choose_template
 from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
@@ -83,9 +83,10 @@ class Game:
                 "history": HISTORY,
                 "fingerprint": self.core.tasks.fingerprint,
             }
-            check_settings(self.out, json.loads(json.dumps(wanted)))
             self._prompts = PromptBuilder(ByteTokenizer(), self._template, Layout.PER_TURN, HISTORY)
-            self._log = stack.enter_context(open_log(self.out / EPISODES, env_id, self.core.tasks.fingerprint))
+            identity = json.loads(json.dumps(wanted))
+            opened = open_log(self.out / EPISODES, env_id, self.core.tasks.fingerprint, identity=identity)
+            self._log = stack.enter_context(opened)
             self.start(task or self.core.tasks[0].id)
             self._open = stack.pop_all()
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import lzma
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import canonical_json
 from spear_envs.data import RemoteFile, data_folder, is_offline
 from spear_envs.data.embedded import read_embedded
+from spear_envs.data.files import draft_folder
 from spear_envs.data.processes import explain_build, replace_folder
 from spear_envs.data.rows import MalformedRowError, parse_rows
 from tests.commands import ROOT
@@ -88,6 +90,19 @@ def test_rows_are_parsed_in_order(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_parsed_names_the_row(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(SpearError, match=rf"a\.jsonl.* ?{said}"):
         read(tmp_path / "a.jsonl", content)
+
+
+def test_a_process_with_the_number_of_a_killed_one_makes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in every container
+    killed = draft_folder(tmp_path / "policy")
+    draft = killed.__enter__()
+    (draft / "one").touch()
+    with draft_folder(tmp_path / "policy") as again:
+        (again / "two").touch()
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["two"]
+    assert (draft / "one").exists(), "it may be at work in another container"
 
 
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """Files of questions, and the commands that fetch them."""
 
 import gzip
+import hashlib
 import json
 import lzma
+import os
+import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +15,9 @@ from typing import Any
 import pytest
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data import archives
+from spear_envs.data.fetching import find_digest
+from spear_envs.search import data_cli
 from spear_envs.search.data_cli import SOURCES
 from spear_envs.search.tasks import BENCHMARKS, RawQuestion, choose_panel, open_benchmark, open_tasks, read_questions
 from tests.spear_envs.data import hub
@@ -310,3 +317,24 @@ def test_a_repository_that_is_not_what_it_was(
     code, _, err = run(capsys, "get", "search")
     assert code == 1 and words in err
     assert "browser" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("moment", ["put_file", "record_digest", "rmtree"])
+def test_an_index_whose_joining_was_killed_leaves_nothing_and_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    data = use_data_folder(tmp_path / "data", monkeypatch)
+    (tmp_path / "given").mkdir()
+    for name in "ab":
+        (tmp_path / "given" / f"part_a{name}").write_text(name)
+    child = os.fork()
+    if child == 0:
+        place: Any = {"put_file": archives, "record_digest": data_cli, "rmtree": shutil}[moment]
+        monkeypatch.setattr(place, moment, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        run(capsys, "get", "search", "e5-flat", "--from", tmp_path / "given")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert run(capsys, "get", "search", "e5-flat", "--from", tmp_path / "given")[0] == 0
+    (target,) = (path for path in data.rglob("*") if path.is_file() and path.name not in ("lock.json", ".lock"))
+    assert target.read_text() == "ab"
+    assert find_digest(target) == hashlib.sha256(b"ab").hexdigest()

@@ -217,6 +217,12 @@ def finish_checkpoint(folder: Path) -> None:
     write_manifest(folder, {"format": FORMAT}, names, HASHED_BYTES)
 
 
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a killed save left of a checkpoint: shards of other ranks would belong to the next one."""
+    if not is_finished(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def is_finished(folder: Path) -> bool:
     """Return whether the checkpoint is complete."""
     return (folder / MANIFEST).is_file()
@@ -302,19 +308,23 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
 
     Files are linked, not copied, if the file system supports it. Raises SpearError if they cannot be.
     """
-    best = folder.parent / BEST
-    if not is_better(folder.parent, metric, value):
-        return False
-    draft = folder.parent / f".{BEST}.tmp"
-    shutil.rmtree(draft, ignore_errors=True)
+    best, aside, draft = (folder.parent / name for name in (BEST, f".{BEST}.old", f".{BEST}.tmp"))
     try:
-        shutil.copytree(folder, draft, copy_function=_link)
+        if aside.exists() and not best.exists():  # killed before the new one had its name
+            put_folder(aside, best)
+        if not is_better(folder.parent, metric, value):
+            return False
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(folder, draft, copy_function=link_file)
         write_json(draft / "best.json", {"step": int(folder.name.rpartition("_")[2]), "metric": metric, "value": value})
-        shutil.rmtree(best, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        if best.is_dir():
+            put_folder(best, aside)
         put_folder(draft, best)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise explain_unwritable(best, error) from error
+    shutil.rmtree(aside, ignore_errors=True)
     return True
 
 
@@ -345,7 +355,8 @@ def parse_best(content: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _link(source: str, target: str) -> None:
+def link_file(source: str, target: str) -> None:
+    """Link a file, or copy it where the file system cannot."""
     try:
         os.link(source, target)
     except OSError:

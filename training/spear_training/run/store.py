@@ -88,7 +88,7 @@ class CheckpointStore:
 
     def list_whole(self) -> list[int]:
         """Return steps with complete checkpoints, in ascending order."""
-        return sorted(step for step, names in self._list_steps().items() if MANIFEST in names)
+        return sorted(step for step, sizes in self._list_steps().items() if sizes.get(MANIFEST))
 
     def list_names(self, folder: str) -> list[str]:
         """Return the names of the files in a folder; none if it does not exist."""
@@ -128,7 +128,7 @@ class CheckpointStore:
     def prune(self, keep: int | None, spare: int | None) -> None:
         """Remove unfinished checkpoints, and all but the latest ``keep`` (None or 0: all) and step ``spare``'s."""
         steps = self._list_steps()
-        whole = sorted(step for step, names in steps.items() if MANIFEST in names)
+        whole = sorted(step for step, sizes in steps.items() if sizes.get(MANIFEST))
         kept = {*(whole[-keep:] if keep else whole), spare}
         with self._explain("old checkpoints cannot be removed"):
             for step, names in steps.items():
@@ -194,17 +194,17 @@ class CheckpointStore:
     def _at(self, *names: str) -> str:
         return "/".join((self._root, *names))
 
-    def _list_steps(self) -> dict[int, list[str]]:
-        """Return the names of the files of each step, complete or not."""
+    def _list_steps(self) -> dict[int, dict[str, int]]:
+        """Return the sizes of the files of each step by their names, complete or not: a full disk leaves empty ones."""
         with self._explain("cannot be listed"):
             self._fs.invalidate_cache()
-            found = self._fs.find(self._root)
-        steps: dict[int, list[str]] = {}
-        for path in found:
+            found = self._fs.find(self._root, detail=True)
+        steps: dict[int, dict[str, int]] = {}
+        for path, facts in found.items():
             place, _, name = str(path)[len(self._root) :].lstrip("/").partition("/")
             number = place.removeprefix(PREFIX)
             if place.startswith(PREFIX) and is_step(number) and name:
-                steps.setdefault(int(number), []).append(name)
+                steps.setdefault(int(number), {})[name] = 1 if facts.get("size") is None else int(facts["size"])
         return steps
 
     @contextmanager
@@ -256,13 +256,13 @@ def publish(store: CheckpointStore, out: Path, step: int, keep: int | None) -> b
     checkpoints = out / "checkpoints"
     # Read before the best step, which must not be older than the metrics.
     metrics = {path.name: path.read_bytes() for path in sorted((out / METRICS_FOLDER).glob("*.jsonl"))}
+    for name, content in metrics.items():  # first: a machine that fetches the checkpoint has no others of its steps
+        store.write(f"{METRICS_FOLDER}/{name}", content)
     sent = store.upload(checkpoints / f"{PREFIX}{step}", step)
     best = read_best(checkpoints)
     if best is not None:
         store.upload(checkpoints / BEST, best["step"])
         store.write(BEST_STEP, json.dumps(best).encode())
-    for name, content in metrics.items():
-        store.write(f"{METRICS_FOLDER}/{name}", content)
     store.write(CONFIG, (out / CONFIG).read_bytes())
     store.prune(keep, best["step"] if best is not None else None)
     return sent

@@ -231,8 +231,9 @@ def _set_run(config: RunConfig) -> Values:
         "trainer.test_freq": config.validation.every or -1,
         "trainer.log_val_generations": config.validation.record,
         "trainer.save_freq": config.checkpoint.every or -1,
-        "trainer.max_actor_ckpt_to_keep": config.checkpoint.keep,
-        "trainer.max_critic_ckpt_to_keep": config.checkpoint.keep,
+        # Told to keep one, verl removes the one before while the new one is not whole; our trainer does so after.
+        "trainer.max_actor_ckpt_to_keep": max(2, config.checkpoint.keep),
+        "trainer.max_critic_ckpt_to_keep": max(2, config.checkpoint.keep),
         "trainer.logger": list(config.log.to),
         "trainer.project_name": config.log.project,
         "trainer.experiment_name": config.log.run,

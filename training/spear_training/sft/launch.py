@@ -24,11 +24,11 @@ from spear_agents.models import digest_model
 from spear_envs.code.tasks import RETOOL_SFT, list_files
 from spear_envs.core.errors import SpearError
 from spear_envs.core.machine import make_command
-from spear_envs.data.files import explain_unwritable, write_json, write_text
+from spear_envs.data.files import explain_unwritable, put_folder, write_json, write_text
 from spear_sandbox.terminal import Console, Progress, RowsColumn
 from spear_training.algorithms.schema import is_number
 from spear_training.planning.fitting import find_room, fit_tuning
-from spear_training.run.checkpoints import compare_configs
+from spear_training.run.checkpoints import compare_configs, link_file
 from spear_training.run.compose import check_plain, read_value
 from spear_training.run.computing import check_exchange, choose_attention, choose_dtype, count_threads, measure_weights
 from spear_training.run.config import AUTO, flatten
@@ -334,12 +334,18 @@ def _take_model(out: Path, step: int, config: DictConfig) -> None:
     made = out / "checkpoints" / f"global_step_{step}" / "huggingface"
     if not made.is_dir():
         raise SpearError(f"the training ended before step {step}: see {out / LOG_FILE}")
-    if config.trainer.device == "cpu":
-        name_dtype(made, str(config.engine.mixed_precision.param_dtype))
+    draft = out / f".{MODEL}.part"
     try:
-        shutil.move(made, out / MODEL)
+        shutil.rmtree(draft, ignore_errors=True)
+        # Links: until the model has its name the checkpoint must stay as its manifest says, also on another disk.
+        shutil.copytree(made, draft, copy_function=link_file)
+        if config.trainer.device == "cpu":
+            name_dtype(draft, str(config.engine.mixed_precision.param_dtype))
+        put_folder(draft, out / MODEL)
     except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
         raise explain_unwritable(out / MODEL, error) from error
+    shutil.rmtree(made, ignore_errors=True)
 
 
 def read_progress(history: list[dict[str, Any]]) -> Reading | None:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-from spear_training.run.checkpoints import finish_checkpoint, remove_old
+from spear_training.run.checkpoints import clear_unfinished, finish_checkpoint, remove_old
 from spear_training.run.launch import CONFIG_FILE
 from spear_training.sft.samples import open_store
 
@@ -52,8 +52,12 @@ class SpearSFTTrainer(SFTTrainer):
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()
         save, checkpoints = self.ckpt_handler.save_checkpoint, Path(str(self.config.trainer.default_local_dir))
+        # Told to keep one, verl removes the one before while the new one is not whole yet; it goes below.
+        self.ckpt_handler.max_ckpt_to_keep = max(2, self.config.trainer.max_ckpt_to_keep)
 
         def save_whole(step: int) -> None:
+            if dist.get_rank() == 0:  # the others write after a barrier, which verl has once the folder is made
+                clear_unfinished(checkpoints / f"global_step_{step}")
             save(step)  # its last act waits for the other ranks
             if dist.get_rank() == 0:
                 finish_checkpoint(checkpoints / f"global_step_{step}")

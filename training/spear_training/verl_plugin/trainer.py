@@ -33,6 +33,7 @@ from spear_envs.core.tasks import Task, choose_subset
 from spear_training.algorithms.curriculum import Choice
 from spear_training.run.checkpoints import (
     check_files,
+    clear_unfinished,
     describe_code,
     finish_checkpoint,
     is_finished,
@@ -117,7 +118,7 @@ class SpearTrainer(PPOTrainerSync):
         self.validations = EpisodeRecorder(out, identity | {"split": self.environment.valid_split}, VALIDATIONS)
         self.state = SpearState(self.settings, self.seed)
         store = CheckpointStore(run.checkpoint.store) if run.checkpoint.store is not None else None
-        self.uploads = Uploads(store, out, config.trainer.max_actor_ckpt_to_keep)
+        self.uploads = Uploads(store, out, run.checkpoint.keep)
         self.staleness = run.rollout.staleness
         self._batches = BatchesAhead(self.staleness, self._draw_tasks, self._start_batch)
         self.curriculum: Curriculum | None = None
@@ -388,6 +389,7 @@ class SpearTrainer(PPOTrainerSync):
             "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,
             "branch": self.branching.state_dict() if self.branching is not None else None,
         }
+        clear_unfinished(folder)
         self.state.save(folder, about)
         self.uploads.wait()  # verl may remove what is under way
         super()._save_checkpoint()
@@ -397,7 +399,7 @@ class SpearTrainer(PPOTrainerSync):
             shutil.copyfile(source / IMAGE_PROCESSOR, export / IMAGE_PROCESSOR)
         name_dtype(export, self.run.rollout.dtype.value)
         finish_checkpoint(folder)
-        remove_old(folder.parent, self.config.trainer.get("max_actor_ckpt_to_keep"))
+        remove_old(folder.parent, self.run.checkpoint.keep)
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
         for step in list_steps(folder.parent):
             if not (folder.parent / f"global_step_{step}" / "actor").is_dir():

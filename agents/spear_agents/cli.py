@@ -246,6 +246,8 @@ def _start_table(title: str) -> Table:
 
 
 TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
+_SEED_BITS = 32
+"""Bits of the numbers of episodes between the seeds of two gateways."""
 
 
 @click.command(cls=SectionedCommand)
@@ -310,6 +312,7 @@ def gateway(
                 most=places,
                 on_end=log.write,
                 played=set(log.earlier),
+                first_seed=settings.seed << _SEED_BITS,
             )
             await server.start()
             warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)

@@ -81,7 +81,8 @@ def evaluate(
         if model is None:
             raise SpearError("who plays? Give model=, base_url= and model=, or engine='random' or 'expert'.")
         given["engine"] = EngineKind.HF if base_url is None else EngineKind.OPENAI
-    settings = settle(env_id, panel, _read_options(given), given, env_kwargs=env_kwargs)
+    chosen = [name for name, value in given.items() if value is not None]  # None is the default, or the panel's value
+    settings = settle(env_id, panel, _read_options(given), chosen, env_kwargs=env_kwargs)
     settings = replace(settings, template_kwargs={**settings.template_kwargs, **(template_kwargs or {})})
     if not progress:
         return run_evaluation(settings, out, concurrency=concurrency)

@@ -442,7 +442,7 @@ def explain_many(names: Sequence[str], found: Sequence[Comparison], adjusted: Se
 
 def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
     """Compare several pairs of runs, over seeds and tasks. Raises SpearError if a pair is given twice, or its copy."""
-    made = [tuple(read_settings(run).get("model_digest") or str(run.resolve()) for run in pair) for pair in folders]
+    made = [tuple(map(_identify_policy, pair)) for pair in folders]
     if len(set(made)) < len(folders):
         raise SpearError("a pair is given twice: each must be of another training seed")
     runs = [(read_last(first / EPISODES), read_last(second / EPISODES)) for first, second in folders]
@@ -470,6 +470,13 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
     show_table(console, table)
     for sentence in sentences:
         console.print(show_entry(sentence), soft_wrap=True)
+
+
+def _identify_policy(run: Path) -> tuple[Any, ...]:
+    """Return the digests of a run's weights and adapter, or its folder if it has none."""
+    settings = read_settings(run)
+    digests = settings.get("model_digest"), settings.get("lora_digest")
+    return digests if any(digests) else (str(run.resolve()),)
 
 
 def explain_pairs(found: CrossedComparison) -> list[str]:

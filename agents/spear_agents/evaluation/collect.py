@@ -33,6 +33,7 @@ from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder, shows_picture
 from spear_agents.play.rollout import run_blocking
 from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_agents.viewer.episodes import open_measure
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
@@ -137,7 +138,7 @@ def collect_episodes(
     if not kept:
         raise SpearError(f"none of {len(evaluation.trajectories)} episodes was won: nothing to write to {out}")
     with closing(make_env(settings.env_id, settings.split or "", settings.env_kwargs)) as env:
-        writer = SampleMaker(env, settings, tokenizer)
+        writer = SampleMaker(env, settings, tokenizer, open_measure(settings.to_json(), folder))
         samples = write_lines(out, writer.make_samples(kept))
     return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
 
@@ -145,14 +146,21 @@ def collect_episodes(
 class SampleMaker:
     """Turns episodes into lines; replays them if their record lacks messages or the wanted tokens."""
 
-    def __init__(self, env: gym.Env[Any, Any], settings: EvalSettings, tokenizer: str | None = None) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        settings: EvalSettings,
+        tokenizer: str | None = None,
+        measure: Callable[[str], int] | None = None,
+    ) -> None:
+        """Make it for the episodes of ``settings``; ``measure`` counted the tokens of a text when they were played."""
         self._env = wrap_reader(settings.method, env)
         self._settings = settings
         core: Any = env.unwrapped
         template = choose_template(env, settings.template or "")
         words = template if settings.method is Method.PLAIN else make_form(settings.method, template, core.parser)
         self._bytes = ChatByteTokenizer()
-        self._messages = self._make_builder(self._bytes, words)
+        self._messages = self._make_builder(self._bytes, words).with_measure(measure)
         self._tokens: PromptBuilder | None = None
         self.is_sampled = settings.engine.has_folder and tokenizer in (None, settings.model)
         """Whether the record has the wanted tokens."""
@@ -162,6 +170,7 @@ class SampleMaker:
             codec = load_tokenizer(tokenizer)
             self._tokens = self._make_builder(codec, words, require_end_ids(tokenizer, codec))
         self.joined = isinstance(words, RunningTemplate) and settings.layout is Layout.CONVERSATION
+        self._is_native = settings.server is not None and settings.server.tools
         self.unrepeatable = 0
 
     def _make_builder(self, tokenizer: Tokenizer, words: Any, end_ids: Sequence[int] = ()) -> PromptBuilder:
@@ -178,7 +187,9 @@ class SampleMaker:
     def make_samples(self, trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
         """Return the lines of all episodes."""
         for trajectory in trajectories:
-            text = trajectory if trajectory.tokens is TokenKind.BYTES else self.rephrase(trajectory)
+            # The prompts of native tools ask for calls, which the responses of the record are not.
+            has_messages = trajectory.tokens is TokenKind.BYTES and not self._is_native
+            text = trajectory if has_messages else self.rephrase(trajectory)
             tokens = trajectory if self.is_sampled else None
             if self._tokens is not None:
                 tokens = self.rephrase(trajectory, self._tokens)

@@ -21,7 +21,7 @@ from spear_agents.evaluation.options import TRUST
 from spear_agents.evaluation.records import EPISODES, read_last, read_settings
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import Layout, StopReason, TokenKind, Trajectory
-from spear_agents.viewer.episodes import open_decoder
+from spear_agents.viewer.episodes import open_decoder, open_measure
 from spear_envs.core import canonical_json
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env, require_harmless
@@ -131,7 +131,7 @@ def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = Fal
     if not trust:
         require_harmless(played.env_id, {**played.env_kwargs, "split": played.split}, str(run))
     with closing(make_env(played.env_id, played.split or "", played.env_kwargs)) as env:
-        found._maker = SampleMaker(env, played)
+        found._maker = SampleMaker(env, played, measure=open_measure(settings, run, tokenizer))
         yield found
 
 

@@ -182,9 +182,14 @@ class Panel:
         """Describe the tasks as this code makes them: fingerprint, turn limit, digest of prompts, and each instance.
 
         Raises:
-            SpearError: the data is missing.
+            SpearError: the data is missing, or the tasks are made on demand.
         """
         with closing(make_env(self.env_id, self.split, self.env_kwargs)) as env:
+            if not env.tasks.bounded:
+                raise SpearError(
+                    f"the split {self.split} of {self.env_id} has {len(env.tasks):,} generated tasks, too many for the "
+                    "list of a panel: take another split"
+                )
             return {
                 "fingerprint": env.tasks.fingerprint,
                 "max_turns": env.max_turns,

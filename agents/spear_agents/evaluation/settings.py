@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -166,6 +167,10 @@ class EvalSettings:
     """The panel that set tasks and protocol, if one did."""
 
     def __post_init__(self) -> None:
+        plain = {
+            name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in self.env_kwargs.items()
+        }
+        object.__setattr__(self, "env_kwargs", plain)  # records are JSON
         if self.episodes_per_task is not None and not 1 <= self.episodes_per_task <= MAX_SAMPLES:
             raise SpearError(f"episodes per task must lie between 1 and {MAX_SAMPLES}, got {self.episodes_per_task}")
         if self.engine.has_folder and self.model is None:

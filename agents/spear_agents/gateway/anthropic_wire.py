@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,6 +56,7 @@ class ToolChoice(BaseModel):
     """Whether the model may call tools; no form of it that forces a call is supported."""
 
     type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool = False
 
 
 class MessagesRequest(BaseModel):
@@ -69,7 +70,7 @@ class MessagesRequest(BaseModel):
     system: Content | None = None
     tools: list[AnthropicTool] = []
     tool_choice: ToolChoice | None = None
-    stop_sequences: list[str] = Field(default=[], max_length=MOST_STOPS)
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MOST_STOPS)
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
@@ -84,6 +85,11 @@ class MessagesRequest(BaseModel):
     def goes_on(self) -> bool:
         """Whether the last message is the beginning of the response."""
         return self.messages[-1].role == "assistant"
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether the response may have several calls."""
+        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     @property
     def offered(self) -> list[dict[str, Any]]:

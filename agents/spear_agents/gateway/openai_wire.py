@@ -214,25 +214,32 @@ def write_completion(
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": _name_finish(answer), "logprobs": None}
     choice["stop_reason"] = answer.stop_string  # vLLM's field
     if request.logprobs:
-        generation = answer.generation
-        tokens = zip(spell(generation.token_ids), generation.log_probs, strict=True)
-        choice["logprobs"] = {
-            "content": [
-                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-                for text, value in tokens
-            ]
-        }
+        choice["logprobs"] = _list_log_probs(answer, spell)
     return _frame(answer, request, key, "chat.completion") | {"choices": [choice], "usage": _count(answer)}
 
 
-def write_stream(answer: Completion, request: ChatRequest, key: str) -> Iterator[str]:
-    """Return the events of a stream: the complete response in one piece."""
+def _list_log_probs(answer: Completion, spell: Callable[[Sequence[int]], list[str]]) -> dict[str, Any]:
+    tokens = zip(spell(answer.generation.token_ids), answer.generation.log_probs, strict=True)
+    return {
+        "content": [
+            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, value in tokens
+        ]
+    }
+
+
+def write_stream(
+    answer: Completion, request: ChatRequest, key: str, spell: Callable[[Sequence[int]], list[str]]
+) -> Iterator[str]:
+    """Return the events of a stream: the complete response in one piece, with its log-probabilities if asked for."""
     frame = _frame(answer, request, key, "chat.completion.chunk")
     delta: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.calls:
         delta["tool_calls"] = [{"index": i} | call for i, call in enumerate(_write_calls(answer))]
-    for part, finish in ((delta, None), ({}, _name_finish(answer))):
-        yield _event(frame | {"choices": [{"index": 0, "delta": part, "finish_reason": finish}]})
+    log_probs = _list_log_probs(answer, spell) if request.logprobs else None
+    for part, finish, found in ((delta, None, log_probs), ({}, _name_finish(answer), None)):
+        choice = {"index": 0, "delta": part, "finish_reason": finish, "logprobs": found}
+        yield _event(frame | {"choices": [choice]})
     if request.stream_options is not None and request.stream_options.include_usage:
         yield _event(frame | {"choices": [], "usage": _count(answer)})
     yield "data: [DONE]\n\n"

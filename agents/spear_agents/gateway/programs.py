@@ -8,7 +8,7 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Program = Callable[[Any], Any]
 MOST_TOLD = 10
 """Maximum different failures in warnings; the records have all."""
+_FOREIGN = (asyncio.TimeoutError, CancelledError, StopIteration)
+"""Errors of a program that the player would take for its own time-out or its own end, or that no future carries."""
 _log = logging.getLogger(__name__)
 
 
@@ -237,8 +239,7 @@ class ProgramPlayer:
                 else:
                     self._program(task)
             except BaseException as error:  # SystemExit too: the program ends, not the run
-                # A TimeoutError of the program is not that of the player, which has another meaning in __call__.
-                is_plain = isinstance(error, Exception) and not isinstance(error, asyncio.TimeoutError)
+                is_plain = isinstance(error, Exception) and not isinstance(error, _FOREIGN)
                 done.set_exception(error if is_plain else RuntimeError(repr(error)))
             else:
                 done.set_result(None)
@@ -282,7 +283,8 @@ async def play(task: AgentTask) -> None:
             response = choice["message"]["content"]
             shown = await task.step(response)
             text = messages.pop()["content"] + response if goes_on else response
-            if choice["stop_reason"] is None:
+            runs_on = task.stop_strings and (choice["stop_reason"] is not None or choice["finish_reason"] == "length")
+            if not runs_on:
                 messages += [{"role": "assistant", "content": text}, {"role": "user", "content": shown}]
             else:
                 messages += [{"role": "assistant", "content": text + shown}]

@@ -158,7 +158,7 @@ class Gateway:
         )
         answer = openai_wire.limit_calls(answer, body.parallel_tool_calls)
         if body.stream:
-            return _stream(openai_wire.write_stream(answer, body, key))
+            return _stream(openai_wire.write_stream(answer, body, key, session.spell))
         return write_json(200, openai_wire.write_completion(answer, body, key, session.spell))
 
     @answering(openai_wire.write_error)
@@ -183,6 +183,7 @@ class Gateway:
                 goes_on=body.goes_on,
             ),
         )
+        answer = openai_wire.limit_calls(answer, body.takes_several)
         if body.stream:
             return _stream(anthropic_wire.write_events(answer, body, key))
         return write_json(200, anthropic_wire.write_message(answer, body, key))
@@ -323,6 +324,8 @@ class Host:
     most: int
     on_end: Callable[[Trajectory], None]
     played: set[Key] = field(default_factory=set)
+    first_seed: int = 0
+    """Least seed of the episodes that are begun without one."""
 
     def __post_init__(self) -> None:
         self._next = 0
@@ -376,7 +379,7 @@ class Host:
             raise Refusal(429, "rate_limit_error", "too_many_episodes", f"{self.most} episodes are under way")
         for number in itertools.count(self._next):
             task = body.task if body.task is not None else self.tasks[number % len(self.tasks)]
-            job = task, number if body.seed is None else body.seed
+            job = task, self.first_seed + number if body.seed is None else body.seed
             if body.seed is not None or (job not in taken and job not in self.played):
                 break
         if job in taken:

@@ -299,7 +299,8 @@ class Session:
         async with self._stepping:
             self._check_open()
             before = self.world.info["reward_terms"]["native_return"]
-            self._steps.append((len(self._calls) - 1, response))
+            place = len(self._calls) - 1  # others may be answered while the environment works
+            self._steps.append((place, response))
             try:
                 self.stop = await self.world.step(response)
             except SpearError as error:
@@ -308,8 +309,8 @@ class Session:
             finally:
                 self.touched = time.monotonic()
             info = self.world.info
-            if self._calls:
-                call = self._calls[-1]
+            if place >= 0:
+                call = self._calls[place]
                 call.actions.append(info["action"])
                 call.format_ok = call.format_ok and bool(info["format_ok"])
                 call.native_thought = call.native_thought or bool(info["native_thought"])

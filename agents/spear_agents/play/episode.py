@@ -163,7 +163,7 @@ class World:
         if not self.core.metadata.get("blocking"):
             return function(*args, **kwargs)
         threads = _open_threads(os.getpid())
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(_carry, function, *args, **kwargs))
 
     def close(self, stop: StopReason, turns: Sequence[Turn], prompts: PromptBuilder, **given: Any) -> Trajectory:
         """Return the record of the episode; ``given`` replaces fields of it (``fault``, ``layout``)."""
@@ -296,6 +296,14 @@ class _Episode:
             action = world.info["action"] or NO_ACTION
             self.dialogue.add(text, action, generation.token_ids, generation.finish)
         return stop
+
+
+def _carry(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` in a thread; no future carries a StopIteration, for which its caller would wait for ever."""
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError("the call raised StopIteration") from error
 
 
 @lru_cache(maxsize=1)

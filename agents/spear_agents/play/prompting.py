@@ -121,6 +121,7 @@ class PromptBuilder:
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
         self.mark_image = mark_image
+        self._measure: Callable[[str], int] | None = None
         self.drops: Sequence[int] = ()
         """By turn, how much of the history an episode that is played again left out."""
         system = template.system()
@@ -156,6 +157,12 @@ class PromptBuilder:
         """Return a copy that leaves as many turns out of the history of each prompt as a record says."""
         other = copy(self)
         other.drops = drops
+        return other
+
+    def with_measure(self, measure: Callable[[str], int] | None) -> PromptBuilder:
+        """Return a copy that counts tokens as ``measure`` does, for episodes of another tokenizer."""
+        other = copy(self)
+        other._measure = measure
         return other
 
     def ask(self, text: str) -> tuple[int, ...]:
@@ -196,7 +203,9 @@ class PromptBuilder:
     @property
     def measure(self) -> Callable[[str], int] | None:
         """Function that counts the tokens of a text; None for bytes, which do not measure what a policy can read."""
-        return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self.chat.encode(text))
+        if self._measure is not None or isinstance(self.tokenizer, ByteTokenizer):
+            return self._measure
+        return lambda text: len(self.chat.encode(text))
 
     def decode(self, response_ids: Sequence[int]) -> str:
         """Return the text of a response without its closing stop token; other special tokens stay visible."""

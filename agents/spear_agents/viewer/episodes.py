@@ -19,12 +19,23 @@ from spear_agents.play.trajectory import TokenKind, Trajectory, Turn
 from spear_agents.viewer.gif import replay_frames
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import require_harmless
+from spear_envs.core.parsing import mend_text
 from spear_envs.data.files import read_regular
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
-def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:
+def open_measure(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Callable[[str], int] | None:
+    """Return what counts the tokens of a text as in a local model's run; None for others, or without its tokenizer."""
+    if settings.get("engine") not in ("hf", "vllm"):
+        return None
+    try:
+        return open_decoder(settings, folder, chosen).count
+    except SpearError:
+        return None
+
+
+def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> GuardedTokenizer:
     """Return the decoder of a model's tokens: of the folder ``chosen``, or else of ``settings["model"]``.
 
     A relative path is also resolved in the evaluation's ``folder`` and those above it. Raises SpearError if the
@@ -40,11 +51,13 @@ def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None 
     raise SpearError(f"{wanted} does not contain tokenizer.json: give --tokenizer DIR")
 
 
-def _read_tokenizer(path: Path) -> Decoder:
+def _read_tokenizer(path: Path) -> GuardedTokenizer:
     try:
         from tokenizers import Tokenizer
 
-        return _Careful(Tokenizer.from_buffer(read_regular(path)))
+        tokenizer = Tokenizer.from_buffer(read_regular(path))
+        tokenizer.no_truncation()
+        return GuardedTokenizer(tokenizer)
     except ImportError as error:
         raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
     except BaseException as error:  # a plain Exception for a broken file, or a panic of its Rust code
@@ -58,11 +71,15 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-class _Careful:
-    """A decoder of a file that a stranger wrote: a panic becomes a ValueError."""
+class GuardedTokenizer:
+    """A tokenizer of a file that a stranger wrote: a panic becomes a ValueError."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
+
+    def count(self, text: str) -> int:
+        """Return the number of a text's tokens, without special tokens added."""
+        return len(self._decoder.encode(mend_text(text), add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""

@@ -25,6 +25,7 @@ from spear_agents.evaluation.collect import collect_episodes
 from spear_agents.evaluation.exports import open_recorded
 from spear_agents.evaluation.panels import OFFICIAL
 from spear_agents.evaluation.records import EPISODES, SETTINGS
+from spear_agents.evaluation.run import run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.gateway import programs as loop
 from spear_agents.gateway.programs import AgentTask, ProgramPlayer
@@ -160,6 +161,10 @@ def test_what_native_tools_played_is_collected_with_a_prompt_that_fits(script: S
     collect_episodes(settings, tmp_path / "x.jsonl", keep_lost=True)
     asked, said = json.loads((tmp_path / "x.jsonl").read_text().splitlines()[0])["messages"]
     assert "<action>" in said["content"] and "<action>" in asked["content"] and "Call move" not in asked["content"]
+    run_evaluation(settings, tmp_path / "run", concurrency=1)
+    with open_recorded(tmp_path / "run") as recorded:
+        told = recorded.report(recorded.episodes[0])
+    assert told is not None and told[0].prompt == [asked] and told[0].response == said["content"]
 
 
 def test_pairs_of_adapters_of_one_model_are_of_other_seeds(tmp_path: Path) -> None:

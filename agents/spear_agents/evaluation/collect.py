@@ -138,7 +138,9 @@ def collect_episodes(
     if not kept:
         raise SpearError(f"none of {len(evaluation.trajectories)} episodes was won: nothing to write to {out}")
     with closing(make_env(settings.env_id, settings.split or "", settings.env_kwargs)) as env:
-        writer = SampleMaker(env, settings, tokenizer, open_measure(settings.to_json(), folder))
+        is_native = settings.server is not None and settings.server.tools
+        measure = open_measure(settings.to_json(), folder)
+        writer = SampleMaker(env, settings, tokenizer, measure, is_native)
         samples = write_lines(out, writer.make_samples(kept))
     return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
 
@@ -152,12 +154,16 @@ class SampleMaker:
         settings: EvalSettings,
         tokenizer: str | None = None,
         measure: Callable[[str], int] | None = None,
+        is_native: bool = False,
     ) -> None:
-        """Make it for the episodes of ``settings``; ``measure`` counted the tokens of a text when they were played."""
+        """Make it for the episodes of ``settings``; ``measure`` counted the tokens of a text when they were played.
+
+        ``is_native``: their prompts asked for calls of tools, which the responses of the record are not.
+        """
         self._env = wrap_reader(settings.method, env)
         self._settings = settings
         core: Any = env.unwrapped
-        template = choose_template(env, settings.template or "")
+        template = choose_template(env, "default" if is_native else settings.template or "")
         words = template if settings.method is Method.PLAIN else make_form(settings.method, template, core.parser)
         self._bytes = ChatByteTokenizer()
         self._messages = self._make_builder(self._bytes, words).with_measure(measure)
@@ -170,7 +176,7 @@ class SampleMaker:
             codec = load_tokenizer(tokenizer)
             self._tokens = self._make_builder(codec, words, require_end_ids(tokenizer, codec))
         self.joined = isinstance(words, RunningTemplate) and settings.layout is Layout.CONVERSATION
-        self._is_native = settings.server is not None and settings.server.tools
+        self._is_native = is_native
         self.unrepeatable = 0
 
     def _make_builder(self, tokenizer: Tokenizer, words: Any, end_ids: Sequence[int] = ()) -> PromptBuilder:
@@ -187,9 +193,7 @@ class SampleMaker:
     def make_samples(self, trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
         """Return the lines of all episodes."""
         for trajectory in trajectories:
-            # The prompts of native tools ask for calls, which the responses of the record are not.
-            has_messages = trajectory.tokens is TokenKind.BYTES and not self._is_native
-            text = trajectory if has_messages else self.rephrase(trajectory)
+            text = trajectory if self.has_messages(trajectory) else self.rephrase(trajectory)
             tokens = trajectory if self.is_sampled else None
             if self._tokens is not None:
                 tokens = self.rephrase(trajectory, self._tokens)
@@ -198,6 +202,10 @@ class SampleMaker:
                 continue
             chains = (tokens or text).chains()
             yield from _join_samples(read_messages(text, chains), tokens, trajectory, self.joined)
+
+    def has_messages(self, trajectory: Trajectory) -> bool:
+        """Return whether the record holds the messages that fit its responses."""
+        return trajectory.tokens is TokenKind.BYTES and not self._is_native
 
     def rephrase(self, trajectory: Trajectory, prompts: PromptBuilder | None = None) -> Trajectory | None:
         """Play an episode again with messages or other tokens; None if the environment answers differently."""

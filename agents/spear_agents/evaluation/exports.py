@@ -62,7 +62,7 @@ class Recorded:
         (``Turn.follows``).
         """
         text: Trajectory | None = trajectory
-        if trajectory.tokens is not TokenKind.BYTES and self._maker is not None:
+        if self._maker is not None and not self._maker.has_messages(trajectory):
             text = self._maker.rephrase(trajectory)
         if text is None:
             self.unrepeatable += 1
@@ -92,8 +92,8 @@ class Recorded:
 def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = False) -> Iterator[Recorded]:
     """Open a folder of ``spear eval --out`` for the duration of the block.
 
-    The records of a server's model or a scripted player hold messages. Those of a local model hold tokens: its episodes
-    are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
+    The records of a server's model or a scripted player hold messages. Those of a local model hold tokens, and those of
+    native tools prompts that ask for calls: such episodes are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
     model's chat template; ``tokenizer`` is its folder if the one in the settings is gone. ``trust``: the environment
     may run, reach and read what the folder names, see :func:`~spear_envs.core.making.require_harmless`.
 
@@ -106,7 +106,8 @@ def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = Fal
     if not episodes:
         raise SpearError(f"{run} does not contain a complete episode: there is nothing to export.")
     found = Recorded(settings, episodes, len(last) - len(episodes))
-    if all(each.tokens is TokenKind.BYTES for each in episodes):
+    is_native = bool(settings.get("native_tools"))
+    if all(each.tokens is TokenKind.BYTES for each in episodes) and not is_native:
         yield found
         return
     if any(each.steps is not None for each in episodes):
@@ -116,8 +117,8 @@ def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = Fal
     try:
         played = EvalSettings(
             settings["env_id"],
-            EngineKind(settings["engine"]),
-            settings["model"],
+            EngineKind.EXPERT if is_native else EngineKind(settings["engine"]),  # the record plays, not a server
+            None if is_native else settings["model"],
             settings["env_kwargs"],
             settings["split"],
             template=settings["template"],
@@ -131,7 +132,8 @@ def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = Fal
     if not trust:
         require_harmless(played.env_id, {**played.env_kwargs, "split": played.split}, str(run))
     with closing(make_env(played.env_id, played.split or "", played.env_kwargs)) as env:
-        found._maker = SampleMaker(env, played, measure=open_measure(settings, run, tokenizer))
+        measure = open_measure(settings, run, tokenizer)
+        found._maker = SampleMaker(env, played, measure=measure, is_native=is_native)
         yield found
 
 

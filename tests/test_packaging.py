@@ -106,6 +106,7 @@ SUFFICES = {
     "spear-envs[data]": "spear_envs.data.cli",
     "spear-envs[env-server]": "spear_envs.adapters.openenv",
     "spear-envs[retriever]": "spear_envs.retrieval.service",
+    "spear-envs[mcp]": "spear_envs.retrieval.mcp_server",
     "spear-agents": "spear_agents.cli",
     "spear-agents[api]": "spear_agents.engines.openai",
     "spear-agents[gateway]": "spear_agents.gateway.server",

@@ -27,6 +27,7 @@ from spear_agents.comparison.tables import (
     watch_episodes,
 )
 from spear_agents.engines.base import Finish
+from spear_agents.evaluation.baselines import Method
 from spear_agents.evaluation.options import (
     MIXED_MODELS,
     TRUST,
@@ -282,10 +283,21 @@ def gateway(
     """
     from spear_agents.evaluation.run import prepare
     from spear_agents.evaluation.settings import open_policy
-    from spear_agents.gateway.server import Gateway, Host
     from spear_agents.gateway.session import Limits
     from spear_envs.core.making import make_env
 
+    try:
+        from spear_agents.gateway.server import Gateway, Host
+    except ModuleNotFoundError as error:
+        raise SpearError(f"the gateway needs {error.name}: pip install 'spear-agents[gateway]'") from error
+
+    for flag, unused in (
+        ("--layout per_turn", options["layout"] == Layout.PER_TURN.value),
+        ("--method reflexion", options["method"] == Method.REFLEXION.value),
+        ("--episodes-per-task", options["episodes_per_task"] is not None),
+    ):
+        if unused:
+            raise SpearError(f"programs play one conversation each, as often as they ask for it: leave {flag} out")
     settings = make_settings(env_id, {**options, "layout": Layout.CONVERSATION})
     places = concurrency or CONCURRENCY
     token = read_token(TOKEN_VARIABLE)

@@ -45,6 +45,8 @@ def evaluate(
     template_kwargs: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     concurrency: int | None = None,
+    mixed_models: bool = False,
+    trust: bool = False,
     progress: bool = True,
     **options: Any,
 ) -> Evaluation:
@@ -62,6 +64,8 @@ def evaluate(
         template_kwargs: variables of the model's chat template.
         out: folder for the episodes and the figures; the same call again plays only what is missing.
         concurrency: episodes at a time; by default 128, with a server as many as ``requests``.
+        mixed_models: go on when the server answers as another model than before.
+        trust: run, reach and read what the file of ``panel`` names: modules, commands, addresses, paths.
         progress: show a progress bar, on a terminal or in a notebook.
         options: other options of ``spear eval``, with underscores: ``temperature=0.7``, ``split="test"``,
             ``method="react"``; not those of its output, such as ``latex``.
@@ -82,12 +86,19 @@ def evaluate(
             raise SpearError("who plays? Give model=, base_url= and model=, or engine='random' or 'expert'.")
         given["engine"] = EngineKind.HF if base_url is None else EngineKind.OPENAI
     chosen = [name for name, value in given.items() if value is not None]  # None is the default, or the panel's value
-    settings = settle(env_id, panel, _read_options(given), chosen, env_kwargs=env_kwargs)
+    settings = settle(env_id, panel, _read_options(given), chosen, env_kwargs=env_kwargs, trust=trust)
     settings = replace(settings, template_kwargs={**settings.template_kwargs, **(template_kwargs or {})})
     if not progress:
-        return run_evaluation(settings, out, concurrency=concurrency)
+        return run_evaluation(settings, out, concurrency=concurrency, mixed_models=mixed_models)
     with watch_episodes(settings.engine.value, Console(stderr=True)) as bar:
-        return run_evaluation(settings, out, concurrency=concurrency, observer=bar.observe, on_response=bar.on_response)
+        return run_evaluation(
+            settings,
+            out,
+            concurrency=concurrency,
+            mixed_models=mixed_models,
+            observer=bar.observe,
+            on_response=bar.on_response,
+        )
 
 
 def settle(

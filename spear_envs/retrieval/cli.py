@@ -205,7 +205,9 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
 @click.option("--name", help="The index of that file.  [default: the file's default]")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
 @take_address(8001)
+@click.pass_context
 def serve_mcp(
+    context: click.Context,
     choice: str,
     corpus: Path | None,
     index: Path | None,
@@ -232,6 +234,10 @@ def serve_mcp(
     served = "://" in choice
     if (served or config) and (corpus or index):
         raise SpearError("--corpus and --index are for --retriever bm25, dense or hybrid: leave them out.")
+    if config and context.get_parameter_source("choice") is ParameterSource.COMMANDLINE:
+        raise SpearError(f"--retriever belongs in {config.name}: leave it out, or --config.")
+    if name is not None and not config:
+        raise SpearError(f"--name {name} is an index of a file: name the file with --config.")
     found: Retriever
     if served:
         from spear_envs.retrieval.client import RetrieverClient

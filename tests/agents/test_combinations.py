@@ -19,10 +19,11 @@ import httpx
 
 from spear_agents import evaluate
 from spear_agents.cli import evaluate as command
+from spear_agents.cli import gateway
 from spear_agents.comparison.significance import compare
 from spear_agents.engines.base import ChatByteTokenizer, Finish, Generation, Sampling, cut_at_stop
 from spear_agents.evaluation.collect import collect_episodes
-from spear_agents.evaluation.exports import open_recorded
+from spear_agents.evaluation.exports import export_data, open_recorded
 from spear_agents.evaluation.panels import OFFICIAL
 from spear_agents.evaluation.records import EPISODES, SETTINGS
 from spear_agents.evaluation.run import run_evaluation
@@ -285,3 +286,46 @@ def test_a_path_is_a_keyword_of_an_environment(tmp_path: Path) -> None:
     settings = EvalSettings("spear/SearchR1-v0", EngineKind.EXPERT, env_kwargs={"corpus": tmp_path / "corpus.jsonl"})
     assert settings.identify("x")["env_kwargs"] == {"corpus": str(tmp_path / "corpus.jsonl")}
     assert json.loads(json.dumps(settings.to_json()))["env_kwargs"] == dict(settings.env_kwargs)
+
+
+RANDOM = ["spear/Sokoban-v1", "--engine", "random", "--env", "modality=text"]
+
+
+def fail(command: Any, *words: object) -> str:
+    result = CliRunner().invoke(command, [str(word) for word in words])
+    assert isinstance(result.exception, SpearError), result.output
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "words", [("--layout", "per_turn"), ("--episodes-per-task", "3"), ("--method", "reflexion")], ids=" ".join
+)
+def test_options_that_a_gateway_cannot_follow_are_refused(words: tuple[str, str]) -> None:
+    assert words[0] in fail(gateway, *RANDOM, *words)
+
+
+def test_a_limit_of_rows_needs_a_conversation() -> None:
+    words = [*RANDOM, "--tasks", "1", "--max-row-tokens", "9000"]
+    assert "--layout conversation" in fail(command, *words)
+    assert CliRunner().invoke(command, [*words, "--layout", "conversation"]).exit_code == 0
+
+
+def test_seeds_beyond_64_bits_are_refused_by_a_data_set(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra 'export'")
+    assert CliRunner().invoke(command, [*RANDOM, "--tasks", "2", "--seed", str(10**15), "--out", f"{tmp_path}/run"])
+    assert "64 bits" in fail(export_data, tmp_path / "run", "--form", "dataset", "--out", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_left_out_tasks_are_counted_by_run(tmp_path: Path) -> None:
+    runs = [f"{tmp_path}/{name}" for name in "abc"]
+    for run, tasks in zip(runs, ("6", "3", "2"), strict=True):
+        assert CliRunner().invoke(command, [*RANDOM, "--tasks", tasks, "--out", run]).exit_code == 0
+    sentences = json.loads(CliRunner().invoke(compare, [*runs, "--json"]).output)["sentences"]
+    (sentence,) = (each for each in sentences if "left out" in each)
+    assert "3 with b, 4 with c" in sentence
+
+
+def test_evaluate_takes_what_the_command_takes() -> None:
+    kept = evaluate("spear/Sokoban-v1", engine="random", tasks=1, mixed_models=True, trust=True, progress=False)
+    assert len(kept.trajectories) == 1

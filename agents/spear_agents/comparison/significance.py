@@ -435,8 +435,12 @@ def explain_many(names: Sequence[str], found: Sequence[Comparison], adjusted: Se
     for verdict, members in groups.items():
         if members:
             sentences.append(f"{', '.join(members)}: {verdict} {names[0]}.")
-    if unshared := sum(each.unshared for each in found):
-        sentences.append(f"{unshared} tasks were left out, because only one of the two runs played them.")
+    left = [f"{each.unshared} with {name}" for name, each in zip(names[1:], found, strict=True) if each.unshared]
+    if left:
+        sentences.append(
+            f"Tasks that only one of the two runs played were left out: {', '.join(left)}. There the difference is not "
+            "that of the two means."
+        )
     return sentences
 
 
@@ -531,7 +535,7 @@ def make_table(comparison: Comparison, judgement: Judgement, names: Sequence[str
 
 
 def _figures(estimate: Estimate, sign: str = "") -> tuple[str, str]:
-    return f"{100 * estimate.mean:{sign}.1f}", _interval(estimate.low, estimate.high, sign)
+    return f"{_to_points(estimate.mean):{sign}.1f}", _interval(estimate.low, estimate.high, sign)
 
 
 def _interval(low: float, high: float, sign: str) -> str:

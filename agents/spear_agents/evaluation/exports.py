@@ -93,9 +93,10 @@ def open_recorded(run: Path, tokenizer: Path | None = None, *, trust: bool = Fal
     """Open a folder of ``spear eval --out`` for the duration of the block.
 
     The records of a server's model or a scripted player hold messages. Those of a local model hold tokens, and those of
-    native tools prompts that ask for calls: such episodes are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
-    model's chat template; ``tokenizer`` is its folder if the one in the settings is gone. ``trust``: the environment
-    may run, reach and read what the folder names, see :func:`~spear_envs.core.making.require_harmless`.
+    native tools prompts that ask for calls: such episodes are played again for their messages. Those of a program,
+    whose messages are lost, are given as the text of the model's chat template; ``tokenizer`` is its folder if the one
+    in the settings is gone. ``trust``: the environment may run, reach and read what the folder names, see
+    :func:`~spear_envs.core.making.require_harmless`.
 
     Raises SpearError if the folder is not an evaluation's, it has no complete episode, or its environment cannot be
     made.
@@ -218,6 +219,8 @@ def write_dataset(recorded: Recorded, folder: Path) -> int:
     rows = [_make_row(episode, said) for episode, said in reports if said is not None]
     if not rows:
         raise SpearError("no episode could be reproduced: there is nothing to write.")
+    if (largest := max(row["seed"] for row in rows)) >= 2**63:
+        raise SpearError(f"the seed {largest} does not fit into the 64 bits of a data set: play with a smaller --seed.")
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
     turn = pa.struct(
         [

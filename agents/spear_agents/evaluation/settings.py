@@ -223,6 +223,8 @@ class EvalSettings:
         layout = self.layout or (Layout.CONVERSATION if self.in_conversation else Layout.PER_TURN)
         if self.in_conversation and layout is Layout.PER_TURN:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
+        if self.max_row_tokens is not None and layout is Layout.PER_TURN:
+            raise SpearError("--max-row-tokens limits a conversation: give --layout conversation, or leave it out")
         model = resolve_model(self.model) if self.engine.has_folder and self.model else self.model
         template = self.template
         if template is None:  # tiny models of words are trained with compact

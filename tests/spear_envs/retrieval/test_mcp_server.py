@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra 'mcp'")
 
 import httpx
+from click.testing import CliRunner
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.cli import retriever
 from spear_envs.retrieval.mcp_server import make_mcp_server
 from spear_envs.retrieval.retriever import FaultKind, Passage, Retriever, RetrieverFault, find_documents
 from spear_envs.search.retrievers import open_retriever
@@ -126,3 +130,19 @@ def test_a_fault_is_an_error_of_the_tool() -> None:
             assert result.is_error and "no answer within 30 s" in result.content[0].text
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--config", "r.yaml", "--retriever", "dense"),
+        ("--config", "r.yaml", "--retriever", "http://127.0.0.1:9"),
+        ("--name", "words"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("indexes: {words: {kind: bm25}}\n")
+    result = CliRunner().invoke(retriever, ["mcp", *words])
+    assert isinstance(result.exception, SpearError) and words[0] in str(result.exception)

@@ -36,6 +36,8 @@ def make_env(
         raise SpearError("split is not a keyword here: it is chosen apart, in spear eval by --split")
     if "max_episode_steps" in keywords:
         require_whole("max_episode_steps", keywords["max_episode_steps"], 1)
+    if not isinstance(keywords.get("render_mode"), str | None):  # of which gymnasium reads the end
+        raise SpearError(f"render_mode={keywords['render_mode']!r} is not valid: give a text")
     chosen: dict[str, Any] = {} if split is None else {"split": split}
     try:
         find_creator(env_id)

@@ -185,6 +185,14 @@ def test_a_last_step_without_metrics_or_curves_gets_them(tmp_path: Path, model_f
     assert len(calls) == 1 and curves.is_file()
 
 
+def test_a_finished_run_can_be_validated(tmp_path: Path, model_folder: Path, training: Any) -> None:
+    training(finish)
+    run(tmp_path, model_folder)
+    calls = training(lambda *_: None)
+    run(tmp_path, model_folder, "validation.only=true")
+    assert len(calls) == 1
+
+
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path, model_folder: Path, training: Any) -> None:
     def stop(out: Path, device: str, observer: Any) -> None:
         write_launch(out, 0, train(1, **{"perf/step_seconds": 1.0}))

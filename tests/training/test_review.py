@@ -212,3 +212,10 @@ def test_a_file_that_is_not_ours_to_read_stays(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         recorder.resume_after(1)
     assert path.read_bytes() == b"\xff\n" and "stay in" in caplog.messages[0]
+
+
+def test_draws_that_are_too_small_are_not_an_empty_buffer() -> None:
+    settings = SpearSettings.from_mapping({"sil": {"min_rows": 128}})
+    history = [{"training/global_step": t, "replay/discarded": 2048.0} for t in range(1, 13)]
+    found = review_history(history, settings)
+    assert "sil.min_rows" in found["small draws"] and "empty buffer" not in found

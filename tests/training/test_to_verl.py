@@ -256,3 +256,25 @@ def test_verl_never_removes_the_only_whole_checkpoint(keep: int) -> None:
     """It removes old ones before the new one is whole; those of ours go after."""
     trainer = make("preset=demo", f"checkpoint.keep={keep}").trainer
     assert trainer.max_actor_ckpt_to_keep == trainer.max_critic_ckpt_to_keep == max(2, keep)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("cluster.gpus_per_node=4", "cluster.shard_size=3"), "shard_size=3"),
+        (("cluster.memory_saving=true",), "memory_saving"),
+        (("loss.policy=kl_cov", "loss.policy_options.share=2"), "share"),
+    ],
+)
+def test_what_would_end_in_a_worker_is_refused_at_once(words: tuple[str, ...], named: str) -> None:
+    with pytest.raises(SpearError, match=named):
+        compose(words).config.check_together()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("cluster=4x8gpu",), ("cluster=8gpu", "cluster.memory_saving=true"), ("cluster=8gpu", "cluster.shard_size=4"),
+     ("cluster=8gpu", "cluster.shard_size=16"), ("loss.policy=kl_cov", "loss.policy_options.share=1")],
+)  # fmt: skip
+def test_what_fits_together_is_taken(words: tuple[str, ...]) -> None:
+    compose(words).config.check_together()

@@ -40,6 +40,7 @@ def test_an_environment_of_a_split(env_id: str) -> None:
         ("spear/Sokoban-v1", "tests", {}, "Did you mean 'test'"),
         ("CartPole-v1", None, {}, "not a SpearEnv"),
         ("spear/Sokoban-v1", None, {"max_episode_steps": 0}, "max_episode_steps"),
+        ("spear/Sokoban-v1", None, {"render_mode": 3}, "render_mode"),
         ("spear/Sokoban-v1", None, {"max_episode_steps": "x"}, "max_episode_steps"),
         ("./mine:spear/Sokoban-v1", None, {}, "./mine"),
     ],

@@ -392,3 +392,26 @@ def test_ratios_before_any_clipping() -> None:
     assert found["staleness/ratio_ess"] == pytest.approx(3.5**2 / (3 * (4 + 0.25 + 1)))
     same = summarize_ratios(np.log(probs), np.log(probs))
     assert set(same.values()) == {1.0}
+
+
+def test_a_schedule_by_entropy_outlasts_a_step_without_a_trained_row() -> None:
+    gamma = {"gamma": "entropy", "gamma_options": {"low": 50.0, "high": 60.0}, "warmup_steps": 0}
+    run = Run(reward={"mu": "none"}, sampling={"enabled": True, "max_rounds": 1}, sil=gamma)
+    steps = [run.take(t, make_group(f"{t}-00000", wins=wins)) for t, wins in ((1, 1), (2, 2), (3, 1))]
+    assert [metrics["spear/gamma"] for metrics in steps] == [1.0, 0.0, 0.0]
+
+
+def test_a_schedule_by_success_outlasts_a_step_of_faults() -> None:
+    run = Run(reward={"mu": "success"}, sil={"gamma": "success"})
+    run.take(1, make_group("1-00000", wins=2))
+    run.take(2, make_group("2-00000", fault="env"))
+    metrics = run.take(3, make_group("3-00000"))
+    assert (metrics["spear/mu"], metrics["spear/gamma"]) == (0.0, 1.0)
+
+
+def test_rows_wait_for_an_actor_that_learns() -> None:
+    settings: dict[str, Any] = {"sil": {"gamma": "constant", "always_add": False}, "replay": {"capacity": 2}}
+    run = Run(reward={"mu": "none"}, advantage={"estimator": "gae"}, critic={"warmup": 2}, **settings)
+    steps = [run.take(t, make_group(f"{t}-00000")) for t in (1, 2, 3)]
+    assert ["replay/drawn" in metrics for metrics in steps] == [False, False, True]
+    assert run.actor.passes[0].rows.replayed.sum() == 2

@@ -269,6 +269,9 @@ class LossSettings(Record, path="loss"):
         clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None, "max_log_ratio": None}
         tensors = ("log_probs", "old_log_probs", "advantages", "mask")
         POLICY_LOSSES.check(self.policy, *tensors, options=self.policy_options, **clip)
+        share = self.policy_options.get("share", 1.0)
+        if self.policy == "kl_cov" and not 0 < share <= 1:
+            raise SettingsError(f"loss.policy=kl_cov: its option share must be above 0 and at most 1, not {share!r}")
 
 
 @dataclass(frozen=True, config=STRICT)

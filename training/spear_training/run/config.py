@@ -505,6 +505,12 @@ class RunConfig(Record):
         ):
             if self.ranks % size:
                 raise SettingsError(f"{key}={size} does not divide the {self.ranks} ranks of the cluster")
+        if 0 < cluster.shard_size < self.ranks and self.ranks % cluster.shard_size:
+            raise SettingsError(
+                f"cluster.shard_size={cluster.shard_size} does not divide the {self.ranks} ranks of the cluster"
+            )
+        if cluster.memory_saving and self.on_cpu:
+            raise SettingsError("cluster.memory_saving=true is for GPUs: on a CPU set it to false")
         for key, tokens in (
             ("train.tokens_per_gpu", self.train.tokens_per_gpu),
             ("train.log_prob_tokens_per_gpu", self.train.log_prob_tokens_per_gpu),

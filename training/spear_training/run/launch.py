@@ -69,6 +69,7 @@ CHANGEABLE = (
     "train.steps",
     "validation.every",
     "validation.at_start",
+    "validation.only",
     "validation.keep_best",
     "validation.record",
     "verl.ray_kwargs",

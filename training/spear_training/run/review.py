@@ -89,6 +89,12 @@ def _review_replay(history: History, settings: SpearSettings) -> Iterator[tuple[
     age = replay.max_age if replay.max_age is not None else WINDOW
     if settings.sil.enabled and not history.get("replay/drawn") and len(history.steps) >= max(10, 2 * age):
         largest = max(history.get("replay/size"), default=0.0)
+        if any(history.get("replay/discarded")):
+            yield (
+                "small draws",
+                f"every draw had fewer than {settings.sil.min_rows} rows and was left out: lower sil.min_rows",
+            )
+            return
         counted = "rows above P50" if settings.sil.trigger is Trigger.ELIGIBLE else f"{replay.unit.value}s"
         yield (
             "empty buffer",

@@ -164,7 +164,8 @@ def _run_training(request: Request, words: Sequence[str], out: Path, console: Co
     made_for = choose_warm_start(earlier) if earlier is not None and earlier.model.is_made else start
     if checkpoint is None and start is not None and start != made_for:  # of a run that had no checkpoint yet
         shutil.rmtree(out / POLICY, ignore_errors=True)
-    if checkpoint is not None and checkpoint >= total and _is_logged(config, out, checkpoint):
+    is_done = checkpoint is not None and checkpoint >= total and _is_logged(config, out, checkpoint)
+    if is_done and not config.validation.only:
         console.print(f"{out} has its {total} steps already")
         if not (out / CURVES).is_file():
             _draw_curves(out, config, console)

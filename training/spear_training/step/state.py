@@ -19,6 +19,8 @@ REMEMBERED_ANCHORS = 2**18
 """Maximum number of remembered state names; the oldest are dropped first."""
 TIMES = ("perf/", "timing_s/")
 """Metrics that differ between runs, hidden from schedules and checkpoints."""
+WATCHED = ("entropy/token-mean", "success/all")
+"""Metrics of our schedules that a step may lack: without a trained row, or without an episode from its start."""
 
 
 class SpearState:
@@ -68,7 +70,8 @@ class SpearState:
 
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Keep the metrics of a step for the schedules of the next one."""
-        self.metrics = {name: float(value) for name, value in metrics.items() if not name.startswith(TIMES)}
+        last = {name: self.metrics[name] for name in WATCHED if name in self.metrics}
+        self.metrics = last | {name: float(value) for name, value in metrics.items() if not name.startswith(TIMES)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a resumed run draws the same."""

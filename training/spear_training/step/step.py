@@ -112,8 +112,9 @@ class SpearStep:
             with watch(DRIVER):  # 9. replay
                 # D_R has the means of this step, D does not have its rows: replayed rows are older than the step, and
                 # their advantages are relative to the level of today.
-                drawn = self._draw(t, gamma, metrics)
-            if self.critic is None or t > settings.critic.warmup:
+                learns = self.critic is None or t > settings.critic.warmup
+                drawn = self._draw(t, gamma, metrics, learns=learns)
+            if learns:
                 with watch("update_actor"):  # 10. on-policy and self-imitation updates
                     self._updater.update(fresh, drawn, gamma, metrics)
             with watch(DRIVER):  # 11. this step's rows, after the replay
@@ -183,13 +184,13 @@ class SpearStep:
             raw = whiten_advantages(torch.from_numpy(raw), torch.from_numpy(fresh.mask)).numpy()
         return fresh.add(token_advantages=raw, values=known.values, returns=returns)
 
-    def _draw(self, t: int, gamma: float, metrics: dict[str, Any]) -> RowTable | None:
+    def _draw(self, t: int, gamma: float, metrics: dict[str, Any], *, learns: bool) -> RowTable | None:
         """Return the rows to imitate, with recalibrated advantages (``eq:recalibrateadv``); None without a replay."""
         replay = self.state.replay
         if not self.settings.sil.enabled:
             return None
         metrics["replay/evicted_age"] = float(replay.evict(t))
-        if not replay.is_ready(self.state.baseline):
+        if not learns or not replay.is_ready(self.state.baseline):  # rows wait for an actor that learns
             return None
         draw = replay.draw(self.state.baseline)
         if len(draw.rows) < self.settings.sil.min_rows:

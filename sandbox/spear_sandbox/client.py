@@ -292,9 +292,11 @@ class HttpSession(Session):
         return _read_cell(await self._send("POST", "/run", body, seconds))
 
     async def write_file(self, name: str, content: bytes) -> None:
+        check_name(name)  # httpx resolves "..", so the request would go to another path
         await self._send("PUT", f"/files/{quote(name)}", content)
 
     async def read_file(self, name: str) -> bytes:
+        check_name(name)
         return await self._send("GET", f"/files/{quote(name)}")
 
     async def list_files(self) -> dict[str, int]:

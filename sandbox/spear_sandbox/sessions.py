@@ -95,6 +95,8 @@ class LocalSession(Session):
         self._skip = 0
         """Bytes of an unwanted answer that are still to come."""
         self._answer: asyncio.Future[_Answer] | None = None
+        self._sending: asyncio.Future[None] | None = None
+        """Sends the last question, also where nobody waits for its answer any more: half of one would garble others."""
         self._ended = asyncio.Event()
         self._reason = KillReason.NONE
         self._life: asyncio.Task[None] | None = None
@@ -294,9 +296,8 @@ class LocalSession(Session):
             self._answer = answer
             asked = {"action": action, "arguments": arguments, "number": self._number}
             size = sum(map(len, arguments.values()))
-            body = await work_aside(size, lambda: json.dumps(asked).encode("ascii"))
-            with contextlib.suppress(OSError):  # it has hung up
-                await loop.sock_sendall(self._line, len(body).to_bytes(4, "big") + body)
+            self._sending = asyncio.ensure_future(self._send(asked, size, self._sending))
+            await asyncio.wait((self._sending,))
             ended = asyncio.ensure_future(self._ended.wait())
             try:
                 await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -309,6 +310,13 @@ class LocalSession(Session):
             return answer.result()
 
         return await asyncio.wait_for(ask(), seconds)
+
+    async def _send(self, asked: dict[str, object], size: int, former: asyncio.Future[None] | None) -> None:
+        body = await work_aside(size, lambda: json.dumps(asked).encode("ascii"))
+        if former is not None:
+            await asyncio.wait((former,))
+        with contextlib.suppress(OSError):  # it has hung up
+            await asyncio.get_running_loop().sock_sendall(self._line, len(body).to_bytes(4, "big") + body)
 
     async def _live(self, backend: Backend, job: Job, started: asyncio.Future[None]) -> None:
         """Hold everything that belongs to the session until its run has ended."""
@@ -360,8 +368,9 @@ class LocalSession(Session):
             self._ended.set()
             self._received = bytearray()
             self._answer = None
-            if self._hung_up is not None:
-                self._hung_up.cancel()
+            for task in (self._sending, self._hung_up):
+                if task is not None:
+                    task.cancel()
             on_end, self.on_end = self.on_end, _do_nothing
             on_end()
 

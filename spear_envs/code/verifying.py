@@ -68,6 +68,9 @@ class Verifier:
                 reply = self._read(process, self.seconds)
             except OSError:
                 reply = b""
+            except BaseException:  # an interrupt: the next question would get this one's answer
+                self._stop()
+                raise
             if reply not in (b"true", b"false"):  # it was too slow, or crashed
                 self._stop()
             return reply == b"true"
@@ -92,7 +95,12 @@ class Verifier:
             stderr=subprocess.DEVNULL,
         )
         self._process, self._buffer = process, b""
-        if self._read(process, START_SECONDS) != b"ready":
+        try:
+            ready = self._read(process, START_SECONDS) == b"ready"
+        except BaseException:
+            self._stop()
+            raise
+        if not ready:
             self._stop()
             raise EnvFault("grader_unavailable", "the process of math-verify does not start")
         return process

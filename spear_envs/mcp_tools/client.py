@@ -18,7 +18,14 @@ from typing import Any
 import anyio
 import mcp
 from anyio.from_thread import start_blocking_portal
-from mcp.types import INVALID_PARAMS
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+)
 
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import canonical_json
@@ -96,7 +103,7 @@ class McpSession:
         try:
             return self._portal.call(self._call, name, arguments)
         except Exception as error:
-            if isinstance(error, mcp.MCPError) and _is_answer(error.code):
+            if isinstance(error, mcp.MCPError) and _is_answer(error, self.server):
                 return CallResult(error.message, is_error=True)
             self.close()
             if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
@@ -124,6 +131,8 @@ class McpSession:
         with anyio.CancelScope(deadline=anyio.current_time() + self._seconds) as scope:
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(await self._connect(stack))
+                # Only texts are read, and a structured result that breaks its schema is no end of the connection.
+                client.session.validate_tool_result = _accept  # type: ignore[method-assign, assignment]
                 page = None
                 while True:
                     listed = await client.list_tools(cursor=page)
@@ -163,12 +172,21 @@ class McpSession:
         return mcp.Client(stdio_client(parameters, errlog=self._said))
 
 
-def _is_answer(code: int) -> bool:
+def _is_answer(error: mcp.MCPError, server: str) -> bool:
     """Return whether a server gave this error itself: it refuses the arguments, or has an error of its own.
 
-    The package uses the other codes of JSON-RPC for connections that broke.
+    The package makes errors for connections that broke: with two codes, and over HTTP with some more. One of these,
+    of internal errors, is also what servers of the TypeScript package answer where a tool throws.
     """
-    return code == INVALID_PARAMS or not -32768 <= code <= -32000
+    if not server.startswith(("http://", "https://")):
+        return error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+    if error.code == INTERNAL_ERROR:
+        return error.message != "Server returned an error response"
+    return error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT, PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND)
+
+
+async def _accept(_name: str, _result: Any) -> None:
+    """Accept any result of a tool."""
 
 
 def _first_cause(error: BaseException) -> BaseException:

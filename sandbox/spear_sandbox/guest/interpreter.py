@@ -17,6 +17,7 @@ import linecache
 import os
 import signal
 import socket
+import stat
 import struct
 import sys
 import traceback
@@ -172,7 +173,10 @@ def write_file(name: str, content: str) -> Reply:
 
 def read_file(name: str) -> Reply:
     """Read a file below the working folder."""
-    with open(name, "rb") as file:
+    # A pipe would wait for its writer.
+    with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
         content = file.read(MAX_READ + 1)
     if len(content) > MAX_READ:
         raise ValueError(f"it has more than {MAX_READ >> 20} MiB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -100,6 +101,8 @@ class _Tools:
         self._limits = limits
         self._sessions: dict[str, Session] = {}
         self._used: dict[str, float] = {}
+        self._calls: Counter[str] = Counter()
+        """Calls under way by session, which is not idle as long as there are any."""
         self._opening = 0
 
     async def run_code(
@@ -121,7 +124,8 @@ class _Tools:
         """Open a Python session that keeps variables and files from cell to cell. Returns its id."""
         with _as_tool_errors():
             if len(self._sessions) + self._opening >= self._most:
-                oldest = min(self._sessions, key=self._used.__getitem__, default=None)
+                idle = [name for name in self._sessions if not self._calls[name]]
+                oldest = min(idle, key=self._used.__getitem__, default=None)
                 if oldest is None or time.monotonic() - self._used[oldest] < IDLE_S:
                     raise ToolError(f"all {self._most} sessions are in use: close one.")
                 await self._forget(oldest).close()
@@ -177,7 +181,7 @@ class _Tools:
         """Find a session, and forget it if it turns out to have ended."""
         if name not in self._sessions:
             raise ToolError("this session has ended or never was: call open_session.")
-        self._used[name] = time.monotonic()
+        self._calls[name] += 1
         try:
             with _as_tool_errors():
                 yield self._sessions[name]
@@ -186,9 +190,14 @@ class _Tools:
             if isinstance(fault, SandboxFault) and fault.kind is FaultKind.SESSION_ENDED and name in self._sessions:
                 self._forget(name)
             raise
+        finally:
+            self._calls[name] -= 1
+            if name in self._used:
+                self._used[name] = time.monotonic()
 
     def _forget(self, name: str) -> Session:
         del self._used[name]
+        self._calls = +self._calls
         return self._sessions.pop(name)
 
 

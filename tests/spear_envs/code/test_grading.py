@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -209,6 +210,23 @@ class TestMathVerify:
         finally:
             verifier.close()
         assert verifier._process is None
+
+    def test_an_interrupted_verdict_is_not_the_next_one_s(self) -> None:
+        verifier = Verifier()
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        former = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            assert verifier.verify("1", "1")
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                verifier.verify("42", "9^{9^{9^{9^{9}}}}")
+            assert verifier.verify("7", "7") and not verifier.verify("8", "9") and verifier.verify("7", "7")
+        finally:
+            signal.signal(signal.SIGALRM, former)
+            verifier.close()
 
     def test_a_process_that_was_killed_is_started_again_and_claims_are_no_values(self) -> None:
         verifier = Verifier()

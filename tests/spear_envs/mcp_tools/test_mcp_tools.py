@@ -331,6 +331,7 @@ starts = Path(sys.argv[1])
 starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
 if starts.read_text() == "xx":
     sys.exit("out of order")
+TYPED = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "pattern": "^[a-z]+$"}}, "required": ["title"]}
 for line in sys.stdin:
     asked = json.loads(line)
@@ -341,10 +342,12 @@ for line in sys.stdin:
         about = {"serverInfo": {"name": "strict", "version": "1"}, "capabilities": {"tools": {}}}
         answer = {"result": {"protocolVersion": asked["params"]["protocolVersion"], **about}}
     elif asked["method"] == "tools/list":
-        answer = {"result": {"tools": [{"name": "find", "description": "Finds.", "inputSchema": SCHEMA}]}}
+        tool = {"name": "find", "description": "Finds.", "inputSchema": SCHEMA, "outputSchema": TYPED}
+        answer = {"result": {"tools": [tool]}}
     elif asked["method"] == "tools/call":
         title = asked["params"]["arguments"]["title"]
-        answer = {"error": {"code": -32602, "message": f"title={title} is refused"}}
+        code = int(title.partition("code ")[2] or -32602)
+        answer = {"error": {"code": code, "message": f"title={title} is refused"}}
         if re.fullmatch("[a-z]+", title):
             answer = {"result": {"content": [{"type": "text", "text": f"found {title}"}], "isError": False}}
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
@@ -363,3 +366,13 @@ def test_arguments_that_only_the_server_refuses_cost_a_turn(make: Make, tmp_path
         env.reset(seed=0)
     env.reset(seed=0)
     assert env.step('find {"title": "emma"}')[0] == "found emma"
+
+
+@pytest.mark.parametrize("code", [-32603, -32600, -32002, -32050])
+def test_an_error_of_a_tool_costs_a_turn_whatever_its_code(make: Make, tmp_path: Path, code: int) -> None:
+    """Servers of the TypeScript package answer -32603 where a tool throws; a text alone is no end either."""
+    (tmp_path / "strict.py").write_text(STRICT)
+    env = make(server=f"{sys.executable} -S {tmp_path / 'strict.py'} {tmp_path / 'starts'}")
+    refused, found = play(env, 0, [f'find {{"title": "code {code}"}}', 'find {"title": "emma"}'])
+    assert "is refused" in refused[0] and refused[4]["fault"] is None and not refused[3]
+    assert found[0] == "found emma"

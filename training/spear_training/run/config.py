@@ -484,11 +484,8 @@ class RunConfig(Record):
         """Return a copy with other values in one of its nodes."""
         return replace(self, **{node: replace(getattr(self, node), **values)})
 
-    def check_together(self) -> None:
-        """Raise SettingsError for values that contradict each other; single ones are checked when they are set."""
-        rollout, cluster = self.rollout, self.cluster
-        if self.loss.aggregation is Aggregation.SUM_NORM:
-            raise SettingsError("loss.aggregation=sum-norm depends on the micro-batch: take seq-mean-token-sum-norm")
+    def _check_device(self) -> None:
+        rollout = self.rollout
         if self.on_cpu and rollout.engine is RolloutEngine.VLLM:
             raise SettingsError("rollout.engine=vllm does not run on a CPU: choose transformers or vllm_cpu")
         if not self.on_cpu and rollout.engine is RolloutEngine.VLLM_CPU:
@@ -497,20 +494,24 @@ class RunConfig(Record):
             raise SettingsError("rollout.dtype=float16 is for a GPU: on a CPU take auto, float32 or bfloat16")
         if rollout.staleness and not self.on_cpu:
             raise SettingsError(f"rollout.staleness={rollout.staleness} has no device of its own on cuda: set it to 0")
+        if self.cluster.memory_saving and self.on_cpu:
+            raise SettingsError("cluster.memory_saving=true is for GPUs: on a CPU set it to false")
+
+    def check_together(self) -> None:
+        """Raise SettingsError for values that contradict each other; single ones are checked when they are set."""
+        rollout, cluster = self.rollout, self.cluster
+        if self.loss.aggregation is Aggregation.SUM_NORM:
+            raise SettingsError("loss.aggregation=sum-norm depends on the micro-batch: take seq-mean-token-sum-norm")
+        self._check_device()
         if rollout.agent is not None and self.env.layout is not Layout.CONVERSATION:
             raise SettingsError("an agent leaves conversations: set env.layout=conversation with rollout.agent")
         for key, size in (
             ("rollout.tensor_parallel", rollout.tensor_parallel),
             ("cluster.sequence_parallel", cluster.sequence_parallel),
+            ("cluster.shard_size", cluster.shard_size if 0 < cluster.shard_size < self.ranks else 1),
         ):
             if self.ranks % size:
                 raise SettingsError(f"{key}={size} does not divide the {self.ranks} ranks of the cluster")
-        if 0 < cluster.shard_size < self.ranks and self.ranks % cluster.shard_size:
-            raise SettingsError(
-                f"cluster.shard_size={cluster.shard_size} does not divide the {self.ranks} ranks of the cluster"
-            )
-        if cluster.memory_saving and self.on_cpu:
-            raise SettingsError("cluster.memory_saving=true is for GPUs: on a CPU set it to false")
         for key, tokens in (
             ("train.tokens_per_gpu", self.train.tokens_per_gpu),
             ("train.log_prob_tokens_per_gpu", self.train.log_prob_tokens_per_gpu),

@@ -131,7 +131,7 @@ class McpSession:
         with anyio.CancelScope(deadline=anyio.current_time() + self._seconds) as scope:
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(await self._connect(stack))
-                # Only texts are read, and a structured result that breaks its schema is no end of the connection.
+                # Only texts are read: a structured result that breaks its schema does not end the connection.
                 client.session.validate_tool_result = _accept  # type: ignore[method-assign, assignment]
                 page = None
                 while True:

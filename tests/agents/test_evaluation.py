@@ -172,7 +172,7 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(SpearError, match="cannot be written"):
         run_evaluation(settings, tmp_path / "file" / "out")
-    (tmp_path / EPISODES).write_text("")
+    (tmp_path / EPISODES).write_text("{}\n")
     with pytest.raises(SpearError, match=r"without settings\.json"):
         run_evaluation(settings, tmp_path)
 

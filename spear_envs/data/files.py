@@ -291,8 +291,8 @@ def read_manifest(folder: Path, kind: str, mend: str, **wanted: Any) -> dict[str
     try:
         content = json.loads(read_regular(path))
         for name, value in wanted.items():
-            if content.get(name) != value:
-                raise SpearError(f"{path} is not of {kind}: {name} is {content.get(name)!r:.100}, not {value!r}: {mend}")
+            if (found := content.get(name)) != value:
+                raise SpearError(f"{path} is not of {kind}: {name} is {found!r:.100}, not {value!r}: {mend}")
         checksum = content.pop("checksum", None)
         if checksum is not None and checksum != _digest_json(content):
             raise SpearError(f"{path} was changed or cut short: {mend}")

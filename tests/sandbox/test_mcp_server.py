@@ -104,7 +104,7 @@ def test_over_http_with_a_token() -> None:
 
     async def go(url: str) -> None:
         async with (
-            httpx.AsyncClient(headers={"Authorization": "Bearer s3cret"}) as http,
+            httpx.AsyncClient(headers={"Authorization": "Bearer s3cret"}, timeout=60) as http,
             Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
         ):
             await check(client)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
-import os
 import stat
 import tarfile
 import zipfile
@@ -18,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError, first_line
-from spear_envs.data.files import CHUNK, check_space, explain_full_disk, format_bytes, put_file
+from spear_envs.data.files import CHUNK, check_space, explain_full_disk, format_bytes, name_draft, put_file
 from spear_envs.data.progress import show_bytes
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def join_files(paths: Sequence[Path], target: Path, *, console: Console | None =
     Raises:
         SpearError: a part is damaged, or the disk is too small.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = name_draft(target)
     total = sum(path.stat().st_size for path in paths)
     check_space(target.parent, total, target.name)
     digest, done = hashlib.sha256(), 0
@@ -183,13 +182,12 @@ def _write_member(member: _Member, root: Path, archive: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.parent.resolve().is_relative_to(root):  # through an existing link in the folder
         raise SpearError(f"{target.parent} leads out of {root}: remove that link, then unpack again.")
-    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    temporary = name_draft(target.with_name(target.name[:100]))
     stream = member.open()
     if stream is None:
         raise SpearError(f"{archive} lists {member.name!r} without its content: delete it and fetch it again.")
     written = 0
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process that had the same number
         with stream, temporary.open("xb") as file:
             while block := stream.read(CHUNK):
                 written += len(block)

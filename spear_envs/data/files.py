@@ -199,8 +199,8 @@ def explain_unwritable(path: Path, error: OSError) -> SpearError:
     return SpearError(f"{path} cannot be written ({why or error}): choose another folder or free the disk")
 
 
-def _name_draft(target: Path) -> Path:
-    """Return a free name; processes of two containers, or of a killed one and the next, often have the same number."""
+def name_draft(target: Path) -> Path:
+    """Return a free name beside ``target``; processes of two containers, or a killed one and the next, share numbers."""
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
@@ -212,7 +212,7 @@ def draft_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
     """
     require_replaceable(path)
     target = Path(os.path.realpath(path))
-    draft = _name_draft(target)
+    draft = name_draft(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield draft
@@ -233,7 +233,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
     Raises SpearError if it cannot be written, or ``path`` is in the way.
     """
-    draft = _name_draft(path)
+    draft = name_draft(path)
     try:
         draft.mkdir(parents=True)
         yield draft

@@ -358,16 +358,22 @@ def test_a_launch_that_stops_before_the_metrics_fetches_the_checkpoint_again(
     assert read_files(second / "metrics") == read_files(first / "metrics")
 
 
+def store_one_of_two(out: Path, folder: Path) -> CheckpointStore:
+    """A store with the first of a run's two checkpoints."""
+    store = CheckpointStore(f"file://{folder}")
+    go_on(out, "0000.jsonl", range(1, 11), 10, 0.4)
+    publish(store, out, 10, keep=2)
+    go_on(out, "0000.jsonl", range(1, 21), 20, 0.4)
+    return store
+
+
 class Killed(BaseException):
     """The end of a process."""
 
 
 def test_a_checkpoint_in_the_store_has_the_metrics_of_its_steps(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    store = CheckpointStore(f"file://{tmp_path}/store")
-    go_on(first, "0000.jsonl", range(1, 11), 10, 0.4)
-    publish(store, first, 10, keep=2)
-    go_on(first, "0000.jsonl", range(1, 21), 20, 0.4)
+    store = store_one_of_two(first, tmp_path / "store")
     pipe = store._fs.pipe_file
 
     def die_after(path: str, content: bytes) -> None:
@@ -383,10 +389,7 @@ def test_a_checkpoint_in_the_store_has_the_metrics_of_its_steps(tmp_path: Path) 
 
 def test_a_disk_that_was_full_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    store = CheckpointStore(f"file://{tmp_path}/store")
-    go_on(first, "0000.jsonl", range(1, 11), 10, 0.4)
-    publish(store, first, 10, keep=2)
-    go_on(first, "0000.jsonl", range(1, 21), 20, 0.4)
+    store = store_one_of_two(first, tmp_path / "store")
     pipe = store._fs.pipe_file
 
     def fill_up(path: str, content: bytes) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,40 +56,43 @@ def _read_tokenizer(path: Path) -> GuardedTokenizer:
     try:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_buffer(read_regular(path))
+        with _no_panic():
+            tokenizer = Tokenizer.from_buffer(read_regular(path))
         tokenizer.no_truncation()
         return GuardedTokenizer(tokenizer)
     except ImportError as error:
         raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
-    except BaseException as error:  # a plain Exception for a broken file, or a panic of its Rust code
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
+    except Exception as error:  # what tokenizers raises for a broken file is a plain Exception
         raise SpearError(f"{path} is not a tokenizer: {error}") from error
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Return whether Rust code has panicked, which is not an Exception."""
-    return type(error).__name__ == "PanicException"
 
 
 class GuardedTokenizer:
     """A tokenizer of a file that a stranger wrote: a panic becomes a ValueError."""
 
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     def count(self, text: str) -> int:
         """Return the number of a text's tokens, without special tokens added."""
-        return len(self._decoder.encode(mend_text(text), add_special_tokens=False).ids)
+        with _no_panic():
+            return len(self._tokenizer.encode(mend_text(text), add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
-        try:
-            return self._decoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-            raise ValueError(f"the tokenizer failed: {error}") from error
+        with _no_panic():
+            text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """Raise ValueError for a panic of Rust code, which is not an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer failed: {error}") from error
 
 
 def split_text(decoder: Decoder, token_ids: Sequence[int]) -> list[tuple[str, int]]:

@@ -200,7 +200,7 @@ def explain_unwritable(path: Path, error: OSError) -> SpearError:
 
 
 def name_draft(target: Path) -> Path:
-    """Return a free name beside ``target``; processes of two containers, or a killed one and the next, share numbers."""
+    """Make a free name beside ``target``; processes of two containers, or a killed one and the next, share numbers."""
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
